@@ -1,0 +1,60 @@
+"""Training runs that detect their own trouble, find the cause, recover, and tell the truth about it.
+
+Importing this package imports no framework: names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .api import HealingActions
+    from .config import HealingConfig
+    from .core.errors import (
+        ActionFailed,
+        CapabilityMissing,
+        CatalogueError,
+        ConfigError,
+        InputError,
+        LedgerError,
+        RunDirectoryLocked,
+        SelfHealingError,
+        UnrecoverableError,
+    )
+    from .core.failure import Effect, FailureType, Mode, Severity
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ActionFailed",
+    "CapabilityMissing",
+    "CatalogueError",
+    "ConfigError",
+    "Effect",
+    "FailureType",
+    "HealingActions",
+    "HealingConfig",
+    "InputError",
+    "LedgerError",
+    "Mode",
+    "RunDirectoryLocked",
+    "SelfHealingError",
+    "Severity",
+    "UnrecoverableError",
+    "__version__",
+]
+
+_HOMES = {"HealingActions": "api", "HealingConfig": "config"} | dict.fromkeys(
+    ("Effect", "FailureType", "Mode", "Severity"), "core.failure"
+)
+
+
+def __getattr__(name: str) -> object:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES.get(name, 'core.errors')}", __name__), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

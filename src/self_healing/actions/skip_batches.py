@@ -1,0 +1,42 @@
+"""The action `skip-batches`: do not feed the run what made it ill."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from ..core.action import Action, Done
+from ..core.capability import CanSkipBatches
+from ..core.failure import Effect
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkipBatches(Action):
+    """Move the data position past the batches that did harm.
+
+    ## What it changes
+    The batches between the restored state and the incident, and `margin` more, are not seen in this epoch. It
+    usually stands beside a rollback; the large published runs recovered from spikes this way.
+
+    ## Limits
+    Spikes come from a batch and a state together, so the same data may be harmless elsewhere: skipping is not
+    proof that the data is bad. Streams that cannot seek have to read and drop.
+    """
+
+    margin: int = 1
+    """Batches left out beyond the one at which the incident was seen."""
+
+    effect = Effect.RECIPE
+    needs = CanSkipBatches
+    cost_s = 1.0
+    cost_steps = 4.0
+    seed_name = "skip_batch"
+
+    def __post_init__(self) -> None:
+        """Refuse a margin that would bring the bad batch back."""
+        if self.margin < 0:
+            raise ValueError(f"[actions.{self.name()}] margin = {self.margin}: must be a number of batches, 0 or more")
+
+    def apply(self, run: object) -> Done:
+        """Ask the run to move on in its data."""
+        return Done(text=cast("CanSkipBatches", run).skip_batches(margin=self.margin))

@@ -1,0 +1,47 @@
+"""The action `tighten-clipping`: no single gradient may push that far again."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import cast
+
+from ..core.action import Action, Done
+from ..core.capability import CanTightenClipping
+from ..core.failure import Effect
+
+
+@dataclass(frozen=True, kw_only=True)
+class TightenClipping(Action):
+    """Lower the limit on the gradient norm, or set one where there was none.
+
+    ## What it changes
+    Gradients longer than the limit are shortened to it, so outliers lose their force and ordinary steps stay as
+    they are, provided the limit is above the usual norm.
+
+    ## Limits
+    A limit below the usual norm turns into a lower learning rate for every step. Clipping cannot repair a
+    gradient that is not finite: NaN times any factor is NaN.
+    """
+
+    factor: float = 0.5
+    """What an existing limit is multiplied by."""
+    initial: float = 1.0
+    """The limit set where clipping was off."""
+
+    effect = Effect.RECIPE
+    needs = CanTightenClipping
+    cost_steps = 5.0
+    seed_name = "reclip"
+
+    def __post_init__(self) -> None:
+        """Refuse limits that are no tighter than before."""
+        if not 0 < self.factor < 1:
+            raise ValueError(f"[actions.{self.name()}] factor = {self.factor}: must be above 0 and below 1")
+        if not 0 < self.initial < math.inf:
+            raise ValueError(f"[actions.{self.name()}] initial = {self.initial}: must be a gradient norm above 0")
+
+    def apply(self, run: object) -> Done:
+        """Ask the run for a tighter limit, and say what it is now."""
+        limit = cast("CanTightenClipping", run).tighten_clipping(factor=self.factor, initial=self.initial)
+        return Done(text=f"gradient norm is now limited to {limit:.3g}")

@@ -1,0 +1,105 @@
+"""The front door for Python: build a healer from a configuration, or call single actions by hand."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from .core.action import Action
+from .core.capability import capabilities_of
+from .core.cause import Cause
+from .core.discover import discover_classes, discover_patterns
+from .core.errors import ActionFailed, CapabilityMissing
+from .core.execute import execute
+from .core.failure import FailureType, Severity
+from .core.healer import Healer
+from .core.ledger import Book, Entry
+from .core.plan import Outcome, Plan
+
+if TYPE_CHECKING:
+    from .config import HealingConfig
+
+
+def build_healer(
+    config: HealingConfig, ledger: Book, capabilities: Iterable[str], past: Iterable[Entry] = ()
+) -> Healer:
+    """Put a healer together from the user's configuration and the whole catalogue."""
+    causes = discover_classes("self_healing.causes", Cause)  # type: ignore[type-abstract]
+    return Healer(
+        settings=config.settings(),
+        rules=config.build_rules(),
+        causes=[cls() for cls in causes.values()],
+        patterns=discover_patterns("self_healing.patterns"),
+        ledger=ledger,
+        capabilities=capabilities,
+        past=past,
+        hook=config.hook(),
+    )
+
+
+class HealingActions:
+    """Call remedies by hand on a run that an adapter offers: `HealingActions(run).halve_lr()`.
+
+    Each call goes through the same executor as the healer's own plans and, where a ledger is given, into it.
+    It raises `CapabilityMissing` where the run cannot do it and `ActionFailed` where it was tried in vain.
+    """
+
+    def __init__(
+        self, run: object, ledger: Book | None = None, *, step: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.run = run
+        self.ledger = ledger
+        self.step = step
+        self._clock = clock
+
+    def rollback(self, *, steps: int | None = None) -> str:
+        """Return to the newest known good state, at least `steps` back."""
+        from .actions.roll_back import RollBack
+
+        return self._do(RollBack(min_steps=steps))
+
+    def halve_lr(self, *, factor: float = 0.5, floor: float | None = None) -> str:
+        """Multiply the learning rate by `factor`."""
+        from .actions.scale_learning_rate import ScaleLearningRate
+
+        return self._do(ScaleLearningRate(factor=factor, floor=floor))
+
+    def halve_batch_size(self, *, floor: int = 1) -> str:
+        """Halve the per-device batch; accumulation keeps the effective batch."""
+        from .actions.halve_batch_size import HalveBatchSize
+
+        return self._do(HalveBatchSize(floor=floor))
+
+    def reclip(self) -> str:
+        """Lower the gradient-norm limit, or set one where there was none."""
+        from .actions.tighten_clipping import TightenClipping
+
+        return self._do(TightenClipping())
+
+    def clear_cache(self) -> str:
+        """Release cached device memory."""
+        from .actions.clear_cache import ClearCache
+
+        return self._do(ClearCache())
+
+    def _do(self, action: Action) -> str:
+        needed = action.capability()
+        if needed is not None and needed not in capabilities_of(self.run):
+            raise CapabilityMissing(f"{action.name()}: this run ({type(self.run).__name__}) has no {needed}")
+        plan = Plan(
+            step=self.step, incident="by-hand", failure=FailureType.OTHER, severity=Severity.INFO,
+            actions=(action,), because="called by hand", rung=action.name(),
+        )  # fmt: skip
+        outcome = execute(plan, self.run, self._clock)
+        self._record(outcome)
+        result = outcome.results[0]
+        if result.status != "done":
+            raise ActionFailed(f"{action.name()}: {result.text}")
+        return result.text
+
+    def _record(self, outcome: Outcome) -> None:
+        if self.ledger is None:
+            return
+        body = {**outcome.to_json(), "actions": outcome.plan.to_json()["actions"]}
+        self.ledger.append("outcome", "by-hand", step=self.step, time_s=time.time(), body=body)

@@ -1,0 +1,1 @@
+"""The catalogue of causes: one hypothesis from numbers per file, found by folder."""

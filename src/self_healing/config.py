@@ -1,0 +1,162 @@
+"""The user's configuration: every key with its default and its range, and what it comes to."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, PlainValidator
+
+from .config_effects import without_effect
+from .config_layers import LayeredConfig, Provenance
+from .config_sources import CODE, Given, problem, show
+from .config_values import as_hook, as_word, import_hook
+from .core.errors import ConfigError
+from .core.failure import Effect, Mode
+from .core.settings import Settings
+
+__all__ = ["ConfigError", "ConfigWarning", "HealingConfig", "Provenance"]
+
+logger = logging.getLogger("self_healing.config")
+
+SWITCH = "SELF_HEALING"
+"""The environment variable that overrides the mode, whatever the configuration says."""
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "aggressive": {
+        "nan_patience": 1,
+        "loss_spike_factor": 3.0,
+        "zclip_z_threshold": 2.0,
+        "max_recovery_attempts": 10,
+    },
+    "conservative": {
+        "nan_patience": 10,
+        "loss_spike_factor": 10.0,
+        "zclip_z_threshold": 4.0,
+        "max_recovery_attempts": 2,
+    },
+}
+"""What each preset sets; everything else stays at its default."""
+
+
+Word = BeforeValidator(as_word)
+Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
+CountOrZero = Annotated[int, Field(ge=0, le=1_000_000_000)]
+Positive = Annotated[float, Field(gt=0, le=1e12)]
+Hook = Annotated[Callable[..., object] | str | None, PlainValidator(as_hook)]
+
+
+class ConfigWarning(UserWarning):
+    """A key that is valid but has no effect here."""
+
+
+class HealingConfig(LayeredConfig):
+    """What to watch, how much to do about it, and how often: `HealingConfig(max_recovery_attempts=5)`.
+
+    A key is one field below, its docstring is its help text; a key the core reads is also a field of `Settings`.
+    Options of rules live with the rules: `rules={"loss-spike": {"sigmas": 8}}`.
+    """
+
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = PRESETS
+    implies: ClassVar[Mapping[str, tuple[str, Any]]] = {"zclip_z_threshold": ("zclip_mode", "always")}
+
+    preset: Literal["aggressive", "conservative"] | None = None
+    """The preset whose values lie under everything set here."""
+    mode: Annotated[Literal["off", "observe", "advise", "heal"], Word] = "heal"
+    """Record only (observe), show plans (advise) or carry them out (heal)."""
+    max_effect: Annotated[Literal["nothing", "time", "recipe"], Word] = "recipe"
+    """The largest effect on the result an action may have."""
+    max_recovery_attempts: CountOrZero = 5
+    """Recoveries per class of failure and 1,000 steps; four times as many per run."""
+    nan_patience: Count = 3
+    """Non-finite steps in a row that start the ladder."""
+    max_consecutive_skips: Count = 10
+    """Skipped steps in a row that stop the run."""
+    nan_action: Literal["skip", "warn", "rollback", "raise"] = "skip"
+    """What a non-finite step does: be skipped, pass with a warning, roll back at once, or stop the run."""
+    loss_spike_factor: Annotated[float, Field(gt=1, le=1e12)] = 5.0
+    """Times the recent mean that count as a loss spike; acts only when set."""
+    divergence_patience: Count = 50
+    """Rising steps in a row that count as divergence; acts only when set."""
+    grad_norm_threshold: Positive = 100.0
+    """The gradient norm that counts as an explosion; acts only when set."""
+    overfit_gap: Positive = 2.0
+    """Evaluation loss minus training loss that counts as overfitting; acts only when set."""
+    zclip_enabled: bool = True
+    """Clip gradients adaptively, by their own recent statistics."""
+    zclip_z_threshold: Positive = 2.5
+    """Standard deviations above the recent gradient norm at which ZClip clips."""
+    zclip_mode: Literal["outliers", "always"] = "outliers"
+    """Clip only clear outliers, or at the threshold always; `always` follows from setting the threshold."""
+    adagc_enabled: bool = False
+    """Clip each tensor by its own history as well (AdaGC)."""
+    lr_factor: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """What the learning rate is multiplied by when it is cut."""
+    lr_ramp_steps: Count = 200
+    """Steps over which a cut learning rate returns to the schedule."""
+    min_learning_rate: Annotated[float, Field(ge=0, le=1e12)] | None = None
+    """The rate below which no cut goes; 1/16 of the schedule's rate where not set."""
+    min_batch_size: Count = 1
+    """The per-device batch size below which no halving goes."""
+    rollback_steps: Count | None = None
+    """Steps a rollback goes back at least; the newest known good state where not set."""
+    backoff_base_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
+    """Seconds before the first retry of a failed operation; each further one waits longer."""
+    on_instability: Hook = None
+    """A function asked before a plan is carried out, or its name as `module:function`."""
+
+    @classmethod
+    def aggressive(cls, **overrides: Any) -> Self:
+        """Return the preset for unstable training, with low tolerance."""
+        return cls(preset="aggressive", **overrides)
+
+    @classmethod
+    def conservative(cls, **overrides: Any) -> Self:
+        """Return the preset that only steps in on clear failures."""
+        return cls(preset="conservative", **overrides)
+
+    def settings(self, environ: Mapping[str, str] | None = None) -> Settings:
+        """Return what the core needs to know; with an environment, its mode switch is applied."""
+        values = {item.name: getattr(self, item.name) for item in fields(Settings)}
+        values["mode"] = Mode(self.mode) if environ is None else self.effective_mode(environ)
+        values["max_effect"] = Effect[self.max_effect.upper()]
+        return Settings(**values)
+
+    def effective_mode(self, environ: Mapping[str, str] | None = None) -> Mode:
+        """Return the mode, which `SELF_HEALING=off|observe|advise|heal` in the environment overrides."""
+        word = (os.environ if environ is None else environ).get(SWITCH, "").strip().lower()
+        if not word:
+            return Mode(self.mode)
+        if word not in set(Mode):
+            allowed = ", ".join(Mode)
+            raise ConfigError(f"{SWITCH} = {show(word)} in the environment: must be one of {allowed}")
+        return Mode(word)
+
+    def hook(self) -> Callable[..., object] | None:
+        """Return the function of `on_instability`, imported now where it was given by name."""
+        if not isinstance(self.on_instability, str):
+            return self.on_instability
+        try:
+            return import_hook(self.on_instability)
+        except ValueError as error:
+            given = self._given.get(("on_instability",), Given(self.on_instability, CODE))
+            raise ConfigError(problem(("on_instability",), given, str(error))) from error
+
+    def ineffective(self, capabilities: frozenset[str] | None = None) -> list[str]:
+        """Return a sentence for every key that was set and has no effect, here or on a run with these abilities."""
+        return without_effect(self, frozenset(self._given), self._running(), capabilities)
+
+    def warn_ineffective(self, capabilities: frozenset[str] | None = None) -> None:
+        """Warn of every key that has no effect, once per process and key."""
+        for sentence in self.ineffective(capabilities):
+            if sentence not in _warned:
+                _warned.add(sentence)
+                logger.warning("%s", sentence)
+                warnings.warn(sentence, ConfigWarning, stacklevel=2)
+
+
+_warned: set[str] = set()

@@ -1,0 +1,99 @@
+"""Values as files want them: plain JSON and TOML types, and functions by the name they can be imported under."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from enum import Enum
+from typing import Any
+
+from .config_sources import show
+from .core.errors import ConfigError
+
+
+def as_word(value: object) -> object:
+    """Return an enum member as the word it stands for, so that both may be given."""
+    return str(value) if isinstance(value, Enum) else value
+
+
+def as_tuple(value: Any) -> Any:
+    """Return a list, or a single name, as a tuple."""
+    if isinstance(value, str):
+        return (value,)
+    return tuple(value) if isinstance(value, list | set | frozenset) else value
+
+
+def as_hook(value: object) -> object:
+    """Return a function, or the name of one, after a look at its form; nothing is imported."""
+    module, colon, name = value.partition(":") if isinstance(value, str) else ("", "", "")
+    named = bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
+    if value is None or named or callable(value):
+        return value
+    raise ValueError("must be a function or the text 'module:function'")
+
+
+def import_hook(reference: str) -> Callable[..., object]:
+    """Return the function a `module:function` text names; a ValueError says why that cannot be."""
+    module, _, name = reference.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in name.split("."):
+            found = getattr(found, part)
+    except (ImportError, SyntaxError) as error:
+        raise ValueError(f"the module cannot be imported: {error}") from error
+    except AttributeError as error:
+        raise ValueError(f"not found: {error}") from error
+    if not callable(found):
+        raise ValueError("must name a function")  # noqa: TRY004  # one kind of error for all of it
+    return found  # type: ignore[no-any-return]  # whatever the user's module holds
+
+
+def importable(function: Callable[..., object]) -> str | None:
+    """Return `module:qualname` where importing that gives the same object, in another process too."""
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<none>")
+    if module in (None, "__main__") or "<" in name:
+        return None
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found is function else None
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON types, for files and people."""
+    if isinstance(value, Enum):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(plain(item) for item in value)
+    return (importable(value) or show(value)) if callable(value) else value
+
+
+def unlinked(value: Any) -> Any:
+    """Return a set value for a dictionary: lists copied, and functions by name where that finds them again."""
+    if isinstance(value, Mapping | list | tuple | set | frozenset):
+        return plain(value)
+    return (importable(value) or value) if callable(value) else value
+
+
+def toml_text(values: Mapping[str, Any]) -> str:
+    """Return what was set as TOML; what TOML cannot say is an error."""
+    import tomlkit  # noqa: PLC0415  # needed for writing only
+
+    top = {key: value for key, value in values.items() if value is not None and key != "rules"}
+    for key, value in top.items():
+        if callable(value):
+            raise ConfigError(
+                f"{key} = {show(value)}: cannot be written to TOML; "
+                "give a function of a module that can be imported, or its name 'module:function'"
+            )
+    tables = values.get("rules", {})
+    for rule, options in tables.items():
+        for option, value in options.items():
+            if value is None:
+                raise ConfigError(f"[rules.{rule}] {option} = None: cannot be written to TOML, which has no such value")
+    return tomlkit.dumps(plain(top | ({"rules": tables} if tables else {})))

@@ -1,0 +1,1 @@
+"""The pure core: signals in, a plan out. Standard library only, no clock, no framework, no network."""

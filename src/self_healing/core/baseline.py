@@ -1,0 +1,401 @@
+"""What is normal for a metric: its level, its scale and its memory, learned from admitted observations.
+
+Every later test divides by these three numbers, so they are estimated in ways that the usual
+complications of a training curve cannot upset:
+
+* *level*: median of the last `window` admitted values. It lags behind a falling curve, which only
+  makes one-sided upward tests more careful. Nothing is extrapolated: a curve that flattens must not
+  look like one that rises.
+* *gap*: the newest `gap` admitted values wait before they count, so the first observations of a
+  change cannot hide it by moving the level or widening the scale.
+* *scale*: upper half-width (90 % quantile minus median) of the residuals. The upper side alone,
+  because skewed noise is wider there; minus the median, because the lag of the level shifts all
+  residuals alike. Never below what second differences say, which no straight trend can move.
+* *inflation*: how much farther the series wanders in `LAG` observations than in one, which is the
+  factor by which sums of autocorrelated noise outgrow sums of independent noise.
+* *drift*: how far the level of this run has climbed within its own window, now and then, without harm.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
+
+LARGEST = 1e100
+"""Values are clamped to this size so that no square or difference overflows."""
+
+LAG = 8
+"""Distance at which the observations of usual training noise are as good as independent."""
+
+NORMAL_Q90 = 1.2815515655446004
+MEAN_ABS_TO_SIGMA = 1.2533141373155001
+SECOND_DIFFERENCE = math.sqrt(6.0)
+"""Standard deviation of x[t] - 2 x[t-k] + x[t-2k] for independent x of unit variance."""
+
+
+TINY = 1e-12
+"""Smallest scale: keeps a constant series from dividing by zero."""
+
+ASSUMED_INFLATION = 2.5
+"""What a series is taken for until it has shown its memory: an autoregression of about 0.7."""
+
+UNDECIDED = 192
+"""Observations over which that assumption fades."""
+
+DEAD_ZONE = 0.15
+"""Autocorrelation that independent noise shows by chance and that therefore counts as none."""
+
+LARGEST_RHO = 0.9
+
+CLIMBS, CLIMBS_WAITING = 64, 16
+"""Changes of level that are remembered, and that wait first; one is taken every `LAG` observations."""
+
+
+class Tracker:
+    """Recursive state behind one declared statistic of one metric."""
+
+    saved: ClassVar[tuple[str, ...]] = ()
+    """Attributes that make up the state; numbers, booleans, None or deques of numbers."""
+
+    def see(self, x: float) -> None:
+        """Read the finite observation `x` against what is known so far and update the evidence."""
+
+    def admit(self, x: float) -> None:
+        """Let `x` into what is considered normal."""
+
+    def rebase(self, values: list[float]) -> None:
+        """Let the samples withheld during an incident in, oldest first."""
+        for x in values:
+            self.admit(x)
+
+    def forget_evidence(self) -> None:
+        """Drop whatever speaks for a change, keep what is known as normal."""
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the whole state as plain JSON values."""
+        state: dict[str, object] = {}
+        for name in self.saved:
+            value = getattr(self, name)
+            state[name] = list(value) if isinstance(value, deque) else value
+        return state
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Take over a state written by `state_dict`; later readings are bit-identical."""
+        missing = [name for name in self.saved if name not in state]
+        if missing:
+            msg = f"state of {type(self).__name__} lacks {', '.join(missing)}"
+            raise ValueError(msg)
+        for name in self.saved:
+            value = state[name]
+            current = getattr(self, name)
+            if isinstance(current, deque):
+                if not isinstance(value, list):
+                    msg = f"state {name!r} of {type(self).__name__} must be a list"
+                    raise ValueError(msg)
+                value = deque(value, maxlen=current.maxlen)
+            setattr(self, name, value)
+        self.restored()
+
+    def restored(self) -> None:
+        """Rebuild what is derived from the saved state."""
+
+
+TrackerT = TypeVar("TrackerT", bound=Tracker)
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """Declaration of a statistic that a rule needs; equal declarations share one tracker."""
+
+    metric: str
+
+    @property
+    def needs(self) -> tuple[Statistic, ...]:
+        """Statistics this one reads, which therefore run before it."""
+        return ()
+
+    def build(self, trackers: Trackers) -> Tracker:
+        """Make the tracker; `trackers` holds those of `needs`."""
+        raise NotImplementedError
+
+
+class Tracked(Statistic, Generic[TrackerT]):
+    """A declaration that says which class of tracker it makes, so that readers know its attributes."""
+
+
+class Trackers:
+    """One tracker per distinct declaration."""
+
+    def __init__(self) -> None:
+        self.by_declaration: dict[Statistic, Tracker] = {}
+
+    def __getitem__(self, declaration: Tracked[TrackerT]) -> TrackerT:
+        """Return the tracker of a declaration, with the type the declaration promises."""
+        return self.by_declaration[declaration]  # type: ignore[return-value]  # `build` made it
+
+    def add(self, declaration: Statistic) -> None:
+        """Build the declared tracker and those it reads, unless they are there already."""
+        if declaration in self.by_declaration:
+            return
+        for needed in declaration.needs:
+            self.add(needed)
+        self.by_declaration[declaration] = declaration.build(self)
+
+
+@dataclass(frozen=True)
+class Baseline(Tracked["BaselineTracker"]):
+    """Level, scale and memory of a metric; `log=True` for positive metrics that vary by factors."""
+
+    window: int = 32
+    gap: int = 8
+    memory: int = 256
+    log: bool = False
+
+    def build(self, trackers: Trackers) -> BaselineTracker:
+        """Make the tracker."""
+        return BaselineTracker(self)
+
+
+class Sorted:
+    """The last few values in order of arrival and in order of size."""
+
+    __slots__ = ("arrived", "ordered")
+
+    def __init__(self) -> None:
+        self.arrived: deque[float] = deque()
+        self.ordered: list[float] = []
+
+    def push(self, x: float, longest: int) -> None:
+        """Add `x` and drop the oldest values beyond `longest`."""
+        arrived, ordered = self.arrived, self.ordered
+        arrived.append(x)
+        insort(ordered, x)
+        while len(arrived) > longest:
+            del ordered[bisect_left(ordered, arrived.popleft())]
+
+    def quantile(self, q: float) -> float:
+        """Return the interpolated quantile; the list must not be empty."""
+        ordered = self.ordered
+        position = q * (len(ordered) - 1)
+        low = int(position)
+        value = ordered[low]
+        if low + 1 < len(ordered):
+            value += (position - low) * (ordered[low + 1] - value)
+        return value
+
+    def refill(self, values: deque[float]) -> None:
+        """Start over from `values`."""
+        self.arrived = values
+        self.ordered = sorted(values)
+
+
+class BaselineTracker(Tracker):
+    """Level, scale and inflation of one metric, and the reading of the newest observation."""
+
+    saved = (
+        "count", "skipped", "waiting", "values", "residuals", "path", "wander_near", "wander_far", "wandered",
+        "absorbed", "levels", "climbs_waiting", "climbs", "drift",
+        "top", "value", "level", "scale", "inflation", "z", "excess",
+    )  # fmt: skip
+
+    def __init__(self, spec: Baseline) -> None:
+        self.spec = spec
+        self.count = 0
+        """Observations admitted."""
+        self.skipped = False
+        """Whether the newest observation has no logarithm and says nothing."""
+        self.level = 0.0
+        self.scale = 0.0
+        self.inflation = 1.0
+        self.top = 0.0
+        """Largest |level| there ever was: the size against which a change is judged worth a word."""
+        self.value = 0.0
+        self.z = 0.0
+        """Newest observation's distance above the level, in scales."""
+        self.excess = 0.0
+        """The same distance in the metric's unit (its logarithm if `log`)."""
+        self.waiting: deque[float] = deque()
+        self.path: deque[float] = deque(maxlen=2 * LAG + 1)
+        self.wander_near = 0.0
+        self.wander_far = 0.0
+        self.wandered = 0
+        self.absorbed = 0
+        self.drift = 0.0
+        """Climb of the level within its window that is usual for this run, beyond what noise explains."""
+        self.levels: deque[float] = deque(maxlen=spec.window // LAG + 1)
+        self.climbs_waiting: deque[float] = deque()
+        self._values = Sorted()
+        self._residuals = Sorted()
+        self._climbs = Sorted()
+
+    @property
+    def values(self) -> deque[float]:
+        """Values the level is the median of."""
+        return self._values.arrived
+
+    @values.setter
+    def values(self, values: deque[float]) -> None:
+        self._values.refill(values)
+
+    @property
+    def residuals(self) -> deque[float]:
+        """Distances of past observations from the level of their time."""
+        return self._residuals.arrived
+
+    @residuals.setter
+    def residuals(self, values: deque[float]) -> None:
+        self._residuals.refill(values)
+
+    @property
+    def climbs(self) -> deque[float]:
+        """Past changes of the level over its own window, one in `LAG` of them."""
+        return self._climbs.arrived
+
+    @climbs.setter
+    def climbs(self, values: deque[float]) -> None:
+        self._climbs.refill(values)
+
+    @property
+    def ready(self) -> bool:
+        """Whether enough has been admitted to judge a new observation."""
+        return self.scale > 0.0
+
+    @property
+    def doubt(self) -> float:
+        """How little is known of the series' memory: 1 at the start, 0 once it has shown enough."""
+        return max(0.0, 1.0 - self.wandered / UNDECIDED)
+
+    @property
+    def typical(self) -> float:
+        """The level in the metric's own unit."""
+        return math.exp(self.level) if self.spec.log else self.level
+
+    def transform(self, x: float) -> float | None:
+        """Clamp `x`, or take its logarithm; None if it has none (a norm of exactly zero)."""
+        if self.spec.log:
+            return math.log(min(x, LARGEST)) if x > 0.0 else None
+        # Adding 0.0 turns -0.0 into 0.0: the two sort alike, and a restored state must be identical.
+        return max(-LARGEST, min(LARGEST, x)) + 0.0
+
+    def see(self, x: float) -> None:
+        """Measure `x` against the level and scale of the past."""
+        value = self.transform(x)
+        self.skipped = value is None
+        if value is None:
+            self.z = self.excess = 0.0
+            return
+        self.value = value
+        if self.scale > 0.0:
+            self.excess = value - self.level
+            self.z = self.excess / self.scale
+
+    def admit(self, x: float) -> None:
+        """Queue `x`; the value that leaves the queue joins level, scale and memory."""
+        value = self.transform(x)
+        if value is None:
+            return
+        self.count += 1
+        self.waiting.append(value)
+        if len(self.waiting) > self.spec.gap:
+            self._absorb(self.waiting.popleft(), self.level)
+
+    def rebase(self, values: list[float]) -> None:
+        """Let withheld samples in; enough of them to fill the level make a new normal at once.
+
+        One by one, the first samples of a lasting change would leave residuals as large as the change
+        itself and blunt the scale for `memory` observations.
+        """
+        transformed = [v for v in map(self.transform, values) if v is not None]
+        spec = self.spec
+        if len(transformed) < spec.gap + spec.window // 2:
+            for x in values:
+                self.admit(x)
+            return
+        self.count += len(transformed)
+        queue = [*self.waiting, *transformed]
+        settled, self.waiting = queue[: -spec.gap], deque(queue[-spec.gap :])
+        newest = sorted(settled[-spec.window :])
+        level = newest[len(newest) // 2]
+        self.path.clear()
+        self.levels.clear()
+        for value in settled[-spec.window :]:
+            self._absorb(value, level)
+
+    def _absorb(self, value: float, level: float) -> None:
+        known = len(self._values.arrived)
+        if known >= 4:
+            self._residuals.push(value - level, self.spec.memory)
+        self._learn_wandering(value)
+        # A short window at first: early curves fall fast, and a long one would lag by most of the fall.
+        window = max(8, min(self.spec.window, (self.count - self.spec.gap) // 4))
+        self._values.push(value, window)
+        self.level = self._values.quantile(0.5)
+        self.top = max(self.top, abs(self.level))
+        self._refresh_scale()
+        self.absorbed += 1
+        if self.absorbed % LAG == 0:
+            self._learn_drift()
+
+    def _learn_drift(self) -> None:
+        """Remember by how much the level changes over a window, once that is too long ago to be part of a new ramp."""
+        levels = self.levels
+        levels.append(self.level)
+        if len(levels) < levels.maxlen:  # type: ignore[operator]  # it has one
+            return
+        self.climbs_waiting.append(self.level - levels[0])
+        if len(self.climbs_waiting) <= CLIMBS_WAITING:
+            return
+        self._climbs.push(self.climbs_waiting.popleft(), CLIMBS)
+        if len(self._climbs.arrived) >= CLIMBS // 4:
+            by_noise = 0.6 * self.scale * self.inflation
+            self.drift = max(0.0, self._climbs.quantile(0.9) - by_noise)
+
+    def _learn_wandering(self, value: float) -> None:
+        path = self.path
+        path.append(value)
+        if len(path) < 2 * LAG + 1:
+            if len(path) >= 3 and self.wandered == 0:
+                near = abs(path[-1] - 2.0 * path[-2] + path[-3])
+                self.wander_near += (near - self.wander_near) / (len(path) - 2)
+                self.wander_far = self.wander_near
+            return
+        near = abs(value - 2.0 * path[-2] + path[-3])
+        far = abs(value - 2.0 * path[LAG] + path[0])
+        self.wandered = min(self.wandered + 1, self.spec.memory)
+        weight = 1.0 / (self.wandered + LAG) if self.wandered < self.spec.memory - LAG else 1.0 / self.spec.memory
+        self.wander_near += weight * (min(near, 4.0 * self.wander_near + TINY) - self.wander_near)
+        self.wander_far += weight * (min(far, 4.0 * self.wander_far + TINY) - self.wander_far)
+
+    def _refresh_scale(self) -> None:
+        residuals = self._residuals
+        n = len(residuals.arrived)
+        if n < 4:
+            return
+        wander = MEAN_ABS_TO_SIGMA / SECOND_DIFFERENCE * max(self.wander_far, self.wander_near)
+        width = wander
+        if n >= 32:
+            width = (residuals.quantile(0.9) - residuals.quantile(0.5)) / NORMAL_Q90
+        # Quantiles of few samples are too narrow as often as too wide; only one of the errors costs a false alarm.
+        width = max(width, 0.75 * wander) * (1.0 + 12.0 / (n + 4))
+        self.scale = max(width, 1e-3 * abs(self.level), 1e-4 * self.top, TINY)
+        self.inflation = self._inflation()
+
+    def _inflation(self) -> float:
+        """Square root of the ratio of long-run to marginal variance, as for a first-order autoregression.
+
+        The mean squared second differences at lag 1 and at a long lag stand as (1-rho)(3-rho) to 3, which solves to
+        the rho below. Second differences, because first ones of a falling curve are mostly trend.
+        """
+        prior = 1.0 + self.doubt * (ASSUMED_INFLATION - 1.0)
+        if self.wander_near <= 0.0 or self.wandered == 0:
+            return prior
+        ratio = (self.wander_far / self.wander_near) ** 2
+        rho = 2.0 - math.sqrt(1.0 + 3.0 / max(ratio, 1.0))
+        if rho < DEAD_ZONE:
+            return prior
+        rho = min(rho, LARGEST_RHO)
+        return max(prior, math.sqrt((1.0 + rho) / (1.0 - rho)))

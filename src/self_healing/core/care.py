@@ -1,0 +1,266 @@
+"""Look after open incidents: when to ask for a plan, how long to watch, what to conclude, when to close."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from .failure import Effect, FailureType, Severity
+from .history import History
+from .incident import Incident
+from .lifecycle import Case, OpenCases, Phase
+from .memory import Memory
+from .plan import Outcome, Plan, merge
+from .policy import Policy
+from .signal import Metrics, Signal
+from .verdict import Reference, Verdict, VerdictKind
+
+QUIET_AFTER = 8
+"""Observations without a firing after which an incident nobody is acting on has passed."""
+
+NEW_NORMAL_AFTER = 64
+"""Observations after which an incident that goes on and is not acted on becomes the new normal."""
+
+
+class Office(Protocol):
+    """What the care of incidents needs of the healer."""
+
+    history: History
+    memory: Memory
+    policy: Policy
+
+    def classify(self, incident: Incident) -> Incident: ...
+
+    def plan_for(self, incident: Incident) -> Plan | None: ...
+
+    def record_case(self, case: Case, event: str, **more: object) -> None: ...
+
+    def record_verdict(self, verdict: Verdict) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A recipe change that has passed its watch window and awaits the next evaluation."""
+
+    plan: Plan
+    eval_before: float
+
+
+class Care:
+    """The open incidents of a run, and what follows from each observation for them."""
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self.cases = OpenCases()
+        self.trials: list[Trial] = []
+
+    # -- one observation -----------------------------------------------------------------------------
+
+    def review(self, signal: Signal, found: Iterable[Incident]) -> Plan | None:
+        """Take in what the rules found and return the most urgent plan, if any."""
+        wishes: list[Plan | None] = []
+        if isinstance(signal, Metrics):
+            self._feed(signal)
+        for incident in found:
+            self._fired(self.office.classify(incident))
+        if isinstance(signal, Metrics):
+            wishes.extend(self._judge_trials(signal))
+            for case in self.cases:
+                wishes.append(self._aged(case, signal.step))
+        asking = {case.key: self.office.plan_for(case.incident) for case in self._asking()}
+        wish = merge([*wishes, *asking.values()])
+        for key, plan in asking.items():
+            asked = self.cases.get(key)
+            assert asked is not None
+            if plan is not None and plan == wish:
+                asked.start_acting(plan)
+            elif plan is not None:  # a more urgent plan goes first; this one is asked for again
+                asked.wants_plan = True
+        return wish
+
+    def _feed(self, signal: Metrics) -> None:
+        for case in self.cases:
+            metric = case.incident.metric
+            if metric is None:
+                case.feed(None)
+            elif metric in signal.values:
+                case.feed(signal.values[metric] if signal.is_finite(metric) else None)
+
+    def _fired(self, incident: Incident) -> None:
+        self._fail_relapsed_trials(incident)
+        key = (incident.name, incident.failure)
+        case = self.cases.get(key)
+        if case is None:
+            past = self.office.history.last(incident.metric, 32) if incident.metric else []
+            case = self.cases.add(Case(incident=incident, opened_step=incident.step, before=Reference.of(past)))
+            self.office.record_case(case, "opened")
+        elif case.fire(incident):
+            case.wants_plan = True
+            self.office.record_case(case, "worsened")
+        for watching in self._watching(incident.failure):
+            if watching.plan is not None and self._is_relapse(watching, incident, case):
+                self._conclude(watching, VerdictKind.RELAPSED, incident.because)
+                watching.reopen()
+
+    def _is_relapse(self, watching: Case, incident: Incident, fired: Case) -> bool:
+        """Say whether a firing means that the plan being watched has failed."""
+        assert watching.plan is not None
+        if watching.plan.hold_longest is not None:  # a hold expects firings; only something worse ends it early
+            return fired.wants_plan and incident.severity > watching.plan.severity
+        return incident.severity >= watching.plan.severity
+
+    def _aged(self, case: Case, step: int) -> Plan | None:
+        """Let time pass for one case: judge a plan whose window is over, close what has passed."""
+        if case.phase is Phase.WATCHING:
+            return self._end_of_watch(case, step) if case.watched >= case.watch else None
+        if case.phase is Phase.CLOSED:  # closed with another one of the same metric
+            return None
+        if case.quiet >= QUIET_AFTER:
+            self._close(case, "passed")
+        elif case.age >= NEW_NORMAL_AFTER:
+            self._accept_as_normal(case)
+        return None
+
+    def _accept_as_normal(self, case: Case) -> None:
+        """Close every case about a metric that nobody acts on, so that its samples are let in together."""
+        metric = case.incident.metric
+        about_it = [other for other in self.cases if metric is not None and other.incident.metric == metric]
+        if any(other.phase is Phase.WATCHING for other in about_it):
+            return
+        for other in about_it:
+            self._close(other, "new-normal")
+
+    def _end_of_watch(self, case: Case, step: int) -> Plan | None:
+        plan = case.plan
+        assert plan is not None
+        if plan.hold_longest is not None and case.quiet < QUIET_AFTER:
+            if case.is_healing() and case.watched < plan.hold_longest:
+                case.watch += plan.watch
+                return None
+            self._conclude(case, VerdictKind.RELAPSED, "it was still there after the hold")
+            case.reopen()
+            return None
+        if plan.effect is Effect.RECIPE and case.reference is not None and case.reference.is_worse(tuple(case.recent)):
+            because = f"{case.incident.metric} got worse: now about {case.recent[-1]:.4g}, was {case.reference.level:.4g}"
+            return self._take_back(case, because, step)
+        if plan.effect is Effect.RECIPE and case.eval_before is not None:
+            self.trials.append(Trial(plan, case.eval_before))
+        else:
+            self._conclude(case, VerdictKind.RECOVERED, f"no {plan.failure} for {case.watched} observations")
+        self._close(case, "recovered")
+        return None
+
+    def _take_back(self, case: Case, because: str, step: int) -> Plan | None:
+        assert case.plan is not None
+        self._conclude(case, VerdictKind.WORSE, because)
+        self._close(case, "worse")
+        return self.office.policy.undo(case.plan, because, self.office.memory, step)
+
+    # -- recipe changes on trial ---------------------------------------------------------------------
+
+    def _judge_trials(self, signal: Metrics) -> list[Plan | None]:
+        if not self.trials or "eval_loss" not in signal.values:
+            return []
+        wishes: list[Plan | None] = []
+        value = signal.values["eval_loss"]
+        for trial in self.trials:
+            worse = not signal.is_finite("eval_loss") or Reference(trial.eval_before, 0.0).is_worse((value,))
+            because = f"eval_loss is {value:.4g} after the change, {trial.eval_before:.4g} before"
+            kind = VerdictKind.WORSE if worse else VerdictKind.RECOVERED
+            self.office.record_verdict(Verdict(kind=kind, plan=trial.plan, because=because))
+            if worse:
+                wishes.append(self.office.policy.undo(trial.plan, because, self.office.memory, signal.step))
+        self.trials.clear()
+        return wishes
+
+    def _fail_relapsed_trials(self, incident: Incident) -> None:
+        for trial in [t for t in self.trials if t.plan.failure is incident.failure]:
+            if incident.severity >= trial.plan.severity:
+                self.office.record_verdict(
+                    Verdict(kind=VerdictKind.RELAPSED, plan=trial.plan, because=incident.because)
+                )
+                self.trials.remove(trial)
+
+    # -- what became of a wish -----------------------------------------------------------------------
+
+    def after(self, outcome: Outcome, *, rewound: bool) -> None:
+        """Start watching what a plan did; after a rollback every other incident is undone with it."""
+        plan = outcome.plan
+        if plan.is_undo:
+            return
+        case = self._case_of(plan)
+        if case.phase is Phase.WATCHING:  # another rank's plan overtook the one being watched here
+            case.reopen()
+        if case.phase is Phase.OPEN:
+            case.start_acting(plan)
+        if not outcome.succeeded:
+            case.reopen()
+            return
+        for other in self.cases:
+            if other is not case and (rewound or other.incident.failure is plan.failure):
+                self._close(other, "rewound" if rewound else "covered", release=not rewound)
+        case.start_watching(rewound=rewound, eval_before=self.office.history.latest("eval_loss"))
+        if case.incident.metric is not None and plan.hold_longest is None and not rewound:
+            self.office.history.forget_evidence(case.incident.metric)
+
+    def wish_not_granted(self, wish: Plan, *, ask_again: bool) -> None:
+        """Take back that a plan was chosen: another rank's came first, or the user's hook said no."""
+        case = self.cases.get((wish.incident, wish.failure))
+        if case is not None and case.phase is Phase.ACTING:
+            case.reopen()
+            case.wants_plan = ask_again
+
+    def ask_again(self, plan: Plan) -> Plan | None:
+        """Return the next plan after one that could not be carried out."""
+        case = self.cases.get((plan.incident, plan.failure))
+        if case is None:
+            return None
+        wish = self.office.plan_for(case.incident)
+        case.wants_plan = False
+        if wish is not None:
+            case.start_acting(wish)
+        return wish
+
+    def incident_of(self, plan: Plan) -> Incident | None:
+        """Return the incident a plan answers, where it is open on this rank."""
+        case = self.cases.get((plan.incident, plan.failure))
+        return case.incident if case is not None else None
+
+    # -- small steps ---------------------------------------------------------------------------------
+
+    def _asking(self) -> list[Case]:
+        """Return the cases that need a plan now; one plan at a time per class of failure."""
+        asking: list[Case] = []
+        for case in self.cases:
+            busy = any(other.phase is not Phase.OPEN for other in self.cases.of_class(case.incident.failure))
+            if case.wants_plan and case.incident.severity > Severity.INFO and not busy:
+                case.wants_plan = False
+                asking.append(case)
+        return asking
+
+    def _watching(self, failure: FailureType) -> list[Case]:
+        return [case for case in self.cases.of_class(failure) if case.phase is Phase.WATCHING]
+
+    def _conclude(self, case: Case, kind: VerdictKind, because: str) -> None:
+        assert case.plan is not None
+        self.office.record_verdict(Verdict(kind=kind, plan=case.plan, because=because))
+
+    def _close(self, case: Case, reason: str, *, release: bool = True) -> None:
+        self.cases.remove(case)
+        self.office.record_case(case, "closed", reason=reason, firings=case.firings, opened_step=case.opened_step)
+        if release and case.incident.metric is not None and case.incident.metric not in self.cases.held_metrics():
+            self.office.history.release(case.incident.metric)
+
+    def _case_of(self, plan: Plan) -> Case:
+        """Return the plan's case; a plan that another rank wished for gets one here too, so that all ranks learn."""
+        case = self.cases.get((plan.incident, plan.failure))
+        if case is not None:
+            return case
+        incident = Incident(
+            name=plan.incident, failure=plan.failure, fine=plan.failure.value, severity=plan.severity,
+            step=plan.step, rank=plan.rank, because=plan.because, onset_step=plan.onset_step,
+        )  # fmt: skip
+        case = self.cases.add(Case(incident=incident, opened_step=plan.step))
+        self.office.record_case(case, "opened")
+        return case

@@ -1,0 +1,65 @@
+"""Run every rule on a signal; a crashing rule is fenced, reported and switched off."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterable
+
+from .detector import Detector
+from .failure import FailureType, Severity
+from .history import History
+from .incident import Incident
+from .signal import Signal
+
+
+class RuleSet:
+    """The rules that are switched on, sorted by the kind of signal they listen to."""
+
+    def __init__(self, rules: Iterable[Detector]) -> None:
+        self.rules = {rule.name(): rule for rule in rules}
+        self._listeners: dict[type[Signal], list[Detector]] = {}
+
+    def __getitem__(self, name: str) -> Detector:
+        return self.rules[name]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.rules
+
+    def detect(self, now: Signal, past: History) -> list[Incident]:
+        """Return what the rules report of this signal, crashed rules included."""
+        kind = type(now)
+        listeners = self._listeners.get(kind)
+        if listeners is None:
+            listeners = [rule for rule in self.rules.values() if issubclass(kind, rule.listens)]
+            self._listeners[kind] = listeners
+        found: list[Incident] = []
+        for rule in tuple(listeners):
+            try:
+                incident = rule.check(now, past)
+            except Exception as error:  # noqa: BLE001  # the fence: becomes a rule-crashed incident
+                found.append(self.switch_off(rule.name(), error, now))
+                continue
+            if incident is not None:
+                found.append(incident)
+        return found
+
+    def switch_off(self, name: str, error: Exception, now: Signal) -> Incident:
+        """Take a crashed rule out and describe the crash as an incident of its own."""
+        self.rules.pop(name, None)
+        self._listeners.clear()
+        return crashed_entry(f"rule {name}", error, now)
+
+
+def crashed_entry(what: str, error: Exception, now: Signal) -> Incident:
+    """Describe the crash of a piece of the catalogue as an incident, with the end of its traceback."""
+    trace = "".join(traceback.format_exception(error))[-2000:]
+    return Incident(
+        name="rule-crashed",
+        failure=FailureType.OTHER,
+        fine="rule_crashed",
+        severity=Severity.WARNING,
+        step=now.step,
+        rank=now.rank,
+        because=f"{what} crashed and is switched off: {type(error).__name__}: {error}",
+        text=trace,
+    )

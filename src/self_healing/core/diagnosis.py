@@ -1,0 +1,121 @@
+"""Rank what would explain an incident into a diagnosis: a menu with evidence, not a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from .action import Ladder
+from .cause import Cause, Evidence, Pattern
+from .failure import FailureType
+from .history import History
+from .incident import Incident
+
+CONVINCING = 0.5
+"""The weight from which a hypothesis may choose the ladder and the class of failure."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hypothesis:
+    """One possible explanation of an incident."""
+
+    name: str
+    says: str
+    weight: float
+    found: tuple[str, ...] = ()
+    confirm: str = ""
+    fixes: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    failure: FailureType | None = None
+    fine: str | None = None
+    remedy: Ladder = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The hypotheses for one incident, most likely first."""
+
+    incident: Incident
+    hypotheses: tuple[Hypothesis, ...] = ()
+
+    @property
+    def leading(self) -> Hypothesis | None:
+        """Return the first hypothesis if its evidence is convincing."""
+        first = self.hypotheses[0] if self.hypotheses else None
+        return first if first is not None and first.weight >= CONVINCING else None
+
+    @property
+    def failure(self) -> FailureType:
+        """Return the class of failure the budgets count the incident under."""
+        return self.incident.failure
+
+    def to_json(self) -> dict[str, object]:
+        """Return the diagnosis as its ledger line holds it."""
+        return {
+            "incident": self.incident.name,
+            "failure": self.failure.value,
+            "hypotheses": [
+                {
+                    "name": h.name, "says": h.says, "weight": h.weight, "found": list(h.found),
+                    "confirm": h.confirm, "fixes": list(h.fixes), "references": list(h.references),
+                }
+                for h in self.hypotheses
+            ],
+        }  # fmt: skip
+
+
+def classify(incident: Incident, patterns: Iterable[Pattern]) -> Incident:
+    """Give an incident that carries text the class of failure its text gives away."""
+    leading = Diagnosis(incident=incident, hypotheses=_ranked(_matching(incident, patterns))).leading
+    if leading is None or leading.failure is None:
+        return incident
+    return replace(incident, failure=leading.failure, fine=leading.fine or incident.fine)
+
+
+Crash = Callable[[str, Exception], None]
+
+
+def diagnose(
+    incident: Incident, causes: Iterable[Cause], patterns: Iterable[Pattern], past: History, on_crash: Crash
+) -> Diagnosis:
+    """Rank what speaks for each cause and pattern; a crashing one is reported to `on_crash` and left out."""
+    found = list(_matching(incident, patterns))
+    for cause in causes:
+        if incident.name not in cause.explains:
+            continue
+        try:
+            evidence = cause.evidence(incident, past)
+        except Exception as error:  # noqa: BLE001  # the fence: recorded by on_crash
+            on_crash(cause.name(), error)
+            continue
+        if evidence is not None:
+            found.append(_from_cause(cause, evidence))
+    return Diagnosis(incident=incident, hypotheses=_ranked(found))
+
+
+def _matching(incident: Incident, patterns: Iterable[Pattern]) -> Iterable[Hypothesis]:
+    if not (incident.exception or incident.text):
+        return
+    for pattern in patterns:
+        evidence = pattern.evidence(incident.exception, incident.bases, incident.text)
+        if evidence is not None:
+            yield _from_pattern(pattern, evidence)
+
+
+def _ranked(found: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
+    return tuple(sorted(found, key=lambda h: (-h.weight, h.name)))
+
+
+def _from_cause(cause: Cause, evidence: Evidence) -> Hypothesis:
+    return Hypothesis(
+        name=cause.name(), says=cause.summary(), weight=evidence.weight, found=evidence.found, confirm=cause.confirm,
+        fixes=cause.fixes, references=cause.references, remedy=cause.remedy,
+    )  # fmt: skip
+
+
+def _from_pattern(pattern: Pattern, evidence: Evidence) -> Hypothesis:
+    return Hypothesis(
+        name=pattern.name, says=pattern.says, weight=evidence.weight, found=evidence.found, fixes=pattern.fixes,
+        references=(pattern.source,) if pattern.source else (), failure=pattern.failure, fine=pattern.fine,
+        remedy=pattern.remedy,
+    )  # fmt: skip

@@ -1,0 +1,39 @@
+"""The errors a user may meet, one base class and a few named kinds of trouble."""
+
+from __future__ import annotations
+
+
+class SelfHealingError(Exception):
+    """Base class of every error this package raises on purpose."""
+
+
+class ConfigError(SelfHealingError, ValueError):
+    """Something the user wrote cannot be used; the text names key, value, place and what is allowed."""
+
+
+class CatalogueError(SelfHealingError, TypeError):
+    """A rule, cause, pattern or action file does not keep the contract; the text names the file."""
+
+
+class InputError(SelfHealingError, ValueError):
+    """A recording cannot be read; the text names the file and what was expected."""
+
+
+class LedgerError(SelfHealingError):
+    """A ledger cannot be read at all (a newer schema, or not a ledger)."""
+
+
+class RunDirectoryLocked(SelfHealingError):
+    """Another process is writing to the same run directory."""
+
+
+class CapabilityMissing(SelfHealingError):
+    """An action was asked of a run that does not offer it."""
+
+
+class ActionFailed(SelfHealingError):
+    """An action could not do what it says; raised by adapters, recorded by `execute`."""
+
+
+class UnrecoverableError(SelfHealingError):
+    """Training was given up where no original exception exists to re-raise."""

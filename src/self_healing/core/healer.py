@@ -1,0 +1,204 @@
+"""The data flow of the whole product: signal, incident, diagnosis, plan, outcome, verdict. Read this first.
+
+    wish = healer.observe(signal)        # pure: same signals, same plans
+    plan = healer.agree(wish)            # one plan for all ranks
+    outcome = healer.act(plan, run)      # the one place where something is done
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from .care import Care
+from .cause import Cause, Pattern
+from .consensus import LocalTransport, Transport
+from .detect import RuleSet, crashed_entry
+from .detector import Detector
+from .diagnosis import classify, diagnose
+from .execute import execute
+from .failure import FailureType, Mode, Severity
+from .history import History
+from .hook import Hook, consult
+from .incident import Incident
+from .ledger import Book, Entry
+from .lifecycle import Case
+from .memory import Memory
+from .plan import Outcome, Plan, merge
+from .policy import Circumstances, Policy
+from .settings import Settings
+from .signal import Facts, Heartbeat, Metrics, Resumed, Signal, SnapshotDropped, SnapshotTaken, to_json
+from .verdict import Verdict
+
+
+class Healer:
+    """Watches one run and decides what to do about its troubles."""
+
+    def __init__(
+        self,
+        *,
+        settings: Settings,
+        rules: Iterable[Detector],
+        causes: Iterable[Cause] = (),
+        patterns: Iterable[Pattern] = (),
+        ledger: Book,
+        capabilities: Iterable[str] = (),
+        past: Iterable[Entry] = (),
+        transport: Transport | None = None,
+        hook: Hook | None = None,
+    ) -> None:
+        self.settings = settings
+        self.rules = RuleSet(rules)
+        self.causes = list(causes)
+        self.patterns = tuple(patterns)
+        self.ledger = ledger
+        self.capabilities = frozenset(capabilities)
+        self.transport = transport or LocalTransport()
+        self.hook = hook
+        self.history = History(need for rule in self.rules.rules.values() for need in rule.needs)
+        self.policy = Policy(settings)
+        self.memory = Memory()
+        for entry in past:
+            self.memory.remember(entry)
+        self.care = Care(self)
+        self._kept_histories: dict[str, dict[str, object]] = {}
+        self._now: Signal = Facts(step=0, facts={})
+
+    # -- deciding: no clock, no framework, no network ------------------------------------------------
+
+    def observe(self, signal: Signal) -> Plan | None:
+        """Decide what this rank wishes to do about what was just observed."""
+        self._now = signal
+        self._write("signal", signal.kind(), to_json(signal), keep=len(self.care.cases) > 0)
+        self._take_in(signal)
+        found = self.rules.detect(signal, self.history)
+        trouble = self.ledger.trouble()
+        if trouble:
+            found.append(_ledger_unwritable(signal, trouble))
+        wish = self.care.review(signal, found)
+        if isinstance(signal, Metrics):
+            self.history.settle(self.care.cases.held_metrics())
+        if wish is not None:
+            self._write("plan", wish.incident, wish.to_json())
+        return wish
+
+    def agree(self, wish: Plan | None) -> Plan | None:
+        """Turn every rank's wish into one plan. All ranks call this at the same step boundary."""
+        agreed = merge(self.transport.gather(wish))
+        if wish is not None and agreed != wish:
+            self.care.wish_not_granted(wish, ask_again=True)
+        return agreed
+
+    # -- doing ---------------------------------------------------------------------------------------
+
+    def act(self, plan: Plan, run: object, clock: Callable[[], float]) -> Outcome | None:
+        """Carry the plan out, unless the mode or the user's hook forbids it. The only caller of `execute`."""
+        if self.settings.mode is not Mode.HEAL:
+            return None
+        granted: Plan | None = plan
+        if self.hook is not None:
+            granted, note = consult(self.hook, self.care.incident_of(plan), plan, run, self.settings.max_effect)
+            if note:
+                self._write("note", note.name, {"text": note.text, "incident": plan.incident})
+        if granted is None:
+            self.care.wish_not_granted(plan, ask_again=False)
+            return None
+        outcome = execute(granted, run, clock)
+        self.take_outcome(outcome)
+        return outcome
+
+    def take_outcome(self, outcome: Outcome) -> None:
+        """Learn what a plan came to: after `act`, or from a ledger that is being replayed."""
+        self._write("outcome", outcome.plan.incident, outcome.to_json())
+        rewound = outcome.restored is not None and outcome.restored in self._kept_histories
+        if rewound and outcome.restored is not None:
+            self.history.load_state_dict(self._kept_histories[outcome.restored])
+        self.care.after(outcome, rewound=rewound)
+
+    def next_plan(self, outcome: Outcome) -> Plan | None:
+        """Return the next plan where carrying one out failed; the caller agrees and acts on it as before."""
+        wish = None if outcome.succeeded else self.care.ask_again(outcome.plan)
+        if wish is not None:
+            self._write("plan", wish.incident, wish.to_json())
+        return wish
+
+    # -- the steps of `observe` ----------------------------------------------------------------------
+
+    def classify(self, incident: Incident) -> Incident:
+        """Give an incident that carries text the class of failure its text gives away."""
+        return classify(incident, self.patterns)
+
+    def plan_for(self, incident: Incident) -> Plan | None:
+        """Diagnose an incident and ask the policy for a plan."""
+        diagnosis = diagnose(incident, self.causes, self.patterns, self.history, self._cause_crashed)
+        rule = self.rules.rules.get(incident.name)
+        if diagnosis.hypotheses:
+            self._write("diagnosis", incident.name, diagnosis.to_json())
+        now = Circumstances(
+            capabilities=self.capabilities,
+            step_time_s=self.history.latest("step_time_s") or 1.0,
+            watch=rule.watch if rule is not None else 32,
+            ladder=rule.ladder(incident) if rule is not None else (),
+        )
+        return self.policy.plan(diagnosis, self.memory, now)
+
+    def record_case(self, case: Case, event: str, **more: object) -> None:
+        """Write what became of an incident: opened, worsened or closed."""
+        incident = case.incident
+        body: dict[str, object] = {
+            "event": event,
+            "failure": incident.failure.value,
+            "class": incident.fine,
+            "severity": str(incident.severity),
+            "because": incident.because,
+            "onset_step": incident.onset_step,
+            "numbers": dict(incident.numbers),
+            **more,
+        }
+        for name in ("exception", "where", "text"):
+            if getattr(incident, name):
+                body[name] = getattr(incident, name)
+        self._write("incident", incident.name, body)
+
+    def record_verdict(self, verdict: Verdict) -> None:
+        """Write a verdict; the policy learns from it as from every entry."""
+        self._write("verdict", verdict.kind.value, verdict.to_json())
+
+    def _take_in(self, signal: Signal) -> None:
+        match signal:
+            case Metrics():
+                self.history.see(signal.step, signal.time_s, signal.values)
+            case Facts():
+                self.history.learn(signal.facts)
+            case Heartbeat():
+                self.history.hear(signal.time_s, signal.phase)
+            case SnapshotTaken():
+                self._kept_histories[signal.key] = self.history.state_dict()
+            case SnapshotDropped():
+                self._kept_histories.pop(signal.key, None)
+            case Resumed():
+                self.history.load_state_dict(signal.history)
+
+    def _cause_crashed(self, name: str, error: Exception) -> None:
+        self.causes = [cause for cause in self.causes if cause.name() != name]
+        incident = crashed_entry(f"cause {name}", error, self._now)
+        self.record_case(Case(incident=incident), "opened")
+
+    def _write(self, kind: str, name: str, body: dict[str, object], *, keep: bool = False) -> None:
+        now = self._now
+        entry = self.ledger.append(
+            kind, name, step=now.step, time_s=now.time_s, body=body, rank=now.rank, keep=keep
+        )
+        self.memory.remember(entry)
+
+
+def _ledger_unwritable(now: Signal, trouble: str) -> Incident:
+    """Say that the record of the run cannot be written: a full disk is an incident, not a crash."""
+    return Incident(
+        name="ledger-unwritable",
+        failure=FailureType.DISK,
+        fine="ledger_unwritable",
+        severity=Severity.WARNING,
+        step=now.step,
+        rank=now.rank,
+        because=f"the ledger cannot be written: {trouble}",
+    )

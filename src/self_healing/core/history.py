@@ -1,0 +1,199 @@
+"""What is known of a run's past: trackers fed in a fixed order, with a bounded memory of plain values.
+
+One observation goes through three calls: `see` gathers evidence, the rules read it, `settle` lets the values
+into the baselines unless an open incident withholds them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+
+from .series import Series
+from .statistics import Statistic, Tracked, Tracker, Trackers, TrackerT
+
+MOST_METRICS = 512
+"""Distinct metrics that are remembered; later names are ignored, so a run that invents names cannot grow us."""
+
+Fact = float | int | str | bool
+
+
+class History:
+    """The past of one run, as far as the rules need it."""
+
+    def __init__(self, needs: Iterable[Statistic] = (), recent: int = 256) -> None:
+        self.recent = recent
+        self.facts: dict[str, Fact] = {}
+        """What is known of the run: vocabulary size, number of classes, warm-up steps..."""
+        self.step: int | None = None
+        self.time_s: float | None = None
+        self.last_beat_s: float | None = None
+        """When the run last gave a sign of life, once it has begun to send heartbeats."""
+        self.phase = ""
+        """What the run said it was doing in its last heartbeat."""
+        self._series: dict[str, Series] = {}
+        self._unsettled: dict[str, float] = {}
+        self._trackers = Trackers()
+        for declaration in needs:
+            self._trackers.add(declaration)
+        self._by_metric: dict[str, list[Tracker]] = {}
+        for declaration, tracker in self._trackers.by_declaration.items():
+            self._by_metric.setdefault(declaration.metric, []).append(tracker)
+
+    def learn(self, facts: Mapping[str, Fact]) -> None:
+        """Remember facts of the run; a later value of the same name replaces the earlier one."""
+        self.facts.update(facts)
+
+    def hear(self, time_s: float, phase: str) -> None:
+        """Remember a heartbeat."""
+        self.last_beat_s, self.phase = time_s, phase
+
+    def see(self, step: int, time_s: float, values: Mapping[str, float]) -> None:
+        """Read one observation: finite values become evidence, the others are only counted."""
+        self.step, self.time_s = step, time_s
+        if self.last_beat_s is not None:  # a completed step is a sign of life too
+            self.last_beat_s = time_s
+        self._unsettled = {}
+        for metric, value in values.items():
+            series = self._series_of(metric)
+            if series is None:
+                continue
+            series.latest = value
+            if not math.isfinite(value):
+                series.nonfinite += 1
+                series.nonfinite_run += 1
+                continue
+            series.finite += 1
+            series.nonfinite_run = 0
+            series.steps.append(step)
+            self._unsettled[metric] = value
+            for tracker in self._by_metric.get(metric, ()):
+                tracker.see(value)
+
+    def settle(self, held: Collection[str] = ()) -> None:
+        """Let the values just seen into the baselines, except those of `held` metrics, which wait."""
+        unsettled, self._unsettled = self._unsettled, {}
+        for metric, value in unsettled.items():
+            series = self._series[metric]
+            if metric in held:
+                series.withheld.append(value)
+                continue
+            series.count += 1
+            series.admitted.append(value)
+            for tracker in self._by_metric.get(metric, ()):
+                tracker.admit(value)
+
+    def release(self, metric: str) -> None:
+        """End the withholding: the waiting samples become normal and the evidence starts again."""
+        series = self._series.get(metric)
+        if series is None:
+            return
+        waiting = list(series.withheld)
+        series.withheld.clear()
+        series.count += len(waiting)
+        series.admitted.extend(waiting)
+        for tracker in self._by_metric.get(metric, ()):
+            if waiting:
+                tracker.rebase(waiting)
+            tracker.forget_evidence()
+
+    def forget_evidence(self, metric: str) -> None:
+        """Drop the evidence about a metric and the samples that wait, keep its baseline (after a rollback)."""
+        series = self._series.get(metric)
+        if series is not None:
+            series.withheld.clear()
+        for tracker in self._by_metric.get(metric, ()):
+            tracker.forget_evidence()
+
+    def stat(self, declaration: Tracked[TrackerT]) -> TrackerT:
+        """Return the tracker of a declared statistic."""
+        try:
+            return self._trackers[declaration]
+        except KeyError:
+            msg = f"{declaration} was not declared: list it in the rule's `needs`"
+            raise KeyError(msg) from None
+
+    def latest(self, metric: str) -> float | None:
+        """Return the newest value, finite or not; None if there was none."""
+        series = self._series.get(metric)
+        return None if series is None else series.latest
+
+    def last(self, metric: str, n: int | None = None) -> list[float]:
+        """Return up to `n` of the last admitted values, oldest first."""
+        series = self._series.get(metric)
+        values = [] if series is None else list(series.admitted)
+        return values if n is None else values[max(0, len(values) - n) :]
+
+    def step_ago(self, metric: str, observations: int) -> int | None:
+        """Return the step of the finite value so many observations ago; 0 is the newest, the oldest is the limit."""
+        series = self._series.get(metric)
+        if series is None or not series.steps:
+            return None
+        return series.steps[max(0, len(series.steps) - 1 - observations)]
+
+    def count(self, metric: str) -> int:
+        """Return how many values were admitted."""
+        series = self._series.get(metric)
+        return 0 if series is None else series.count
+
+    def finite_count(self, metric: str) -> int:
+        """Return how many finite values were seen, admitted or not."""
+        series = self._series.get(metric)
+        return 0 if series is None else series.finite
+
+    def nonfinite_run(self, metric: str) -> int:
+        """Return how many values in a row up to now were not finite."""
+        series = self._series.get(metric)
+        return 0 if series is None else series.nonfinite_run
+
+    def nonfinite_total(self, metric: str) -> int:
+        """Return how many values were not finite."""
+        series = self._series.get(metric)
+        return 0 if series is None else series.nonfinite
+
+    def state_dict(self) -> dict[str, object]:
+        """Return everything as plain JSON values; statistics are named by their declaration."""
+        return {
+            "step": self.step,
+            "time_s": self.time_s,
+            "last_beat_s": self.last_beat_s,
+            "phase": self.phase,
+            "facts": dict(self.facts),
+            "unsettled": dict(self._unsettled),
+            "series": {metric: series.state() for metric, series in self._series.items()},
+            "statistics": {repr(d): t.state_dict() for d, t in self._trackers.by_declaration.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Take over a saved past; statistics declared since then start from nothing."""
+        parts = {}
+        for name in ("facts", "unsettled", "series", "statistics"):
+            part = state.get(name)
+            if not isinstance(part, Mapping):
+                msg = f"saved history lacks {name!r}"
+                raise ValueError(msg)
+            parts[name] = part
+        step, time_s = state.get("step"), state.get("time_s")
+        self.step = step if isinstance(step, int) else None
+        self.time_s = float(time_s) if isinstance(time_s, (int, float)) else None
+        beat = state.get("last_beat_s")
+        self.last_beat_s = float(beat) if isinstance(beat, (int, float)) else None
+        self.phase = str(state.get("phase", ""))
+        self.facts = dict(parts["facts"])
+        self._unsettled = dict(parts["unsettled"])
+        self._series = {}
+        for metric, saved in parts["series"].items():
+            series = self._series_of(metric)
+            if series is not None:
+                series.restore(saved)
+        for declaration, tracker in self._trackers.by_declaration.items():
+            saved = parts["statistics"].get(repr(declaration))
+            if saved is not None:
+                tracker.load_state_dict(saved)
+
+    def _series_of(self, metric: str) -> Series | None:
+        series = self._series.get(metric)
+        if series is None and len(self._series) < MOST_METRICS:
+            series = self._series[metric] = Series(deque(maxlen=self.recent), deque(maxlen=self.recent))
+        return series

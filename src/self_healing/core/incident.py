@@ -1,0 +1,44 @@
+"""What a rule reports: a named symptom with the numbers that prove it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .failure import FailureType, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A named symptom, seen at one step on one rank."""
+
+    name: str
+    """The rule that reported it, such as `loss-spike`."""
+    failure: FailureType
+    fine: str
+    """The fine class, such as `grad_spike`."""
+    severity: Severity
+    step: int
+    because: str
+    """One sentence with the decisive numbers."""
+    rank: int = 0
+    onset_step: int | None = None
+    """Where the trouble began, if the rule can tell; a rollback must go back to before it."""
+    metric: str | None = None
+    """The metric whose samples wait outside the baseline while the incident is open."""
+    excess: float | None = None
+    """How far the metric is from normal, in its own unit; a falling excess means it is healing by itself."""
+    stage: int = 0
+    """Rises where the same incident reaches a new stage at the same severity and deserves another plan."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    exception: str = ""
+    """Qualified class name of the exception, where there was one."""
+    bases: tuple[str, ...] = ()
+    text: str = ""
+    """Exception message or last lines of output: what patterns look at."""
+    where: str = ""
+
+    @property
+    def fingerprint(self) -> str:
+        """Tell whether two failures are the same one: same exception, same place, same step."""
+        return f"{self.exception}|{self.where}|{self.step}" if self.exception else ""

@@ -1,0 +1,170 @@
+"""The life of an incident: open, acting, watching, closed. Transitions are a table; anything else is a bug."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from .failure import FailureType, Severity
+from .incident import Incident
+from .plan import Plan
+from .verdict import Reference
+
+RECENT = 8
+"""Newest values of the watched metric that are compared with the reference."""
+
+
+class Phase(StrEnum):
+    """Where an incident is in its life."""
+
+    OPEN = "open"
+    ACTING = "acting"
+    WATCHING = "watching"
+    CLOSED = "closed"
+
+
+TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.OPEN: frozenset({Phase.ACTING, Phase.CLOSED}),
+    Phase.ACTING: frozenset({Phase.WATCHING, Phase.OPEN, Phase.CLOSED}),
+    Phase.WATCHING: frozenset({Phase.OPEN, Phase.CLOSED}),
+    Phase.CLOSED: frozenset(),
+}
+
+Key = tuple[str, FailureType]
+"""What tells cases apart: the rule, and the class of failure (one rule reports every exception)."""
+
+
+@dataclass
+class Case:
+    """One incident from its opening to its closing."""
+
+    incident: Incident
+    """The latest firing; its severity never falls while the case is open."""
+    opened_step: int = 0
+    phase: Phase = Phase.OPEN
+    wants_plan: bool = True
+    """True until the policy was asked about the incident as it is now."""
+    holds_samples: bool = True
+    """True while the metric's samples wait outside the baseline."""
+    firings: int = 1
+    age: int = 0
+    """Observations of its metric since it opened."""
+    quiet: int = 0
+    """Observations of its metric since it last fired."""
+    watched: int = 0
+    """Observations of its metric since the plan was carried out."""
+    watch: int = 0
+    """Observations after which the plan is judged."""
+    plan: Plan | None = None
+    excess_when_acted: float | None = None
+    before: Reference | None = None
+    """The metric before the incident began."""
+    reference: Reference | None = None
+    """What the metric is compared with when the plan is judged."""
+    eval_before: float | None = None
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    @property
+    def key(self) -> Key:
+        """Return what tells this case from others."""
+        return self.incident.name, self.incident.failure
+
+    def move(self, phase: Phase) -> None:
+        """Go to another phase; a transition that the table does not have is a programming error."""
+        assert phase in TRANSITIONS[self.phase], f"{self.key}: {self.phase} -> {phase} is not a transition"
+        self.phase = phase
+
+    def fire(self, incident: Incident) -> bool:
+        """Record that the rule fired again; say whether it is worse than it was."""
+        worse = (incident.severity, incident.stage) > (self.incident.severity, self.incident.stage)
+        severity = max(incident.severity, self.incident.severity)
+        onset = self.incident.onset_step if self.incident.onset_step is not None else incident.onset_step
+        stage = max(incident.stage, self.incident.stage)
+        self.incident = replace(incident, severity=severity, stage=stage, onset_step=onset)
+        self.firings += 1
+        self.quiet = 0
+        return worse
+
+    def feed(self, value: float | None) -> None:
+        """Count one observation and remember the metric's value."""
+        self.age += 1
+        self.quiet += 1
+        if self.phase is Phase.WATCHING:
+            self.watched += 1
+        if value is not None:
+            self.recent.append(value)
+
+    def start_acting(self, plan: Plan) -> None:
+        """Record that a plan was chosen for this case."""
+        if self.phase is not Phase.ACTING:
+            self.move(Phase.ACTING)
+        self.plan = plan
+        self.wants_plan = False
+        self.excess_when_acted = self.incident.excess
+
+    def start_watching(self, *, rewound: bool, eval_before: float | None) -> None:
+        """Record that the plan was carried out."""
+        self.move(Phase.WATCHING)
+        assert self.plan is not None
+        self.watch = self.plan.watch
+        self.watched = 0
+        self.quiet = 0
+        self.eval_before = eval_before
+        # After a rollback the metric is compared with what it was before the trouble, else with the trouble itself.
+        self.reference = self.before if rewound else Reference.of(tuple(self.recent))
+        if rewound:
+            self.holds_samples = False
+        self.recent.clear()
+
+    def reopen(self) -> None:
+        """Ask for a plan again: the last one was refused, failed, or did not help."""
+        if self.phase is not Phase.OPEN:
+            self.move(Phase.OPEN)
+        self.wants_plan = True
+        self.holds_samples = True
+
+    def is_healing(self) -> bool:
+        """Say whether the excess has fallen by a quarter since the last action: then more patience is worth it."""
+        before, now = self.excess_when_acted, self.incident.excess
+        return before is not None and now is not None and now <= 0.75 * before
+
+
+class OpenCases:
+    """The incidents that are open now: at most one per rule and class of failure."""
+
+    def __init__(self) -> None:
+        self._cases: dict[Key, Case] = {}
+
+    def __iter__(self) -> Iterator[Case]:
+        return iter(tuple(self._cases.values()))
+
+    def __len__(self) -> int:
+        return len(self._cases)
+
+    def get(self, key: Key) -> Case | None:
+        """Return an open case."""
+        return self._cases.get(key)
+
+    def add(self, case: Case) -> Case:
+        """Begin a case."""
+        self._cases[case.key] = case
+        return case
+
+    def remove(self, case: Case) -> None:
+        """End a case."""
+        case.move(Phase.CLOSED)
+        self._cases.pop(case.key, None)
+
+    def of_class(self, failure: FailureType) -> list[Case]:
+        """Return the open cases of a class of failure."""
+        return [case for case in self._cases.values() if case.incident.failure is failure]
+
+    def held_metrics(self) -> frozenset[str]:
+        """Return the metrics whose samples must wait outside the baseline; what is only informative holds none."""
+        return frozenset(
+            case.incident.metric
+            for case in self._cases.values()
+            if case.holds_samples and case.incident.metric is not None and case.incident.severity > Severity.INFO
+        )

@@ -1,0 +1,108 @@
+"""What the policy knows of the past: rebuilt from the ledger at every start, never rewound by a rollback."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from typing import cast
+
+from .failure import FailureType
+from .ledger import Entry
+from .stop import WINDOW_STEPS, Spent
+
+PRIOR_STRENGTH = 2.0
+"""How many observed trials a prior success probability is worth."""
+
+
+@dataclass
+class RungRecord:
+    """What experience in this run says of one rung for one class of failure."""
+
+    successes: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+    """Mean measured cost of carrying it out."""
+    uses: int = 0
+    last_used: int = 0
+    """Trained steps when it was last used."""
+
+    def probability(self, prior: float) -> float:
+        """Return the posterior mean of success under a Beta prior."""
+        trials = self.successes + self.failures
+        return (prior * PRIOR_STRENGTH + self.successes) / (PRIOR_STRENGTH + trials)
+
+
+@dataclass
+class Memory:
+    """Attempts, successes, costs and repeats so far. Every entry of the ledger passes through `remember`."""
+
+    trained_steps: int = 0
+    """Optimizer steps observed, those lost to rollbacks counted too."""
+    last_step: int = 0
+    recoveries: deque[tuple[int, FailureType]] = field(default_factory=lambda: deque(maxlen=4096))
+    """Trained steps and class of each recovery that counts."""
+    total: int = 0
+    seconds: float = 0.0
+    rungs: dict[tuple[str, str], RungRecord] = field(default_factory=dict)
+    tried: dict[FailureType, Counter[str]] = field(default_factory=dict)
+    """Rungs tried since the class last recovered: none of them has helped for good."""
+    faithful_retries: set[str] = field(default_factory=set)
+    """Fingerprints of failures that were already retried without changing anything."""
+
+    def rung(self, failure: str, name: str) -> RungRecord:
+        """Return the record of a rung, making an empty one where it is new."""
+        return self.rungs.setdefault((failure, name), RungRecord())
+
+    def spent(self, failure: FailureType) -> Spent:
+        """Return what recoveries have cost, as one class of failure sees it."""
+        since = self.trained_steps - WINDOW_STEPS
+        recent = sum(1 for at, kind in self.recoveries if kind is failure and at > since)
+        return Spent(failure=failure, recent=recent, total=self.total, seconds=self.seconds)
+
+    def times_tried(self, failure: FailureType, name: str) -> int:
+        """Return how often a rung was tried since the class last recovered."""
+        return self.tried.get(failure, Counter())[name]
+
+    def remember(self, entry: Entry) -> None:
+        """Take in one ledger entry, whether it was just written or read from an earlier process's file."""
+        if entry.kind == "signal":
+            self._see_step(entry.step)
+        elif entry.kind == "outcome":
+            self._remember_outcome(entry)
+        elif entry.kind == "verdict":
+            self._remember_verdict(entry)
+
+    def _see_step(self, step: int) -> None:
+        if step > self.last_step:
+            self.trained_steps += step - self.last_step
+        self.last_step = step
+
+    def _remember_outcome(self, entry: Entry) -> None:
+        body = entry.body
+        if body.get("is_undo"):
+            return
+        failure = FailureType(str(body["failure"]))
+        name = str(body["rung"])
+        seconds = float(cast("float", body["seconds"]))
+        record = self.rung(failure, name)
+        record.uses += 1
+        record.seconds += (seconds - record.seconds) / record.uses
+        record.last_used = self.trained_steps
+        self.tried.setdefault(failure, Counter())[name] += 1
+        self.seconds += seconds
+        if body.get("counts"):
+            self.recoveries.append((self.trained_steps, failure))
+            self.total += 1
+        if not body.get("succeeded"):
+            record.failures += 1
+        elif body.get("faithful") and body.get("fingerprint"):
+            self.faithful_retries.add(str(body["fingerprint"]))
+
+    def _remember_verdict(self, entry: Entry) -> None:
+        failure = FailureType(str(entry.body["failure"]))
+        record = self.rung(failure, str(entry.body["rung"]))
+        if entry.name == "recovered":
+            record.successes += 1
+            self.tried.pop(failure, None)
+        else:
+            record.failures += 1

@@ -1,0 +1,145 @@
+"""What shall be done: a plan, and the order-independent merge of many ranks' plans."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from .action import Action
+from .failure import Effect, FailureType, Severity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """The ordered actions chosen for one incident, and why."""
+
+    step: int
+    incident: str
+    """The rule whose incident this plan answers."""
+    failure: FailureType
+    """The class the budgets count it under."""
+    severity: Severity
+    actions: tuple[Action, ...]
+    because: str
+    rung: str = ""
+    """The rung's name, under which success and cost are remembered."""
+    instead_of: tuple[str, ...] = ()
+    """The rungs passed over, each with the reason."""
+    watch: int = 32
+    """Observations to watch afterwards before the run counts as recovered."""
+    hold_longest: int | None = None
+    """For a plan that only holds: observations to hold at most while the trouble gets smaller by itself."""
+    rank: int = 0
+    onset_step: int | None = None
+    hypothesis: str = ""
+    """The cause or pattern that chose the ladder; empty where the rule's own ladder was used."""
+    fingerprint: str = ""
+    trained_steps: int = 0
+    """Optimizer steps observed so far, those before a rollback counted too: what budgets are measured in."""
+    is_undo: bool = False
+    """True where the plan takes back an earlier one that did not help."""
+
+    @property
+    def effect(self) -> Effect:
+        """Return the largest effect of its actions."""
+        return max((action.effect for action in self.actions), default=Effect.NOTHING)
+
+    @property
+    def counts(self) -> bool:
+        """Say whether the plan uses up recovery budget."""
+        return not self.is_undo and any(action.effect > Effect.NOTHING and action.counts for action in self.actions)
+
+    @property
+    def retries_faithfully(self) -> bool:
+        """Say whether the plan only does the same work again."""
+        return bool(self.actions) and all(action.retries_faithfully for action in self.actions)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the plan as its ledger line holds it."""
+        return {
+            "incident": self.incident,
+            "failure": self.failure.value,
+            "severity": str(self.severity),
+            "actions": [{"name": action.name(), **action.parameters()} for action in self.actions],
+            "effect": str(self.effect),
+            "because": self.because,
+            "rung": self.rung,
+            "instead_of": list(self.instead_of),
+            "watch": self.watch,
+            "hold_longest": self.hold_longest,
+            "onset_step": self.onset_step,
+            "hypothesis": self.hypothesis,
+            "fingerprint": self.fingerprint,
+            "trained_steps": self.trained_steps,
+            "is_undo": self.is_undo,
+        }
+
+
+def _urgency(plan: Plan) -> tuple[object, ...]:
+    """Order plans totally: the worst incident first, then the strongest remedy, then the lowest rank.
+
+    The canonical text at the end makes equal keys mean equal plans, so that taking the maximum is
+    commutative, associative and idempotent whatever the ranks wish.
+    """
+    canonical = json.dumps([plan.step, plan.to_json()], sort_keys=True, default=str)
+    return (plan.severity, plan.effect, -plan.rank, canonical)
+
+
+def merge(wishes: Iterable[Plan | None]) -> Plan | None:
+    """Return the one plan that all ranks carry out: the most urgent wish, or None where nobody has one."""
+    return max((wish for wish in wishes if wish is not None), key=_urgency, default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActionResult:
+    """What one action of a plan came to."""
+
+    action: str
+    status: str
+    """`done`, `failed` or `not-run` (an earlier action of the plan failed)."""
+    text: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What carrying out a plan really did."""
+
+    plan: Plan
+    results: tuple[ActionResult, ...]
+    restored: str | None = None
+    """The key of the snapshot that was returned to."""
+    step: int | None = None
+    """The step the run is at afterwards, where the plan changed it."""
+
+    @property
+    def succeeded(self) -> bool:
+        """Say whether every action was done."""
+        return all(result.status == "done" for result in self.results)
+
+    @property
+    def seconds(self) -> float:
+        """Return the time the plan took."""
+        return sum(result.seconds for result in self.results)
+
+    def to_json(self) -> dict[str, object]:
+        """Return the outcome as its ledger line holds it."""
+        return {
+            "incident": self.plan.incident,
+            "failure": self.plan.failure.value,
+            "rung": self.plan.rung,
+            "counts": self.plan.counts,
+            "faithful": self.plan.retries_faithfully,
+            "fingerprint": self.plan.fingerprint,
+            "trained_steps": self.plan.trained_steps,
+            "is_undo": self.plan.is_undo,
+            "watch": self.plan.watch,
+            "succeeded": self.succeeded,
+            "seconds": self.seconds,
+            "restored": self.restored,
+            "step_after": self.step,
+            "results": [
+                {"action": r.action, "status": r.status, "text": r.text, "seconds": r.seconds} for r in self.results
+            ],
+        }

@@ -1,0 +1,166 @@
+"""Choose the next rung: below the effect ceiling, within the budgets, cheapest expected cure first.
+
+Rungs are tried in increasing cost / probability of success: for independent tries that order minimises the
+expected total cost. Both are measured in this run as soon as there is something to measure, and start from
+priors. What was tried since the class last recovered is not tried again, however cheap.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .action import Action, Ladder, Rung
+from .diagnosis import Diagnosis
+from .failure import Effect, FailureType, Mode, Severity
+from .memory import Memory, RungRecord
+from .plan import Plan
+from .settings import Settings
+from .stop import Budget, per_class, per_run
+
+RUN_BUDGET_FACTOR = 4
+"""A run may recover this many times as often as one class of failure may within its window."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Circumstances:
+    """What the policy must know of the moment."""
+
+    capabilities: frozenset[str]
+    step_time_s: float = 1.0
+    watch: int = 32
+    ladder: Ladder = ()
+    """The rule's own ladder."""
+
+
+class Policy:
+    """Turns a diagnosis into a plan, or into nothing. Pure: same memory, same diagnosis, same plan."""
+
+    def __init__(self, settings: Settings, budget: Budget | None = None) -> None:
+        self.settings = settings
+        attempts = settings.max_recovery_attempts
+        self.budget: Budget = budget or per_class(attempts) | per_run(RUN_BUDGET_FACTOR * attempts)
+
+    def plan(self, diagnosis: Diagnosis, memory: Memory, now: Circumstances) -> Plan | None:
+        """Return the plan for an incident, or None where nothing may or need be done."""
+        incident = diagnosis.incident
+        if incident.severity is Severity.INFO or self.settings.mode in (Mode.OFF, Mode.OBSERVE):
+            return None
+        leading = diagnosis.leading
+        informed = leading is not None and bool(leading.remedy)
+        ladder = leading.remedy if leading is not None and informed else now.ladder
+        choice = self._choose(ladder, diagnosis, memory, now)
+        if choice is None:
+            return None
+        hold = max((held for action in choice.actions if (held := action.watch_for()) is not None), default=None)
+        return Plan(
+            step=incident.step,
+            rank=incident.rank,
+            incident=incident.name,
+            failure=diagnosis.failure,
+            severity=incident.severity,
+            actions=choice.actions,
+            because=f"{incident.because}; {choice.because}" if choice.because else incident.because,
+            rung=choice.rung.name,
+            instead_of=choice.instead_of,
+            watch=hold[0] if hold else now.watch,
+            hold_longest=hold[1] if hold else None,
+            onset_step=incident.onset_step,
+            hypothesis=leading.name if leading is not None and informed else "",
+            fingerprint=incident.fingerprint,
+            trained_steps=memory.trained_steps,
+        )
+
+    def _choose(self, ladder: Ladder, diagnosis: Diagnosis, memory: Memory, now: Circumstances) -> _Choice | None:
+        failure = diagnosis.failure
+        exhausted = self.budget(memory.spent(failure))
+        passed_over: list[str] = []
+        candidates: list[Rung] = []
+        for rung in ladder:
+            reason = self._reason_against(rung, diagnosis, memory, now, exhausted)
+            if reason:
+                passed_over.append(f"{rung.name}: {reason}")
+            else:
+                candidates.append(rung)
+        if not candidates:
+            return None
+        chosen = min(candidates, key=lambda r: (r.is_final, self._index(r, failure, memory, now)))
+        times = memory.times_tried(failure, chosen.name)
+        incident = diagnosis.incident
+        actions = tuple(
+            action.again(times).filled(self.settings).for_incident(
+                onset_step=incident.onset_step, because=incident.because
+            )
+            for action in chosen.actions
+        )
+        because = _why_final(incident.fingerprint in memory.faithful_retries, exhausted) if chosen.is_final else ""
+        return _Choice(chosen, actions, tuple(passed_over), because)
+
+    def _reason_against(
+        self, rung: Rung, diagnosis: Diagnosis, memory: Memory, now: Circumstances, exhausted: str | None
+    ) -> str | None:
+        """Return why a rung may not be tried now, or None."""
+        if diagnosis.incident.severity is Severity.WARNING and rung.effect > Effect.NOTHING:
+            return "a warning starts only actions of effect nothing"
+        if rung.effect > self.settings.max_effect:
+            return f"effect {rung.effect} is above the ceiling {self.settings.max_effect}"
+        missing = sorted({c for action in rung.actions if (c := action.capability()) and c not in now.capabilities})
+        if missing:
+            return f"this run has no {', '.join(missing)}"
+        if rung.is_final:
+            return None
+        if rung.effect > Effect.NOTHING and exhausted and any(action.counts for action in rung.actions):
+            return f"budget spent: {exhausted}"
+        return self._reason_from_the_past(rung, diagnosis, memory, now)
+
+    def _reason_from_the_past(
+        self, rung: Rung, diagnosis: Diagnosis, memory: Memory, now: Circumstances
+    ) -> str | None:
+        failure = diagnosis.failure
+        if memory.times_tried(failure, rung.name) >= rung.repeats:
+            return "already tried"
+        fingerprint = diagnosis.incident.fingerprint
+        if rung.repeats == 1 and rung.retries_faithfully and fingerprint in memory.faithful_retries:
+            return "the same failure came back after a faithful retry"
+        record = memory.rungs.get((failure, rung.name))
+        if record is None or rung.effect is Effect.NOTHING or rung.repeats > 1 or memory.times_tried(failure, rung.name):
+            return None
+        if not any(action.counts for action in rung.actions):
+            return None
+        cool_down = now.watch * 2**record.uses
+        left = record.last_used + cool_down - memory.trained_steps
+        return f"cooling down for {left} more steps after {record.uses} uses" if left > 0 else None
+
+    def _index(self, rung: Rung, failure: FailureType, memory: Memory, now: Circumstances) -> float:
+        """Return expected cost per cure in seconds."""
+        record = memory.rungs.get((failure, rung.name), RungRecord())
+        cost = sum(action.assumed_cost_s(now.step_time_s) for action in rung.actions)
+        if record.uses:  # the seconds are known now; the steps lost or slowed down remain an assumption
+            cost += record.seconds - sum(action.cost_s for action in rung.actions)
+        return cost / max(record.probability(rung.success), 1e-6)
+
+    def undo(self, plan: Plan, because: str, memory: Memory, step: int) -> Plan | None:
+        """Return the plan that takes a change back, where its actions can be taken back."""
+        actions = tuple(back for action in reversed(plan.actions) if (back := action.undo()) is not None)
+        if not actions or self.settings.mode in (Mode.OFF, Mode.OBSERVE):
+            return None
+        return Plan(
+            step=step, rank=plan.rank, incident=plan.incident, failure=plan.failure, severity=plan.severity,
+            actions=actions, because=because, rung=f"undo:{plan.rung}", watch=plan.watch,
+            trained_steps=memory.trained_steps, is_undo=True,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    rung: Rung
+    actions: tuple[Action, ...]
+    instead_of: tuple[str, ...]
+    because: str
+
+
+def _why_final(is_deterministic: bool, exhausted: str | None) -> str:
+    if is_deterministic:
+        return "unrecoverable: the same exception at the same place came back after a faithful retry"
+    if exhausted:
+        return f"budget spent: {exhausted}"
+    return "nothing else is left to try"

@@ -1,0 +1,190 @@
+"""Statistics that need no baseline: slopes, averages, streaks and what the learning rate is doing."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from .baseline import LARGEST, Tracked, Tracker, Trackers
+
+
+@dataclass(frozen=True)
+class Trend(Tracked["TrendTracker"]):
+    """Slope of a metric and its standard error over the means of the last blocks."""
+
+    block: int = 16
+    blocks: int = 32
+    log: bool = False
+
+    def build(self, trackers: Trackers) -> TrendTracker:
+        """Make the tracker."""
+        return TrendTracker(self)
+
+
+class TrendTracker(Tracker):
+    """Least-squares line through block means, renewed whenever a block is full.
+
+    Means of blocks, because neighbouring observations are alike and a standard error that took them for
+    independent would be too small.
+    """
+
+    saved = ("count", "total", "filled", "means", "level", "slope", "error", "spread")
+
+    def __init__(self, spec: Trend) -> None:
+        self.spec = spec
+        self.count = 0
+        self.total = 0.0
+        self.filled = 0
+        self.level = 0.0
+        """Mean of the blocks."""
+        self.slope = 0.0
+        """Change per observation."""
+        self.error = 0.0
+        """Standard error of the slope."""
+        self.spread = 0.0
+        """Standard deviation of the block means around the line."""
+        self.means: deque[float] = deque(maxlen=spec.blocks)
+
+    @property
+    def ready(self) -> bool:
+        """Whether the window is full."""
+        return len(self.means) == self.spec.blocks
+
+    @property
+    def span(self) -> int:
+        """Observations the line covers."""
+        return len(self.means) * self.spec.block
+
+    @property
+    def change(self) -> float:
+        """Change over the whole window, according to the line."""
+        return self.slope * self.span
+
+    @property
+    def level_error(self) -> float:
+        """Standard error of the mean of the blocks."""
+        return self.spread / math.sqrt(len(self.means)) if self.means else 0.0
+
+    def admit(self, x: float) -> None:
+        """Add `x` to the open block."""
+        if self.spec.log:
+            if x <= 0.0:
+                return
+            x = math.log(x)
+        self.count += 1
+        self.total += max(-LARGEST, min(LARGEST, x))
+        self.filled += 1
+        if self.filled == self.spec.block:
+            self.means.append(self.total / self.filled)
+            self.total, self.filled = 0.0, 0
+            self._fit()
+
+    def _fit(self) -> None:
+        means = self.means
+        n = len(means)
+        self.level = math.fsum(means) / n
+        if n < 4:
+            return
+        middle = (n - 1) / 2.0
+        sxx = n * (n * n - 1) / 12.0
+        slope = math.fsum((i - middle) * m for i, m in enumerate(means)) / sxx
+        left = math.fsum((m - self.level - slope * (i - middle)) ** 2 for i, m in enumerate(means))
+        self.spread = math.sqrt(left / (n - 2))
+        self.slope = slope / self.spec.block
+        self.error = self.spread / math.sqrt(sxx) / self.spec.block
+
+
+@dataclass(frozen=True)
+class Streak(Tracked["StreakTracker"]):
+    """How many observations in a row were higher than the one before."""
+
+    def build(self, trackers: Trackers) -> StreakTracker:
+        """Make the tracker."""
+        return StreakTracker()
+
+
+class StreakTracker(Tracker):
+    """Counter of rises in a row."""
+
+    saved = ("rising", "previous")
+
+    def __init__(self) -> None:
+        self.rising = 0
+        self.previous: float | None = None
+
+    def see(self, x: float) -> None:
+        """Compare with the observation before."""
+        self.rising = self.rising + 1 if self.previous is not None and x > self.previous else 0
+        self.previous = x
+
+    def forget_evidence(self) -> None:
+        """Count from zero again."""
+        self.rising = 0
+
+
+@dataclass(frozen=True)
+class Average(Tracked["AverageTracker"]):
+    """Plain mean of the last admitted values."""
+
+    window: int = 50
+
+    def build(self, trackers: Trackers) -> AverageTracker:
+        """Make the tracker."""
+        return AverageTracker(self)
+
+
+class AverageTracker(Tracker):
+    """Mean of a short window."""
+
+    saved = ("values", "mean")
+
+    def __init__(self, spec: Average) -> None:
+        self.values: deque[float] = deque(maxlen=spec.window)
+        self.mean = 0.0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the window is full."""
+        return len(self.values) == self.values.maxlen
+
+    def admit(self, x: float) -> None:
+        """Take `x` into the window."""
+        self.values.append(max(-LARGEST, min(LARGEST, x)))
+        self.mean = math.fsum(self.values) / len(self.values)
+
+
+@dataclass(frozen=True)
+class Schedule(Tracked["ScheduleTracker"]):
+    """What the learning rate is doing: metrics change for good reason while it climbs or has just jumped."""
+
+    jump: float = 1.5
+    """Factor from one observation to the next that is a jump rather than a climb."""
+
+    def build(self, trackers: Trackers) -> ScheduleTracker:
+        """Make the tracker."""
+        return ScheduleTracker(self)
+
+
+class ScheduleTracker(Tracker):
+    """Observations since the last jump and since the last climb."""
+
+    saved = ("previous", "since_jump", "since_climb")
+    LONG_AGO = 1_000_000
+
+    def __init__(self, spec: Schedule) -> None:
+        self.spec = spec
+        self.previous: float | None = None
+        self.since_jump = self.LONG_AGO
+        self.since_climb = self.LONG_AGO
+
+    def see(self, x: float) -> None:
+        """Compare with the value before."""
+        previous, self.previous = self.previous, x
+        self.since_jump = min(self.since_jump + 1, self.LONG_AGO)
+        self.since_climb = min(self.since_climb + 1, self.LONG_AGO)
+        if previous is None or x <= previous:
+            return
+        self.since_climb = 0
+        if previous > 0.0 and x > self.spec.jump * previous:
+            self.since_jump = 0

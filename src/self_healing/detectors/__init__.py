@@ -1,0 +1,1 @@
+"""Catalogue of detectors: one file each, found by discovery."""

@@ -1,0 +1,50 @@
+"""The rule `weights-not-finite`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..actions.roll_back import RollBack
+from ..actions.scale_learning_rate import ScaleLearningRate
+from ..actions.skip_batches import SkipBatches
+from ..actions.stop_run import StopRun
+from ..core.action import rung
+from ..core.detector import Detector, fires, quiet
+from ..core.failure import FailureType, Severity
+from ..core.history import History
+from ..core.incident import Incident
+from ..core.signal import Metrics, Signal
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightsNotFinite(Detector):
+    """Weights or optimizer state hold NaN or infinite values.
+
+    ## Why it matters
+    Nothing computed from such weights means anything, and no later step repairs them: only a state from before helps.
+
+    ## False alarms
+    None known: adapters report the count of non-finite tensors, which is zero in a healthy run.
+
+    ## References
+    - Megatron-LM, rerun state machine: telling a broken device from broken state
+    """
+
+    failure = FailureType.NAN_LOSS
+    fine = "nan_weights"
+    severity = Severity.ERROR
+    remedy = (
+        rung(RollBack(), SkipBatches(), success=0.9),
+        rung(RollBack(depth=1), SkipBatches(), ScaleLearningRate(), success=0.6),
+        rung(StopRun(), success=1.0),
+    )
+    examples = (
+        fires("one tensor is enough", weights_nonfinite=[0.0, 0.0, 1.0], at_step=2, severity=Severity.ERROR),
+        quiet("all finite", weights_nonfinite=[0.0] * 5),
+    )
+
+    def check(self, now: Signal, past: History) -> Incident | None:
+        """Fire where the adapter counted a non-finite tensor."""
+        if not isinstance(now, Metrics) or not (tensors := now.get("weights_nonfinite")):
+            return None
+        return self.incident(now, f"{tensors:g} tensors of weights or optimizer state are not finite", tensors=tensors)

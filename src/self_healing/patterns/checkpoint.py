@@ -1,0 +1,99 @@
+"""A checkpoint cannot be read, or does not belong to this model."""
+
+from __future__ import annotations
+
+from ..actions.roll_back import RollBack
+from ..actions.stop_run import StopRun
+from ..core.action import rung
+from ..core.cause import Pattern
+from ..core.failure import FailureType
+
+AN_OLDER_ONE = (
+    rung(RollBack(depth=1), success=0.8),
+    rung(RollBack(depth=2), success=0.6),
+    rung(StopRun()),
+)
+GIVE_UP = (rung(StopRun()),)
+BROKEN = ("The file was cut short, often by a full disk or a kill while saving: resume from the checkpoint before it.",)
+
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        name="safetensors-corrupt",
+        says="A safetensors file is damaged or incomplete.",
+        failure=FailureType.CHECKPOINT,
+        fine="checkpoint_corrupt",
+        text=r"Error while deserializing header|SafetensorError: |MetadataIncompleteBuffer|HeaderTooLarge|InvalidHeaderLength",
+        weight=0.95,
+        remedy=AN_OLDER_ONE,
+        fixes=BROKEN,
+        matches=(
+            "safetensors.SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered",
+            "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",
+        ),
+        but_not=("OSError: Error no file named model.safetensors found in directory /out",),
+        source="research/hf_mechanics.md, exceptions as really raised",
+    ),
+    Pattern(
+        name="torch-file-corrupt",
+        says="A file written by torch.save is damaged, empty or incomplete.",
+        failure=FailureType.CHECKPOINT,
+        fine="checkpoint_corrupt",
+        text=(
+            r"PytorchStreamReader failed|failed finding central directory|EOFError: Ran out of input|^Ran out of input"
+            r"|unexpected EOF, expected \d+ more bytes|invalid header or archive is corrupted"
+        ),
+        weight=0.95,
+        remedy=AN_OLDER_ONE,
+        fixes=BROKEN,
+        matches=(
+            "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
+            "EOFError: Ran out of input",
+            "RuntimeError: unexpected EOF, expected 4096 more bytes. The file might be corrupted.",
+        ),
+        but_not=("RuntimeError: PytorchStreamWriter failed writing file data/176: file write failed",),
+        source="PyTorch, caffe2/serialize/inline_container.cc",
+    ),
+    Pattern(
+        name="checkpoint-of-another-model",
+        says="The checkpoint does not belong to this model, optimizer or version.",
+        failure=FailureType.CHECKPOINT,
+        fine="resume_failure",
+        text=(
+            r"loaded state dict contains a parameter group|loaded state dict has a different number of parameter groups"
+            r"|Error\(s\) in loading state_dict for|size mismatch for \S+: copying a param|Weights only load failed"
+        ),
+        weight=0.93,
+        remedy=GIVE_UP,
+        fixes=(
+            "Resume with the configuration and library versions the checkpoint was written with.",
+            "After freezing or adding parameters, load the weights only and start the optimizer anew.",
+        ),
+        matches=(
+            "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
+            "RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:\n\tsize mismatch for lm_head.weight: copying "
+            "a param with shape torch.Size([32000, 4096]) from checkpoint",
+            "_pickle.UnpicklingError: Weights only load failed. Re-running torch.load with weights_only set to False",
+        ),
+        but_not=("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x16 and 8x16)",),
+        source="PyTorch, torch/optim/optimizer.py and torch/nn/modules/module.py",
+    ),
+    Pattern(
+        name="checkpoint-missing",
+        says="There is no checkpoint where one was asked for.",
+        failure=FailureType.CHECKPOINT,
+        fine="resume_failure",
+        text=(
+            r"No valid checkpoint found in output directory|Can't find a valid checkpoint at"
+            r"|Error no file named (?:model\.safetensors|pytorch_model\.bin)"
+        ),
+        weight=0.94,
+        remedy=GIVE_UP,
+        fixes=("Start without resume_from_checkpoint, or point it to a folder that holds one.",),
+        matches=(
+            "ValueError: No valid checkpoint found in output directory (./output)",
+            "OSError: Error no file named model.safetensors found in directory ./output/checkpoint-500.",
+        ),
+        but_not=("FileNotFoundError: [Errno 2] No such file or directory: 'train.jsonl'",),
+        source="transformers, trainer.py and modeling_utils.py",
+    ),
+)

@@ -1,0 +1,140 @@
+"""A record or a batch is not what the model expects.
+
+Rows are anchored on whole messages. The bare words shape, dimension and index prove nothing: a bug in the model says
+them too.
+"""
+
+from __future__ import annotations
+
+from ..actions.quarantine_records import QuarantineRecords
+from ..actions.retry_later import RetryLater
+from ..actions.skip_batches import SkipBatches
+from ..actions.stop_run import StopRun
+from ..core.action import rung
+from ..core.cause import Pattern
+from ..core.failure import FailureType
+
+AT_ONCE_S = 0.5
+LEAVE_IT_OUT = (
+    rung(RetryLater(base_s=AT_ONCE_S), success=0.5),
+    rung(QuarantineRecords(), success=0.5),
+    rung(SkipBatches(), success=0.6),
+    rung(StopRun()),
+)
+WORKERS_AGAIN = (rung(RetryLater(base_s=AT_ONCE_S), success=0.6), rung(StopRun()))
+
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        name="data-worker-raised",
+        says="Reading or preparing a record failed in a data worker.",
+        failure=FailureType.DATA_ERROR,
+        fine="data_shape",
+        text=r"Caught \w+ in DataLoader worker process \d+",
+        weight=0.7,
+        remedy=LEAVE_IT_OUT,
+        fixes=("Set num_workers to 0 to see the plain traceback and the record it fails on.",),
+        matches=(
+            "ValueError: Caught ValueError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):",
+        ),
+        but_not=("RuntimeError: DataLoader worker (pid 4321) is killed by signal: Killed.",),
+        source="PyTorch, torch/_utils.py",
+    ),
+    Pattern(
+        name="data-worker-silent",
+        says="A data worker did not deliver in time, or ended without saying why.",
+        failure=FailureType.DATA_ERROR,
+        fine="hang",
+        text=r"DataLoader timed out after \d+(?:\.\d+)? seconds|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly",
+        weight=0.9,
+        remedy=WORKERS_AGAIN,
+        fixes=("Look for a record that takes very long or crashes a native library; lower the number of workers.",),
+        matches=(
+            "RuntimeError: DataLoader timed out after 120 seconds",
+            "RuntimeError: DataLoader worker (pid(s) 1203, 1204) exited unexpectedly",
+        ),
+        but_not=("RuntimeError: DataLoader worker (pid 3002) is killed by signal: Bus error.",),
+        source="PyTorch, torch/utils/data/dataloader.py",
+    ),
+    Pattern(
+        name="ragged-batch",
+        says="The records of a batch have different lengths and were not padded.",
+        failure=FailureType.DATA_ERROR,
+        fine="data_shape",
+        text=(
+            r"Unable to create tensor, you should probably activate truncation"
+            r"|expected sequence of length \d+ at dim \d+ \(got \d+\)|stack expects each tensor to be equal size"
+            r"|each element in list of batch should be of equal size"
+        ),
+        weight=0.92,
+        remedy=LEAVE_IT_OUT,
+        fixes=("Use a collator that pads, or truncate to max_length; drop columns that are not tensors.",),
+        matches=(
+            "ValueError: Unable to create tensor, you should probably activate truncation and/or padding with "
+            "'padding=True' 'truncation=True' to have batched tensors with the same length.",
+            "ValueError: expected sequence of length 128 at dim 1 (got 131)",
+            "RuntimeError: stack expects each tensor to be equal size, but got [3, 224, 224] at entry 0 and [1, 224, 224]",
+        ),
+        but_not=("ValueError: expected sequence of tokens",),
+        source="transformers tokenization_utils_base.py, PyTorch collate",
+    ),
+    Pattern(
+        name="shapes-do-not-fit",
+        says="The shapes of a batch and of the model do not fit together.",
+        failure=FailureType.DATA_ERROR,
+        fine="shape_mismatch",
+        text=(
+            r"mat1 and mat2 shapes cannot be multiplied|The size of tensor a \(\d+\) must match the size of tensor b"
+            r"|Expected input batch_size \(\d+\) to match target batch_size"
+        ),
+        weight=0.9,
+        remedy=LEAVE_IT_OUT,
+        fixes=("Print the shapes of the failing batch; the last, smaller batch of an epoch is a usual suspect.",),
+        matches=(
+            "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x16 and 8x16)",
+            "RuntimeError: The size of tensor a (512) must match the size of tensor b (513) at non-singleton dimension 1",
+        ),
+        but_not=(
+            "RuntimeError: size mismatch for lm_head.weight: copying a param with shape torch.Size([32000, 4096])",
+            "AssertionError: unexpected shape",
+        ),
+        source="research/hf_mechanics.md, exceptions as really raised",
+    ),
+    Pattern(
+        name="token-or-label-out-of-range",
+        says="A token id or a label is larger than the model knows.",
+        failure=FailureType.DATA_ERROR,
+        fine="data_shape",
+        text=r"index out of range in self|Target -?\d+ is out of bounds",
+        weight=0.92,
+        remedy=LEAVE_IT_OUT,
+        fixes=(
+            "Resize the embeddings after adding tokens, and check that labels run from 0 to the number of classes less 1.",
+        ),
+        matches=("IndexError: index out of range in self", "IndexError: Target 9 is out of bounds."),
+        but_not=(
+            "IndexError: list index out of range",
+            "IndexError: index 5 is out of bounds for dimension 0 with size 5",
+        ),
+        source="research/hf_mechanics.md, exceptions as really raised",
+    ),
+    Pattern(
+        name="records-unreadable",
+        says="A data file holds records that cannot be read.",
+        failure=FailureType.DATA_ERROR,
+        fine="data_shape",
+        text=(
+            r"An error occurred while generating the dataset|JSON parse error: |cannot identify image file"
+            r"|ArrowInvalid: |Corrupt snappy compressed data"
+        ),
+        weight=0.85,
+        remedy=LEAVE_IT_OUT,
+        fixes=("Open the named file: a broken download, a Git LFS pointer instead of data, or mixed column types.",),
+        matches=(
+            "datasets.exceptions.DatasetGenerationError: An error occurred while generating the dataset",
+            "pyarrow.lib.ArrowInvalid: JSON parse error: Column() changed from object to array in row 0",
+            "PIL.UnidentifiedImageError: cannot identify image file <_io.BytesIO object at 0x7f3c>",
+        ),
+        but_not=("json.decoder.JSONDecodeError: Expecting value: line 1 column 1 (char 0)",),
+        source="datasets, pyarrow, Pillow",
+    ),
+)

@@ -1,0 +1,54 @@
+"""The disk is full, or may not be written to."""
+
+from __future__ import annotations
+
+from ..actions.retry_later import RetryLater
+from ..actions.stop_run import StopRun
+from ..core.action import rung
+from ..core.cause import Pattern
+from ..core.failure import FailureType
+
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        name="disk-full",
+        says="There is no space left on the disk, or the quota is used up.",
+        failure=FailureType.DISK,
+        fine="disk_full",
+        text=(
+            r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing file"
+            r"|database or disk is full|not enough space on the disk"
+        ),
+        weight=0.85,
+        remedy=(rung(RetryLater(), success=0.3, repeats=3), rung(StopRun())),
+        fixes=(
+            "Delete old checkpoints, or keep fewer with save_total_limit.",
+            "If the disk has room, look at /dev/shm and at the inodes: df -h /dev/shm, df -i.",
+        ),
+        matches=(
+            "OSError: [Errno 28] No space left on device",
+            "OSError: [Errno 122] Disk quota exceeded",
+            "RuntimeError: [enforce fail at inline_container.cc:445] . PytorchStreamWriter failed writing file data/176: file "
+            "write failed",
+        ),
+        but_not=("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",),
+        source="errno(3), PyTorch caffe2/serialize/inline_container.cc",
+    ),
+    Pattern(
+        name="permission-denied",
+        says="The run may not read or write a file it needs.",
+        failure=FailureType.DISK,
+        fine="permission_error",
+        text=r"\[Errno 13\] Permission denied|\[Errno 30\] Read-only file system",
+        weight=0.9,
+        remedy=(rung(StopRun()),),
+        fixes=("Check who owns the folder; point HF_HOME and output_dir to one that is yours.",),
+        matches=(
+            "PermissionError: [Errno 13] Permission denied: '/root/.cache/huggingface/hub'",
+            "OSError: [Errno 30] Read-only file system: '/output'",
+        ),
+        but_not=(
+            "huggingface_hub.errors.HfHubHTTPError: 403 Client Error: Forbidden for url: https://huggingface.co/api",
+        ),
+        source="errno(3)",
+    ),
+)

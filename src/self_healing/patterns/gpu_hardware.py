@@ -1,0 +1,91 @@
+"""The CUDA context is broken, by the program or by the GPU itself. Nothing inside the process can repair it."""
+
+from __future__ import annotations
+
+from ..actions.exclude_node import ExcludeNode
+from ..actions.restart_process import RestartProcess
+from ..actions.stop_run import StopRun
+from ..core.action import rung
+from ..core.cause import Pattern
+from ..core.failure import FailureType
+
+START_AGAIN = (rung(RestartProcess(), success=0.5), rung(StopRun()))
+ELSEWHERE = (rung(RestartProcess(), success=0.4), rung(ExcludeNode(), success=0.8), rung(StopRun()))
+
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        name="device-side-assert",
+        says="A check inside a GPU kernel failed, nearly always a label or token id out of range.",
+        failure=FailureType.CRASH,
+        fine="device_assert",
+        text=r"device-side assert triggered",
+        weight=0.95,
+        remedy=START_AGAIN,
+        fixes=(
+            "Run the batch on the CPU, or with CUDA_LAUNCH_BLOCKING=1, to see the true line.",
+            "Check labels against the number of classes, and token ids against the vocabulary.",
+        ),
+        matches=(
+            "torch.AcceleratorError: CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously "
+            "reported at some other API call",
+        ),
+        but_not=("AssertionError: triggered on the host side",),
+        source="research/hf_mechanics.md, exceptions as really raised",
+    ),
+    Pattern(
+        name="illegal-memory-access",
+        says="A GPU kernel touched memory that is not its own.",
+        failure=FailureType.CRASH,
+        fine="illegal_memory_access",
+        text=(
+            r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS|CUDA error: misaligned address"
+            r"|CUDA error: unspecified launch failure"
+        ),
+        weight=0.93,
+        remedy=START_AGAIN,
+        fixes=(
+            "Suspect custom kernels first: run without them, or under compute-sanitizer.",
+            "If it moves from place to place and from batch to batch, suspect the GPU and read dmesg for Xid.",
+        ),
+        matches=("RuntimeError: CUDA error: an illegal memory access was encountered",),
+        but_not=("RuntimeError: CUDA error: invalid configuration argument",),
+        source="CUDA runtime API, error 700",
+    ),
+    Pattern(
+        name="gpu-failed",
+        says="The GPU reported a hardware error.",
+        failure=FailureType.HARDWARE,
+        fine="gpu_hardware",
+        text=(
+            r"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|fallen off the bus|NVRM: Xid|\bGPU is lost\b"
+            r"|uncorrectable NVLink error|Unable to determine the device handle for GPU"
+        ),
+        weight=0.97,
+        remedy=ELSEWHERE,
+        fixes=("Drain the machine and have it tested (dcgmi diag -r 3); read dmesg for the Xid number.",),
+        matches=(
+            "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            "[ 1843.3] NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus.",
+        ),
+        but_not=("nvidia-smi: ECC errors: 0", "Corrected error received: 0000:00:03.0"),
+        source="NVIDIA Xid catalogue",
+    ),
+    Pattern(
+        name="segmentation-fault",
+        says="Native code crashed.",
+        failure=FailureType.CRASH,
+        fine="segfault",
+        text=r"Segmentation fault|signal 11: SIGSEGV|signal 11 \(SIGSEGV\)|exit ?code\s*: -11\b|exit code 139\b|return code = -11\b",
+        weight=0.88,
+        remedy=START_AGAIN,
+        fixes=(
+            "Run with PYTHONFAULTHANDLER=1 to see where; two libraries built against different versions are usual.",
+        ),
+        matches=(
+            "Process finished with exit code 139 (interrupted by signal 11: SIGSEGV)",
+            "  exitcode  : -11 (pid: 12)\n  traceback : Signal 11 (SIGSEGV) received by PID 12",
+        ),
+        but_not=("segmentation loss 0.31", "step 139 exit code 0"),
+        source="POSIX: 128 + 11",
+    ),
+)

@@ -1,0 +1,114 @@
+"""Ranks lost each other. The message is often an echo: the rank that failed first says something else."""
+
+from __future__ import annotations
+
+from ..actions.exclude_node import ExcludeNode
+from ..actions.restart_process import RestartProcess
+from ..actions.retry_later import RetryLater
+from ..actions.stop_run import StopRun
+from ..core.action import rung
+from ..core.cause import Pattern
+from ..core.failure import FailureType
+
+START_AGAIN = (rung(RestartProcess(), success=0.5), rung(ExcludeNode(), success=0.8), rung(StopRun()))
+FIRST_RANK = "Read the output of the rank that failed first: an OOM there looks like a network error here."
+
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        name="collective-timeout",
+        says="A collective operation did not end in time: a rank is missing, stuck, or in another collective.",
+        failure=FailureType.HANG,
+        fine="nccl_timeout",
+        text=(
+            r"Watchdog caught collective operation timeout|milliseconds before timing out"
+            r"|Timed out waiting \d+ms for (?:recv|send) operation"
+        ),
+        weight=0.88,
+        remedy=START_AGAIN,
+        fixes=(
+            FIRST_RANK,
+            "With FSDP, set async_prefetch: false. Set TORCH_NCCL_TRACE_BUFFER_SIZE to record which rank came late.",
+        ),
+        matches=(
+            "[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: "
+            "WorkNCCL(SeqNum=15, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600060 milliseconds before timing out.",
+        ),
+        but_not=(
+            "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.",
+        ),
+        source="PyTorch, ProcessGroupNCCL.cpp",
+    ),
+    Pattern(
+        name="nccl-failed",
+        says="NCCL could not communicate.",
+        failure=FailureType.CRASH,
+        fine="nccl_error",
+        text=(
+            r"ncclSystemError|ncclInternalError|ncclUnhandledCudaError|ncclRemoteError"
+            r"|NCCL communicator was aborted|NCCL error in:|DistBackendError: NCCL"
+        ),
+        weight=0.8,
+        remedy=START_AGAIN,
+        fixes=(FIRST_RANK, "Set NCCL_DEBUG=INFO and read which call failed; check interfaces with NCCL_SOCKET_IFNAME."),
+        matches=(
+            "RuntimeError: NCCL communicator was aborted on rank 1.",
+            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error\n"
+            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+        ),
+        but_not=("NCCL INFO Launch mode Parallel",),
+        source="https://docs.axolotl.ai/docs/training_stability.html",
+    ),
+    Pattern(
+        name="peer-lost",
+        says="Another rank closed the connection, most likely because it died.",
+        failure=FailureType.CRASH,
+        fine="nccl_error",
+        text=(
+            r"gloo.{0,120}Connection (?:closed|reset) by peer|Connection closed by peer \["
+            r"|(?:recvValue|sendBytes|recvBytes) failed"
+        ),
+        weight=0.78,
+        remedy=START_AGAIN,
+        fixes=(FIRST_RANK,),
+        matches=(
+            "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:34567",
+            "torch.distributed.DistNetworkError: recvValue failed on SocketImpl(fd=4)",
+        ),
+        but_not=("ConnectionResetError: [Errno 104] Connection reset by peer",),
+        source="PyTorch, third_party/gloo and TCPStore",
+    ),
+    Pattern(
+        name="child-failed",
+        says="A worker process failed; its own output, not this text, says why.",
+        failure=FailureType.CRASH,
+        fine="unknown_child_failure",
+        text=r"ChildFailedError|failed \(exitcode: 1\)",
+        weight=0.5,
+        remedy=(rung(RestartProcess(), success=0.3), rung(StopRun())),
+        fixes=(
+            FIRST_RANK,
+            "Decorate main with torch.distributed.elastic.multiprocessing.errors.record to get its traceback.",
+        ),
+        matches=(
+            "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \ntrain.py FAILED\n  exitcode  : 1 (pid: 78)",
+        ),
+        but_not=("subprocess.CalledProcessError: Command 'ls' returned non-zero exit status 1.",),
+        source="torch/distributed/elastic/multiprocessing/errors",
+    ),
+    Pattern(
+        name="port-in-use",
+        says="The port on which ranks meet is taken.",
+        failure=FailureType.CONFIG_ERROR,
+        fine="port_in_use",
+        text=r"\bEADDRINUSE\b|Address already in use",
+        weight=0.9,
+        remedy=(rung(RetryLater(), success=0.5, repeats=3), rung(StopRun())),
+        fixes=("End the other run, or choose another --master_port; 0 with --rdzv-backend c10d picks a free one.",),
+        matches=(
+            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: "
+            "29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        ),
+        but_not=("ConnectionRefusedError: [Errno 111] Connection refused",),
+        source="PyTorch, torch/csrc/distributed/c10d/socket.cpp",
+    ),
+)

@@ -1,0 +1,99 @@
+"""Text that says the loss is no longer a number, for runs of which only the output is seen."""
+
+from __future__ import annotations
+
+from ..actions.rewarm_learning_rate import RewarmLearningRate
+from ..actions.roll_back import RollBack
+from ..actions.scale_learning_rate import ScaleLearningRate
+from ..actions.stop_run import StopRun
+from ..actions.tighten_clipping import TightenClipping
+from ..core.action import rung
+from ..core.cause import Pattern
+from ..core.failure import FailureType
+
+BACK_AND_SLOWER = (
+    rung(RollBack(), RewarmLearningRate(), success=0.6),
+    rung(RollBack(depth=1), ScaleLearningRate(), success=0.6),
+    rung(RollBack(depth=2), ScaleLearningRate(), TightenClipping(), success=0.4),
+    rung(StopRun()),
+)
+FIXES = (
+    "Lower the learning rate; safe_train divided it by 1.5, we halve it and ramp back.",
+    "Find the first NaN with torch.autograd.set_detect_anomaly(True).",
+)
+
+PATTERNS: tuple[Pattern, ...] = (
+    Pattern(
+        name="loss-printed-as-nan",
+        says="The output shows a loss or gradient norm that is NaN.",
+        failure=FailureType.NAN_LOSS,
+        fine="nan_loss",
+        text=(
+            r"loss['\"]?\s?[=:]\s?['\"]?nan\b|\bloss (?:is|was|became|went) (?:infinite or )?nan\b|loss = nan\b"
+            r"|grad_norm['\"]?\s?[=:]\s?['\"]?nan\b"
+        ),
+        weight=0.85,
+        remedy=BACK_AND_SLOWER,
+        fixes=FIXES,
+        matches=(
+            "Loss is NaN at epoch 123",
+            "Training GNN:  45%|####     | 9000/20000 [15:23<18:42, 9.80it/s, Loss=nan, Accuracy=0.8456]",
+            "training/loss: nan",
+            "hard_loss: nan",
+            "{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-05, 'epoch': 0.01}",
+            "RuntimeError: Model diverged with loss = NaN.",
+            "FloatingPointError: Loss became infinite or NaN at iteration=120!",
+        ),
+        but_not=("{'loss': 2.31, 'grad_norm': 1.2}", "nan_to_num applied to the loss", "loss: nanoseconds"),
+        source="seed safe_train.py",
+    ),
+    Pattern(
+        name="eval-loss-printed-as-nan",
+        says="The output shows an evaluation loss that is NaN.",
+        failure=FailureType.NAN_LOSS,
+        fine="nan_eval",
+        text=r"\b(?:eval|val|valid|validation|test)[_/ ]loss['\"]?\s?[=:]\s?['\"]?nan\b",
+        weight=0.88,
+        remedy=BACK_AND_SLOWER,
+        fixes=FIXES,
+        matches=("{'eval_loss': nan, 'eval_runtime': 12.3, 'epoch': 1.0}", "val_loss=nan"),
+        but_not=("{'eval_loss': 1.2}",),
+        source="transformers, trainer logs",
+    ),
+    Pattern(
+        name="nan-found-by-anomaly-mode",
+        says="PyTorch's anomaly mode found the operation whose gradient is NaN.",
+        failure=FailureType.NAN_LOSS,
+        fine="nan_loss",
+        text=r"Function '\w+' returned nan values in its \d+\w\w output",
+        weight=0.95,
+        remedy=BACK_AND_SLOWER,
+        fixes=("Look at the operation named: a log or root of zero, a division by zero, or exp of a large number.",),
+        matches=("RuntimeError: Function 'MulBackward0' returned nan values in its 0th output.",),
+        but_not=("UserWarning: Anomaly Detection has been enabled. This mode will increase the runtime",),
+        source="PyTorch, torch/csrc/autograd/engine.cpp",
+    ),
+    Pattern(
+        name="loss-scale-exhausted",
+        says="The fp16 loss scaler keeps overflowing.",
+        failure=FailureType.NAN_LOSS,
+        fine="fp16_overflow",
+        text=(
+            r"Current loss scale already at minimum|OVERFLOW! Rank \d+ Skipping step. Attempted loss scale: \d{1,3},"
+            r"|Minimum loss scale reached"
+        ),
+        weight=0.9,
+        remedy=BACK_AND_SLOWER,
+        fixes=("Use bf16 instead of fp16 where the GPU has it.", "Lower the learning rate 2 to 5 times."),
+        matches=(
+            "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+            "[INFO] [loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 64, "
+            "reducing to 32",
+        ),
+        but_not=(
+            "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+            "loss scale 1024",
+        ),
+        source="DeepSpeed, runtime/fp16/loss_scaler.py",
+    ),
+)

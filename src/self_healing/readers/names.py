@@ -1,0 +1,142 @@
+"""Canonical metric names and numbers: what different programs call the same thing, and how they print it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+STEP_NAMES = ("step", "global_step", "iteration", "iter", "steps", "update", "num_updates", "batch_idx")
+"""Spellings of the step, best first; `train/step`, `trainer/global_step` and `_step` are found too."""
+
+TIME_NAMES = ("_timestamp", "timestamp", "wall_time", "time_s", "_runtime", "elapsed")
+"""Spellings of the time in seconds, best first."""
+
+SYNONYMS = {
+    "lr": "learning_rate",
+    "train_lr": "learning_rate",
+    "gradient_norm": "grad_norm",
+    "grad_norm_total": "grad_norm",
+    "gnorm": "grad_norm",
+    "train_grad_norm": "grad_norm",
+    "train_loss": "loss",
+    "training_loss": "loss",
+    "train_loss_step": "loss",
+    "eval_loss": "eval_loss",
+    "val_loss": "eval_loss",
+    "valid_loss": "eval_loss",
+    "validation_loss": "eval_loss",
+    "step_time": "step_time_s",
+}
+"""Other spellings of the metrics that rules read; `eval/x`, `val/x` and `train/x` are handled before."""
+
+KNOWN = frozenset({"loss", "eval_loss", "grad_norm", "learning_rate", "reward", "perplexity", "accuracy"})
+"""Names that show a table to be one of training metrics."""
+
+_PREFIXES = {"train/": "", "training/": "", "eval/": "eval_", "val/": "eval_", "valid/": "eval_", "validation/": "eval_"}
+_LONGEST_NUMBER = 64
+_LARGEST_STEP = 10**15
+
+
+def canonical(name: str) -> str:
+    """Return the name a metric has in our signals: `train/loss` is `loss`, `eval/loss` is `eval_loss`.
+
+    Example:
+        >>> canonical("train/rewards/margins"), canonical("val_loss"), canonical("lr")
+        ('rewards/margins', 'eval_loss', 'learning_rate')
+    """
+    name = name.strip()
+    for prefix, instead in _PREFIXES.items():
+        if name.startswith(prefix) and len(name) > len(prefix):
+            name = instead + name[len(prefix) :]
+            break
+    return SYNONYMS.get(name.lower(), name)
+
+
+def number(value: object) -> float | None:
+    """Return a value as a float, numbers printed as text included; None for what is no number.
+
+    Example:
+        >>> number("1e-5"), number("NaN"), number(True), number("n/a")
+        (1e-05, nan, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and (len(value) > _LONGEST_NUMBER or not value.isascii()):
+        return None
+    try:
+        return float(value)
+    except ValueError:
+        return None
+    except OverflowError:
+        return math.inf if isinstance(value, int) and value > 0 else -math.inf
+
+
+def step_number(value: object) -> int | None:
+    """Return a value as a step, or None where it is no whole number in the range of steps."""
+    found = number(value)
+    if found is None or not 0 <= found <= _LARGEST_STEP or found != int(found):
+        return None
+    return int(found)
+
+
+def is_step(name: str) -> bool:
+    """Say whether a name is a spelling of the step."""
+    return _step_rank(name) is not None
+
+
+def step_name(names: Iterable[str]) -> str | None:
+    """Return the best spelling of the step among names, or None where there is none."""
+    ranked = [(rank, index, name) for index, name in enumerate(names) if (rank := _step_rank(name)) is not None]
+    return min(ranked)[2] if ranked else None
+
+
+def _step_rank(name: str) -> int | None:
+    owner, _, last = name.strip().lower().rpartition("/")
+    if owner not in ("", "train", "trainer", "training"):  # time/step is no step
+        return None
+    last = last.lstrip("_")
+    return STEP_NAMES.index(last) if last in STEP_NAMES else None
+
+
+def time_name(names: Iterable[str]) -> str | None:
+    """Return the best spelling of the time among names, or None where there is none."""
+    by_lower = {name.strip().lower(): name for name in names}
+    return next((by_lower[name] for name in TIME_NAMES if name in by_lower), None)
+
+
+def metrics_of(entry: Mapping[str, object], leave_out: Iterable[str | None] = ()) -> dict[str, float]:
+    """Return everything numeric of an entry under canonical names; where two names meet, the canonical one wins."""
+    unwanted = set(leave_out)
+    values: dict[str, float] = {}
+    for name, raw in entry.items():
+        value = number(raw) if name not in unwanted else None
+        if value is None:
+            continue
+        target = canonical(name)
+        if target == name or target not in values:
+            values[target] = value
+    return values
+
+
+class RunCounter:
+    """Tells several runs in one file apart.
+
+    A new run begins where the step falls back to the beginning: to the step of the first training observation of
+    the run so far, or below. A fall to a later step is a rollback or a resumed run, and stays the same run.
+    """
+
+    def __init__(self) -> None:
+        self.run = 0
+        self._first: int | None = None
+        self._last: int | None = None
+
+    def count(self, step: int, values: Mapping[str, float]) -> int:
+        """Return the number of the run that an observation belongs to, from 0."""
+        first, last = self._first, self._last
+        if last is not None and step < last and (first is None or step <= first):
+            self.run += 1
+            self._first = None
+        if self._first is None and "loss" in values:
+            self._first = step
+        self._last = step
+        return self.run

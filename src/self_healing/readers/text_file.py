@@ -1,0 +1,100 @@
+"""Open a recording as text, with one clear sentence for everything that can be wrong with it."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from pathlib import Path
+from typing import TextIO
+
+from ..core.errors import InputError
+
+EXPECTED = "expected a ledger.jsonl, a trainer_state.json, or a table of metrics as CSV or JSON lines"
+
+_HEAD_BYTES = 2**20
+_LFS = b"version https://git-lfs.github.com/spec/"
+_LFS_SIZE = re.compile(rb"^size (\d{1,18})", re.MULTILINE)
+_ANNEX = re.compile(rb"^(?:\.\./)*(?:\.git)?/?annex/objects/")
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_MAGIC = {
+    b"\x1f\x8b": "a gzip archive",
+    b"PK\x03\x04": "a zip archive",
+    b"\x80\x02": "a pickle",
+    b"\x80\x04": "a pickle",
+    b"\x80\x05": "a pickle",
+    b"\x28\xb5\x2f\xfd": "a zstd archive",
+    b"PAR1": "a Parquet file",
+    b"\x89HDF": "an HDF5 file",
+    b"SQLite format 3\0": "an SQLite database",
+}
+
+
+def read_head(path: Path) -> bytes:
+    """Return the beginning of a regular file that holds text; whatever else it is, is refused in one sentence."""
+    try:
+        # O_NONBLOCK: opening a pipe must not wait for a writer.
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise InputError(f"{path}: is not a regular file; {EXPECTED}")
+            head = file.read(_HEAD_BYTES)
+    except OSError as error:
+        raise InputError(_unreadable(path, error)) from error
+    except ValueError as error:  # a NUL in the name
+        raise InputError(f"{path!r}: is not a file name; {EXPECTED}") from error
+    _refuse_other_content(path, head)
+    return head
+
+
+def _unreadable(path: Path, error: OSError) -> str:
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        return f"{path}: there is no such file; {EXPECTED}"
+    return f"{path}: cannot be read ({error.strerror}); {EXPECTED}"
+
+
+def _refuse_other_content(path: Path, head: bytes) -> None:
+    if not head.strip(b"\0 \t\r\n\xef\xbb\xbf"):
+        found = "is empty" if not head else "holds nothing but blanks"
+        raise InputError(f"{path}: {found}; {EXPECTED}")
+    if head.startswith(_LFS):
+        size = _LFS_SIZE.search(head)
+        missing = f" (the file itself has {int(size[1]):,} bytes)" if size else ""
+        raise InputError(f"{path}: is a Git LFS pointer, not the file{missing}; fetch it with 'git lfs pull'")
+    if _ANNEX.match(head):
+        raise InputError(f"{path}: is a git-annex pointer, not the file; fetch it with 'git annex get'")
+    if head.startswith(_UTF16):
+        return
+    kind = next((words for magic, words in _MAGIC.items() if head.startswith(magic)), None)
+    if kind is None and _looks_binary(head):
+        kind = "a binary file"
+    if kind is not None:
+        raise InputError(f"{path}: is {kind}; {EXPECTED}")
+
+
+def _looks_binary(head: bytes) -> bool:
+    """Say whether too much of the beginning is no text; a few NUL bytes are what a crash leaves in a text file."""
+    sample = head.lstrip(b"\0")[:4096]
+    odd = sum(byte < 9 or 13 < byte < 32 for byte in sample)
+    return odd > 0.05 * len(sample)
+
+
+def open_text(path: Path, head: bytes = b"") -> TextIO:
+    """Open a file that `read_head` has accepted: UTF-8, or UTF-16 with its mark; bytes that are neither are replaced."""
+    encoding = "utf-16" if head.startswith(_UTF16) else "utf-8-sig"
+    try:
+        return path.open(encoding=encoding, errors="replace", newline="")
+    except OSError as error:
+        raise InputError(_unreadable(path, error)) from error
+
+
+def text_of(head: bytes) -> str:
+    """Return the beginning of a file as text, without marks and leading blanks."""
+    encoding = "utf-16" if head.startswith(_UTF16) else "utf-8-sig"
+    return head.decode(encoding, errors="replace").lstrip("\0 \t\r\n\ufeff")
+
+
+def quoted(text: str, longest: int = 60) -> str:
+    """Return the beginning of a line as it may be shown in a message."""
+    line = text.split("\n", 1)[0].strip()
+    return ascii(line[:longest] + ("..." if len(line) > longest else ""))

@@ -1,0 +1,54 @@
+"""Feed a recording to the real core and collect what it finds and would do.
+
+Metrics alone: every capability is assumed, nothing is executed, and every plan is hypothetical. A ledger: rules,
+settings and capabilities come from its `config` lines, recorded outcomes are handed over instead of executing, and
+the plans must come out as recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from .config import HealingConfig
+from .core.capability import CAPABILITIES
+from .core.failure import Mode
+from .core.signal import Metrics
+from .readers import LedgerRecording, MetricsRecording, Recording, Skipped
+from .replay_ledger import LedgerReplay
+from .replay_result import Finding, Proposal, ReplayResult, Transcript, make_healer
+
+__all__ = ["Finding", "Proposal", "ReplayResult", "replay"]
+
+
+def replay(
+    recording: Recording, config: HealingConfig | None = None, *, overrides: Iterable[str] = ()
+) -> ReplayResult:
+    """Replay a recording; a configuration takes the place of the recorded one, overrides (`key=value`) change it.
+
+    Raises:
+        InputError: the recording cannot be read.
+        ConfigError: the configuration, or the one recorded, cannot be used.
+
+    """
+    overrides = tuple(overrides)
+    if isinstance(recording, LedgerRecording):
+        return LedgerReplay(recording, config, overrides).result
+    return _replay_metrics(recording, HealingConfig.load(code=config, overrides=overrides))
+
+
+def _replay_metrics(recording: MetricsRecording, config: HealingConfig) -> ReplayResult:
+    result, skipped = ReplayResult(path=recording.path, format=recording.format), Skipped()
+    settings = replace(config.settings(), mode=Mode.ADVISE)
+    book, healer = Transcript(result, 0), None
+    for run, signal in recording.observations(skipped):
+        if healer is None or run + 1 != result.runs:
+            result.runs = run + 1
+            book = Transcript(result, run)
+            healer = make_healer(config, settings, CAPABILITIES, book)
+        result.observations += isinstance(signal, Metrics)
+        plan = healer.observe(signal)
+        if plan is not None:
+            book.planned(plan)
+    result.torn = skipped.lines
+    return result

@@ -1,0 +1,269 @@
+"""Replay a ledger: the recorded signals again, the recorded outcomes instead of executing, the plans compared."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+from .config import HealingConfig
+from .core.action import Action
+from .core.capability import CAPABILITIES
+from .core.discover import discover_classes
+from .core.failure import FailureType, Mode, Severity
+from .core.healer import Healer
+from .core.ledger import SCHEMA, Entry, LedgerReading
+from .core.ledger_lines import decode, encode
+from .core.memory import Memory
+from .core.plan import ActionResult, Outcome, Plan
+from .core.secrets import Masker
+from .core.signal import Metrics, Signal, from_json
+from .readers import LedgerRecording
+from .replay_result import ReplayResult, Transcript, make_healer
+
+MOST_DIFFERENCES = 100
+_UNWRITABLE = "ledger-unwritable"
+_BY_HAND = "by-hand"
+_DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
+"""What a line that was changed by hand may raise while it is taken in."""
+
+@dataclass
+class _Attempt:
+    """One start of the recorded run, and the healer that lives through it again."""
+
+    healer: Healer
+    book: Transcript
+    wishes: list[Plan] = field(default_factory=list)
+    """Plans made lately whose outcome has not come yet, newest last."""
+    failed: Outcome | None = None
+    """The last outcome, where it failed and another plan may follow it."""
+    unmatched: list[str] = field(default_factory=list)
+    """What the last signal led to in the replay but not in the ledger; excused where the ledger ends there."""
+
+
+class LedgerReplay:
+    """Goes through a ledger once, entry by entry; what comes of it is in `result`."""
+
+    def __init__(self, recording: LedgerRecording, config: HealingConfig | None, overrides: Sequence[str]) -> None:
+        self.result = ReplayResult(path=recording.path, format=recording.format)
+        self._config, self._overrides = config, overrides
+        self._is_what_if = config is not None or bool(overrides)
+        self._memory = Memory()
+        """What the recorded run knew of its past: the next attempt begins with it."""
+        self._masker = Masker({})
+        self._attempt: _Attempt | None = None
+        reading = LedgerReading()
+        for group in _groups(recording.entries(reading)):
+            self._take(group)
+        self._finish(reading)
+
+    def _take(self, group: Sequence[Entry]) -> None:
+        """Replay one signal (or the beginning of an attempt) and what was recorded of it."""
+        first = group[0]
+        if first.kind == "config":
+            self._begin(first)
+        try:
+            if first.kind == "signal":
+                self._observe(first, group)
+            for entry in group:
+                self._answer(entry)
+        except _DAMAGED as error:
+            self._doubt(f"line {first.seq} or one after it is damaged: {type(error).__name__}: {error}")
+        for entry in group:
+            try:
+                self._memory.remember(entry)
+            except _DAMAGED as error:
+                self._doubt(f"line {entry.seq} is damaged: {type(error).__name__}: {error}")
+
+    def _begin(self, entry: Entry | None) -> _Attempt:
+        body = entry.body if entry is not None else {}
+        recorded = body.get("config")
+        if not isinstance(recorded, Mapping):
+            self._doubt("a configuration is missing from the ledger: defaults and every capability are assumed")
+        base = HealingConfig.from_dict(recorded) if isinstance(recorded, Mapping) else HealingConfig()
+        config = HealingConfig.load(code=self._config or base, overrides=self._overrides)
+        mode = str(body.get("mode", config.mode))
+        settings = config.settings()
+        if mode in set(Mode) and not self._is_what_if:
+            settings = replace(settings, mode=Mode(mode))
+        offered = body.get("capabilities")
+        capabilities = [str(name) for name in offered] if isinstance(offered, list) else list(CAPABILITIES)
+        self._excuse()
+        self.result.runs += 1
+        book = Transcript(self.result, self.result.runs - 1)
+        healer = make_healer(config, settings, capabilities, book)
+        healer.memory = copy.deepcopy(self._memory)
+        self._attempt = _Attempt(healer, book)
+        return self._attempt
+
+    def _observe(self, first: Entry, group: Sequence[Entry]) -> None:
+        attempt = self._attempt or self._begin(None)
+        signal: Signal = from_json(first.name, first.body, step=first.step, rank=first.rank)
+        self.result.observations += isinstance(signal, Metrics)
+        self._settle_differences(attempt)
+        attempt.failed = None
+        attempt.book.next_trouble = _trouble_in(group)
+        wish = attempt.healer.observe(signal)
+        self._compare(attempt, wish, next((entry for entry in group if entry.kind == "plan"), None), first.step)
+
+    def _answer(self, entry: Entry) -> None:
+        """Do what the recorded run did after its signal: the outcome, the next plan after a failure, the veto."""
+        attempt = self._attempt
+        if attempt is None:
+            return
+        if entry.kind == "outcome" and entry.name != _BY_HAND:  # the healer was not told of those either
+            self._hand_over(attempt, entry)
+        elif entry.kind == "plan" and attempt.failed is not None:
+            failed, attempt.failed = attempt.failed, None
+            self._compare(attempt, attempt.healer.next_plan(failed), entry, entry.step)
+        elif entry.kind == "note" and entry.name == "hook-vetoed" and attempt.wishes:
+            attempt.healer.care.wish_not_granted(attempt.wishes.pop(), ask_again=False)
+
+    def _compare(self, attempt: _Attempt, wish: Plan | None, recorded: Entry | None, step: int) -> None:
+        if wish is not None:
+            attempt.book.planned(wish)
+            attempt.wishes = [*attempt.wishes[-15:], wish]
+        if wish is None and recorded is None:
+            return
+        if wish is None or recorded is None:
+            name = wish.incident if wish is not None else recorded.name if recorded is not None else ""
+            was = recorded.body.get("rung") if recorded is not None else "no plan"
+            now = wish.rung if wish is not None else "no plan"
+            sentence = f"step {step}, {name}: recorded {was}, replayed {now}"
+            if recorded is None:
+                attempt.unmatched.append(sentence)
+            else:
+                self._differ(sentence)
+            return
+        body = self._as_written(wish)
+        keys = [key for key in {**recorded.body, **body} if _text(recorded.body.get(key)) != _text(body.get(key))]
+        if keys or recorded.name != wish.incident:
+            told = ", ".join(f"{key} was {_text(recorded.body.get(key))}, is {_text(body.get(key))}" for key in keys[:3])
+            self._differ(f"step {step}, {recorded.name}: {told or 'another incident is answered'}")
+
+    def _as_written(self, plan: Plan) -> Mapping[str, object]:
+        """Return a plan as it would come back from a ledger: secrets masked, tuples as lists."""
+        entry = Entry(SCHEMA, 0, 0, 0.0, plan.step, plan.rank, "plan", plan.incident, plan.to_json())
+        written = decode(encode(entry, self._masker), self.result.path)
+        return written.body if written is not None else {}
+
+    def _hand_over(self, attempt: _Attempt, entry: Entry) -> None:
+        """Give a recorded outcome to the healer, as the outcome of the plan it made for that incident."""
+        body = entry.body
+        plan = next((w for w in reversed(attempt.wishes) if (w.incident, w.rung) == (entry.name, body["rung"])), None)
+        if plan is None and self._is_what_if:
+            plan = next((wish for wish in reversed(attempt.wishes) if wish.incident == entry.name), None)
+            self._doubt(f"step {entry.step}: what was done then ({body['rung']}) is not what is planned now")
+            if plan is None:
+                self._go_back(attempt, body.get("restored"))
+                return
+        elif plan is None:
+            self._doubt(f"step {entry.step}: {body['rung']} was carried out, which this rank had not planned")
+            plan = _rebuilt(entry)
+            for wish in attempt.wishes[-1:]:
+                attempt.healer.care.wish_not_granted(wish, ask_again=True)
+        attempt.wishes = [wish for wish in attempt.wishes if wish is not plan]
+        outcome = _outcome(plan, body)
+        attempt.healer.take_outcome(outcome)
+        attempt.failed = None if outcome.succeeded else outcome
+
+    def _go_back(self, attempt: _Attempt, key: object) -> None:
+        """Rewind the history where the recorded run went back and the replayed one did not plan to."""
+        kept = attempt.healer._kept_histories  # noqa: SLF001  # a replay is the one who knows of a rollback otherwise
+        if isinstance(key, str) and key in kept:
+            attempt.healer.history.load_state_dict(kept[key])
+
+    def _differ(self, sentence: str) -> None:
+        self.result.exact = False
+        if len(self.result.differences) < MOST_DIFFERENCES:
+            self.result.differences.append(sentence)
+
+    def _doubt(self, sentence: str) -> None:
+        if len(self.result.approximate) < MOST_DIFFERENCES and sentence not in self.result.approximate:
+            self.result.approximate.append(sentence)
+
+    def _settle_differences(self, attempt: _Attempt) -> None:
+        """Count plans without a record as differences: the ledger went on after them."""
+        for sentence in attempt.unmatched:
+            self._differ(sentence)
+        attempt.unmatched.clear()
+
+    def _excuse(self) -> None:
+        """Excuse a last plan without a record: the process died, or is alive, between signal and plan."""
+        if self._attempt is not None and self._attempt.unmatched:
+            self._doubt("the ledger, or an attempt in it, ends before its last plan was written")
+
+    def _finish(self, reading: LedgerReading) -> None:
+        result = self.result
+        self._excuse()
+        result.torn = reading.torn
+        if reading.thinned:
+            self._doubt("the ledger is thinned: not every observation of this long run was kept")
+        if reading.lost:
+            self._doubt(f"{reading.lost} lines were lost while the disk refused them")
+        if reading.torn:
+            self._doubt(f"{reading.torn} lines are torn")
+        if self._is_what_if:
+            result.exact = None
+        elif result.exact is None and result.runs:
+            result.exact = True
+
+
+def _groups(entries: Iterable[Entry]) -> Iterator[list[Entry]]:
+    """Yield each signal with what was recorded of it; a configuration begins a group too."""
+    group: list[Entry] = []
+    for entry in entries:
+        if group and entry.kind in ("config", "signal"):
+            yield group
+            group = []
+        group.append(entry)
+    if group:
+        yield group
+
+
+def _trouble_in(group: Iterable[Entry]) -> str | None:
+    """Return what the recorded run could not write just then: a fact that no signal carries."""
+    for entry in group:
+        if entry.kind == "incident" and entry.name == _UNWRITABLE and entry.body.get("event") == "opened":
+            return str(entry.body.get("because")).removeprefix("the ledger cannot be written: ")
+    return None
+
+
+def _outcome(plan: Plan, body: Mapping[str, object]) -> Outcome:
+    results = tuple(
+        ActionResult(action=str(r["action"]), status=str(r["status"]), text=str(r["text"]), seconds=float(r["seconds"]))
+        for r in cast("list[dict[str, str]]", body["results"])
+    )
+    restored, step = body.get("restored"), body.get("step_after")
+    return Outcome(
+        plan=plan,
+        results=results,
+        restored=restored if isinstance(restored, str) else None,
+        step=step if isinstance(step, int) else None,
+    )
+
+
+def _rebuilt(entry: Entry) -> Plan:
+    """Return the plan of an outcome that this rank did not plan itself, as far as the outcome tells."""
+    body = entry.body
+    known = discover_classes("self_healing.actions", Action)
+    done = [str(result["action"]) for result in cast("list[dict[str, str]]", body["results"])]
+    return Plan(
+        step=entry.step,
+        incident=entry.name,
+        failure=FailureType(str(body["failure"])),
+        severity=Severity.ERROR,
+        actions=tuple(known[name]() for name in done if name in known),
+        because="decided by another rank or by the user's hook",
+        rung=str(body["rung"]),
+        watch=int(cast("int", body.get("watch", 32))),
+        fingerprint=str(body.get("fingerprint", "")),
+        trained_steps=int(cast("int", body.get("trained_steps", 0))),
+        is_undo=bool(body.get("is_undo")),
+    )
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

@@ -1,0 +1,138 @@
+"""What a replay finds, and the book in which the core writes it down."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .config import HealingConfig
+from .core.cause import Cause
+from .core.discover import discover_classes, discover_patterns
+from .core.failure import FailureType, Severity
+from .core.healer import Healer
+from .core.ledger import SCHEMA, Entry
+from .core.plan import Plan
+from .core.settings import Settings
+from .readers import Format
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """An incident of a replay, as it was at its worst."""
+
+    run: int
+    name: str
+    failure: FailureType
+    fine: str
+    severity: Severity
+    step: int
+    """Where it first had this severity."""
+    because: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Proposal:
+    """A plan of a replay."""
+
+    run: int
+    plan: Plan
+
+
+@dataclass(slots=True, kw_only=True)
+class ReplayResult:
+    """What the core makes of a recording."""
+
+    path: Path
+    format: Format
+    incidents: list[Finding] = field(default_factory=list)
+    plans: list[Proposal] = field(default_factory=list)
+    observations: int = 0
+    """Signals that carry metrics."""
+    runs: int = 0
+    """Runs told apart in a table, or starts of the run in a ledger."""
+    exact: bool | None = None
+    """Whether the plans equal the recorded ones; None where none were recorded, or another configuration was asked for."""
+    differences: list[str] = field(default_factory=list)
+    """Where recorded and replayed plans differ, one sentence each."""
+    approximate: list[str] = field(default_factory=list)
+    """Why the replay cannot be held to the recorded plans, one sentence each; empty where it can."""
+    torn: int = 0
+    """Lines that could not be read."""
+
+    @property
+    def healthy(self) -> bool:
+        """Say whether nothing worse than information was found."""
+        return all(finding.severity is Severity.INFO for finding in self.incidents)
+
+
+def make_healer(config: HealingConfig, settings: Settings, capabilities: Iterable[str], book: Transcript) -> Healer:
+    """Put a healer together from a configuration and the whole catalogue; the user's hook is never called."""
+    return Healer(
+        settings=settings,
+        rules=config.build_rules(),
+        causes=[cause() for cause in discover_classes("self_healing.causes", Cause).values()],
+        patterns=discover_patterns("self_healing.patterns"),
+        ledger=book,
+        capabilities=capabilities,
+    )
+
+
+class Transcript:
+    """The book of a replay: keeps incidents and counts the rest, so that it does not grow with the recording."""
+
+    def __init__(self, result: ReplayResult, run: int) -> None:
+        self.attempt = run + 1
+        self.next_trouble: str | None = None
+        self._result = result
+        self._run = run
+        self._seq = 0
+        self._open: dict[tuple[str, str], int] = {}
+
+    def append(
+        self,
+        kind: str,
+        name: str,
+        *,
+        step: int,
+        time_s: float,
+        body: Mapping[str, object],
+        rank: int | None = None,
+        keep: bool = False,  # noqa: ARG002  # nothing is thinned here
+    ) -> Entry:
+        """Take note of an incident or count another entry, and return it."""
+        self._seq += 1
+        entry = Entry(SCHEMA, self._seq, self.attempt, time_s, step, rank or 0, kind, name, body)
+        if kind == "incident" and body["event"] in ("opened", "worsened"):
+            self._note(entry)
+        return entry
+
+    def trouble(self) -> str | None:
+        """Return what kept the recorded run from writing its ledger at this moment."""
+        trouble, self.next_trouble = self.next_trouble, None
+        return trouble
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+    def planned(self, plan: Plan) -> None:
+        """Take note of a plan."""
+        self._result.plans.append(Proposal(run=self._run, plan=plan))
+
+    def _note(self, entry: Entry) -> None:
+        body, found = entry.body, self._result.incidents
+        finding = Finding(
+            run=self._run,
+            name=entry.name,
+            failure=FailureType(str(body["failure"])),
+            fine=str(body["class"]),
+            severity=Severity[str(body["severity"]).upper()],
+            step=entry.step,
+            because=str(body["because"]),
+        )
+        key = (entry.name, finding.failure)
+        if body["event"] == "worsened" and key in self._open:
+            found[self._open[key]] = finding
+            return
+        self._open[key] = len(found)
+        found.append(finding)
