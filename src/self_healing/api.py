@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Self
 
+from . import __version__
 from .core.action import Action
 from .core.capability import capabilities_of
 from .core.cause import Cause
@@ -14,20 +16,72 @@ from .core.errors import ActionFailed, CapabilityMissing
 from .core.execute import execute
 from .core.failure import FailureType, Severity
 from .core.healer import Healer
-from .core.ledger import Book, Entry
+from .core.ledger import Book, Entry, Ledger, iter_ledger
 from .core.plan import Outcome, Plan
+from .core.run_directory import ledger_path, lock_run_directory
+from .core.settings import Settings
 
 if TYPE_CHECKING:
     from .config import HealingConfig
 
 
+class OpenRun:
+    """A run directory that is ours: locked, with a ledger and a healer that remembers earlier attempts.
+
+    `with OpenRun("out", config, run) as opened: plan = opened.healer.observe(signal)`. Closing it writes what is
+    left of the ledger and gives the lock back.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | os.PathLike[str],
+        config: HealingConfig,
+        run: object,
+        *,
+        rank: int = 0,
+        environ: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        environ = os.environ if environ is None else environ
+        self.ledger: Ledger | None = None
+        self.lock = lock_run_directory(run_dir) if rank == 0 else None
+        try:
+            path = ledger_path(run_dir, rank)
+            past = iter_ledger(path) if path.exists() else ()  # read as a stream while the healer is built
+            self.ledger = Ledger(path, rank=rank, environ=environ)
+            self.healer = build_healer(
+                config, self.ledger, capabilities_of(run), past, config.settings(environ)
+            )
+        except BaseException:  # whatever went wrong, the directory must not stay locked
+            self.close()
+            raise
+        self.healer.begin({"config": config.to_dict(), "resolved": config.resolved(), "version": __version__}, clock())
+
+    def close(self) -> None:
+        """Write what is left and let others write to the directory."""
+        if self.ledger is not None:
+            self.ledger.close()
+        if self.lock is not None:
+            self.lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 def build_healer(
-    config: HealingConfig, ledger: Book, capabilities: Iterable[str], past: Iterable[Entry] = ()
+    config: HealingConfig,
+    ledger: Book,
+    capabilities: Iterable[str],
+    past: Iterable[Entry] = (),
+    settings: Settings | None = None,
 ) -> Healer:
     """Put a healer together from the user's configuration and the whole catalogue."""
-    causes = discover_classes("self_healing.causes", Cause)  # type: ignore[type-abstract]
+    causes = discover_classes("self_healing.causes", Cause)
     return Healer(
-        settings=config.settings(),
+        settings=settings or config.settings(),
         rules=config.build_rules(),
         causes=[cls() for cls in causes.values()],
         patterns=discover_patterns("self_healing.patterns"),

@@ -1,6 +1,7 @@
 """Feed a recording to the real core and collect what it finds and would do.
 
-Metrics alone: every capability is assumed, nothing is executed, and every plan is hypothetical. A ledger: rules,
+Metrics alone: every capability is assumed, nothing is executed, and every plan is hypothetical; only a plan that
+asks nothing of the run (to wait) counts as carried out, because the recorded run did just that. A ledger: rules,
 settings and capabilities come from its `config` lines, recorded outcomes are handed over instead of executing, and
 the plans must come out as recorded.
 """
@@ -13,12 +14,13 @@ from dataclasses import replace
 from .config import HealingConfig
 from .core.capability import CAPABILITIES
 from .core.failure import Mode
+from .core.plan import ActionResult, Outcome
 from .core.signal import Metrics
-from .readers import LedgerRecording, MetricsRecording, Recording, Skipped
+from .readers import LedgerRecording, MetricsRecording, Observation, Recording, Skipped
 from .replay_ledger import LedgerReplay
 from .replay_result import Finding, Proposal, ReplayResult, Transcript, make_healer
 
-__all__ = ["Finding", "Proposal", "ReplayResult", "replay"]
+__all__ = ["Finding", "Proposal", "ReplayResult", "replay", "replay_observations"]
 
 
 def replay(
@@ -39,16 +41,25 @@ def replay(
 
 def _replay_metrics(recording: MetricsRecording, config: HealingConfig) -> ReplayResult:
     result, skipped = ReplayResult(path=recording.path, format=recording.format), Skipped()
+    replay_observations(recording.observations(skipped), config, result)
+    result.torn = skipped.lines
+    return result
+
+
+def replay_observations(observations: Iterable[Observation], config: HealingConfig, result: ReplayResult) -> None:
+    """Feed observations to one healer per run, in mode `advise` with every capability, and note what comes of it."""
     settings = replace(config.settings(), mode=Mode.ADVISE)
     book, healer = Transcript(result, 0), None
-    for run, signal in recording.observations(skipped):
+    for run, signal in observations:
         if healer is None or run + 1 != result.runs:
             result.runs = run + 1
             book = Transcript(result, run)
             healer = make_healer(config, settings, CAPABILITIES, book)
         result.observations += isinstance(signal, Metrics)
         plan = healer.observe(signal)
-        if plan is not None:
-            book.planned(plan)
-    result.torn = skipped.lines
-    return result
+        if plan is None:
+            continue
+        book.planned(plan)
+        if all(action.needs is None for action in plan.actions):
+            done = [ActionResult(action=action.name(), status="done") for action in plan.actions]
+            healer.take_outcome(Outcome(plan=plan, results=tuple(done)))

@@ -19,8 +19,9 @@ from .core.ledger_lines import decode, encode
 from .core.memory import Memory
 from .core.plan import ActionResult, Outcome, Plan
 from .core.secrets import Masker
-from .core.signal import Metrics, Signal, from_json
+from .core.signal import Facts, Metrics, Signal, from_json
 from .readers import LedgerRecording
+from .readers.names import number
 from .replay_result import ReplayResult, Transcript, make_healer
 
 MOST_DIFFERENCES = 100
@@ -64,18 +65,14 @@ class LedgerReplay:
         first = group[0]
         if first.kind == "config":
             self._begin(first)
-        try:
-            if first.kind == "signal":
-                self._observe(first, group)
-            for entry in group:
-                self._answer(entry)
-        except _DAMAGED as error:
-            self._doubt(f"line {first.seq} or one after it is damaged: {type(error).__name__}: {error}")
+        if first.kind == "signal":
+            self._observe(first, group)
         for entry in group:
+            self._answer(entry)
             try:
                 self._memory.remember(entry)
-            except _DAMAGED as error:
-                self._doubt(f"line {entry.seq} is damaged: {type(error).__name__}: {error}")
+            except _DAMAGED:
+                self._damaged(entry)
 
     def _begin(self, entry: Entry | None) -> _Attempt:
         body = entry.body if entry is not None else {}
@@ -86,7 +83,8 @@ class LedgerReplay:
         config = HealingConfig.load(code=self._config or base, overrides=self._overrides)
         mode = str(body.get("mode", config.mode))
         settings = config.settings()
-        if mode in set(Mode) and not self._is_what_if:
+        asked = any(override.partition("=")[0].strip() == "mode" for override in self._overrides)
+        if mode in set(Mode) and self._config is None and not asked:
             settings = replace(settings, mode=Mode(mode))
         offered = body.get("capabilities")
         capabilities = [str(name) for name in offered] if isinstance(offered, list) else list(CAPABILITIES)
@@ -100,7 +98,10 @@ class LedgerReplay:
 
     def _observe(self, first: Entry, group: Sequence[Entry]) -> None:
         attempt = self._attempt or self._begin(None)
-        signal: Signal = from_json(first.name, first.body, step=first.step, rank=first.rank)
+        signal = _signal(first)
+        if signal is None:
+            self._damaged(first)
+            return
         self.result.observations += isinstance(signal, Metrics)
         self._settle_differences(attempt)
         attempt.failed = None
@@ -152,6 +153,9 @@ class LedgerReplay:
     def _hand_over(self, attempt: _Attempt, entry: Entry) -> None:
         """Give a recorded outcome to the healer, as the outcome of the plan it made for that incident."""
         body = entry.body
+        if not {"rung", "failure", "results"} <= set(body) or (results := _results(body)) is None:
+            self._damaged(entry)
+            return
         plan = next((w for w in reversed(attempt.wishes) if (w.incident, w.rung) == (entry.name, body["rung"])), None)
         if plan is None and self._is_what_if:
             plan = next((wish for wish in reversed(attempt.wishes) if wish.incident == entry.name), None)
@@ -161,11 +165,17 @@ class LedgerReplay:
                 return
         elif plan is None:
             self._doubt(f"step {entry.step}: {body['rung']} was carried out, which this rank had not planned")
-            plan = _rebuilt(entry)
+            plan = _rebuilt(entry, results)
             for wish in attempt.wishes[-1:]:
                 attempt.healer.care.wish_not_granted(wish, ask_again=True)
         attempt.wishes = [wish for wish in attempt.wishes if wish is not plan]
-        outcome = _outcome(plan, body)
+        restored, step = body.get("restored"), body.get("step_after")
+        outcome = Outcome(
+            plan=plan,
+            results=results,
+            restored=restored if isinstance(restored, str) else None,
+            step=step if isinstance(step, int) else None,
+        )
         attempt.healer.take_outcome(outcome)
         attempt.failed = None if outcome.succeeded else outcome
 
@@ -183,6 +193,9 @@ class LedgerReplay:
     def _doubt(self, sentence: str) -> None:
         if len(self.result.approximate) < MOST_DIFFERENCES and sentence not in self.result.approximate:
             self.result.approximate.append(sentence)
+
+    def _damaged(self, entry: Entry) -> None:
+        self._doubt(f"line {entry.seq} ({entry.kind} {entry.name}) is damaged and was left out")
 
     def _settle_differences(self, attempt: _Attempt) -> None:
         """Count plans without a record as differences: the ledger went on after them."""
@@ -231,31 +244,41 @@ def _trouble_in(group: Iterable[Entry]) -> str | None:
     return None
 
 
-def _outcome(plan: Plan, body: Mapping[str, object]) -> Outcome:
-    results = tuple(
-        ActionResult(action=str(r["action"]), status=str(r["status"]), text=str(r["text"]), seconds=float(r["seconds"]))
-        for r in cast("list[dict[str, str]]", body["results"])
-    )
-    restored, step = body.get("restored"), body.get("step_after")
-    return Outcome(
-        plan=plan,
-        results=results,
-        restored=restored if isinstance(restored, str) else None,
-        step=step if isinstance(step, int) else None,
-    )
+def _signal(entry: Entry) -> Signal | None:
+    """Return the signal of an entry, or None where its line is damaged or of a kind that is not known here."""
+    try:
+        signal = from_json(entry.name, entry.body, step=entry.step, rank=entry.rank)
+    except _DAMAGED:
+        return None
+    if not isinstance(signal.time_s, int | float):
+        return None
+    if isinstance(signal, Metrics):
+        is_sound = isinstance(signal.values, Mapping) and all(number(v) is not None for v in signal.values.values())
+        return signal if is_sound else None
+    return None if isinstance(signal, Facts) and not isinstance(signal.facts, Mapping) else signal
 
 
-def _rebuilt(entry: Entry) -> Plan:
+def _results(body: Mapping[str, object]) -> tuple[ActionResult, ...] | None:
+    """Return what each action of an outcome came to, or None where the line is damaged."""
+    try:
+        return tuple(
+            ActionResult(action=r["action"], status=r["status"], text=r["text"], seconds=float(r["seconds"]))
+            for r in cast("list[dict[str, str]]", body["results"])
+        )
+    except _DAMAGED:
+        return None
+
+
+def _rebuilt(entry: Entry, results: Sequence[ActionResult]) -> Plan:
     """Return the plan of an outcome that this rank did not plan itself, as far as the outcome tells."""
     body = entry.body
     known = discover_classes("self_healing.actions", Action)
-    done = [str(result["action"]) for result in cast("list[dict[str, str]]", body["results"])]
     return Plan(
         step=entry.step,
         incident=entry.name,
         failure=FailureType(str(body["failure"])),
         severity=Severity.ERROR,
-        actions=tuple(known[name]() for name in done if name in known),
+        actions=tuple(known[result.action]() for result in results if result.action in known),
         because="decided by another rank or by the user's hook",
         rung=str(body["rung"]),
         watch=int(cast("int", body.get("watch", 32))),

@@ -19,7 +19,7 @@ from .readers import Format
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """An incident of a replay, as it was at its worst."""
+    """An incident of a replay as it opened; one that gets worse is listed again."""
 
     run: int
     name: str
@@ -27,7 +27,6 @@ class Finding:
     fine: str
     severity: Severity
     step: int
-    """Where it first had this severity."""
     because: str
 
 
@@ -87,7 +86,6 @@ class Transcript:
         self._result = result
         self._run = run
         self._seq = 0
-        self._open: dict[tuple[str, str], int] = {}
 
     def append(
         self,
@@ -120,7 +118,7 @@ class Transcript:
         self._result.plans.append(Proposal(run=self._run, plan=plan))
 
     def _note(self, entry: Entry) -> None:
-        body, found = entry.body, self._result.incidents
+        body = entry.body
         finding = Finding(
             run=self._run,
             name=entry.name,
@@ -130,9 +128,4 @@ class Transcript:
             step=entry.step,
             because=str(body["because"]),
         )
-        key = (entry.name, finding.failure)
-        if body["event"] == "worsened" and key in self._open:
-            found[self._open[key]] = finding
-            return
-        self._open[key] = len(found)
-        found.append(finding)
+        self._result.incidents.append(finding)

@@ -39,7 +39,7 @@ def first_firing(rule: Detector, signals: Iterable[Signal]) -> Firing | None:
 
 def check_example(rule_class: type[Detector], example: Example) -> None:
     """Assert that a rule does on one of its examples what the example says."""
-    rule = rule_class(**example.options, given=frozenset(example.options))  # type: ignore[arg-type]  # options by name
+    rule = rule_class(**example.options, given=frozenset(example.options))
     firing = first_firing(rule, example.signals)
     where = f"{rule_class.name()}, {example.title!r}"
     if example.at_step is None:

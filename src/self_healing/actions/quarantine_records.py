@@ -25,7 +25,7 @@ class QuarantineRecords(Action):
 
     effect = Effect.RECIPE
     needs = CanQuarantine
-    cost_s = 1.0
+    cost_s = 0.5
     cost_steps = 1.0
     seed_name = "quarantine_records"
 

@@ -29,8 +29,8 @@ class CorruptedState(Cause):
         "Skip updates whose gradient is not finite, so that a NaN never reaches the weights.",
     )
     remedy = (
-        rung(RollBack(), SkipBatches(), RewarmLearningRate(), success=0.9),
-        rung(RollBack(depth=1), SkipBatches(), ScaleLearningRate(), success=0.6),
+        rung(RollBack(), SkipBatches(), success=0.9),
+        rung(RollBack(depth=1), SkipBatches(), RewarmLearningRate(), success=0.6),
         rung(RollBack(depth=2), ScaleLearningRate(), success=0.4),
         rung(StopRun()),
     )
@@ -40,8 +40,6 @@ class CorruptedState(Cause):
         broken = past.latest("weights_nonfinite")
         if broken is not None and broken > 0:
             return Evidence(weight=0.95, found=(f"{broken:g} weight tensor(s) hold values that are not finite",))
-        if incident.name == "weights-not-finite":
-            return Evidence(weight=0.9, found=(incident.because,))
         if broken is not None:
             return None
         run = max(past.nonfinite_run("loss"), past.nonfinite_run("grad_norm"))

@@ -21,12 +21,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
 
-LARGEST = 1e100
-"""Values are clamped to this size so that no square or difference overflows."""
+from .tracker import LARGEST, Tracked, Tracker, Trackers
 
 LAG = 8
 """Distance at which the observations of usual training noise are as good as independent."""
@@ -55,97 +52,6 @@ CLIMBS, CLIMBS_WAITING = 64, 16
 """Changes of level that are remembered, and that wait first; one is taken every `LAG` observations."""
 
 
-class Tracker:
-    """Recursive state behind one declared statistic of one metric."""
-
-    saved: ClassVar[tuple[str, ...]] = ()
-    """Attributes that make up the state; numbers, booleans, None or deques of numbers."""
-
-    def see(self, x: float) -> None:
-        """Read the finite observation `x` against what is known so far and update the evidence."""
-
-    def admit(self, x: float) -> None:
-        """Let `x` into what is considered normal."""
-
-    def rebase(self, values: list[float]) -> None:
-        """Let the samples withheld during an incident in, oldest first."""
-        for x in values:
-            self.admit(x)
-
-    def forget_evidence(self) -> None:
-        """Drop whatever speaks for a change, keep what is known as normal."""
-
-    def state_dict(self) -> dict[str, object]:
-        """Return the whole state as plain JSON values."""
-        state: dict[str, object] = {}
-        for name in self.saved:
-            value = getattr(self, name)
-            state[name] = list(value) if isinstance(value, deque) else value
-        return state
-
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        """Take over a state written by `state_dict`; later readings are bit-identical."""
-        missing = [name for name in self.saved if name not in state]
-        if missing:
-            msg = f"state of {type(self).__name__} lacks {', '.join(missing)}"
-            raise ValueError(msg)
-        for name in self.saved:
-            value = state[name]
-            current = getattr(self, name)
-            if isinstance(current, deque):
-                if not isinstance(value, list):
-                    msg = f"state {name!r} of {type(self).__name__} must be a list"
-                    raise ValueError(msg)
-                value = deque(value, maxlen=current.maxlen)
-            setattr(self, name, value)
-        self.restored()
-
-    def restored(self) -> None:
-        """Rebuild what is derived from the saved state."""
-
-
-TrackerT = TypeVar("TrackerT", bound=Tracker)
-
-
-@dataclass(frozen=True)
-class Statistic:
-    """Declaration of a statistic that a rule needs; equal declarations share one tracker."""
-
-    metric: str
-
-    @property
-    def needs(self) -> tuple[Statistic, ...]:
-        """Statistics this one reads, which therefore run before it."""
-        return ()
-
-    def build(self, trackers: Trackers) -> Tracker:
-        """Make the tracker; `trackers` holds those of `needs`."""
-        raise NotImplementedError
-
-
-class Tracked(Statistic, Generic[TrackerT]):
-    """A declaration that says which class of tracker it makes, so that readers know its attributes."""
-
-
-class Trackers:
-    """One tracker per distinct declaration."""
-
-    def __init__(self) -> None:
-        self.by_declaration: dict[Statistic, Tracker] = {}
-
-    def __getitem__(self, declaration: Tracked[TrackerT]) -> TrackerT:
-        """Return the tracker of a declaration, with the type the declaration promises."""
-        return self.by_declaration[declaration]  # type: ignore[return-value]  # `build` made it
-
-    def add(self, declaration: Statistic) -> None:
-        """Build the declared tracker and those it reads, unless they are there already."""
-        if declaration in self.by_declaration:
-            return
-        for needed in declaration.needs:
-            self.add(needed)
-        self.by_declaration[declaration] = declaration.build(self)
-
-
 @dataclass(frozen=True)
 class Baseline(Tracked["BaselineTracker"]):
     """Level, scale and memory of a metric; `log=True` for positive metrics that vary by factors."""
@@ -155,7 +61,7 @@ class Baseline(Tracked["BaselineTracker"]):
     memory: int = 256
     log: bool = False
 
-    def build(self, trackers: Trackers) -> BaselineTracker:
+    def build(self, _trackers: Trackers, /) -> BaselineTracker:
         """Make the tracker."""
         return BaselineTracker(self)
 
@@ -281,7 +187,7 @@ class BaselineTracker(Tracker):
         # Adding 0.0 turns -0.0 into 0.0: the two sort alike, and a restored state must be identical.
         return max(-LARGEST, min(LARGEST, x)) + 0.0
 
-    def see(self, x: float) -> None:
+    def see(self, x: float, /) -> None:
         """Measure `x` against the level and scale of the past."""
         value = self.transform(x)
         self.skipped = value is None
@@ -293,7 +199,7 @@ class BaselineTracker(Tracker):
             self.excess = value - self.level
             self.z = self.excess / self.scale
 
-    def admit(self, x: float) -> None:
+    def admit(self, x: float, /) -> None:
         """Queue `x`; the value that leaves the queue joins level, scale and memory."""
         value = self.transform(x)
         if value is None:
@@ -303,25 +209,23 @@ class BaselineTracker(Tracker):
         if len(self.waiting) > self.spec.gap:
             self._absorb(self.waiting.popleft(), self.level)
 
-    def rebase(self, values: list[float]) -> None:
-        """Let withheld samples in; enough of them to fill the level make a new normal at once.
+    def rebase(self, values: list[float], /) -> None:
+        """Take the level of withheld samples as the new one at once.
 
-        One by one, the first samples of a lasting change would leave residuals as large as the change
-        itself and blunt the scale for `memory` observations.
+        One by one, the first samples of a lasting change would leave residuals as large as the change itself and
+        blunt the scale for `memory` observations.
         """
         transformed = [v for v in map(self.transform, values) if v is not None]
         spec = self.spec
-        if len(transformed) < spec.gap + spec.window // 2:
-            for x in values:
-                self.admit(x)
+        if len(transformed) <= spec.gap:
             return
         self.count += len(transformed)
-        queue = [*self.waiting, *transformed]
-        settled, self.waiting = queue[: -spec.gap], deque(queue[-spec.gap :])
+        settled, self.waiting = transformed[: -spec.gap], deque(transformed[-spec.gap :])
         newest = sorted(settled[-spec.window :])
         level = newest[len(newest) // 2]
         self.path.clear()
         self.levels.clear()
+        self._values.refill(deque())
         for value in settled[-spec.window :]:
             self._absorb(value, level)
 
@@ -375,7 +279,9 @@ class BaselineTracker(Tracker):
         n = len(residuals.arrived)
         if n < 4:
             return
-        wander = MEAN_ABS_TO_SIGMA / SECOND_DIFFERENCE * max(self.wander_far, self.wander_near)
+        # The far differences of an early curve are mostly curvature, so they may not say much more than the near ones.
+        far = min(self.wander_far, (2.5 - self.doubt) * self.wander_near)
+        wander = MEAN_ABS_TO_SIGMA / SECOND_DIFFERENCE * max(far, self.wander_near)
         width = wander
         if n >= 32:
             width = (residuals.quantile(0.9) - residuals.quantile(0.5)) / NORMAL_Q90
@@ -390,12 +296,10 @@ class BaselineTracker(Tracker):
         The mean squared second differences at lag 1 and at a long lag stand as (1-rho)(3-rho) to 3, which solves to
         the rho below. Second differences, because first ones of a falling curve are mostly trend.
         """
-        prior = 1.0 + self.doubt * (ASSUMED_INFLATION - 1.0)
-        if self.wander_near <= 0.0 or self.wandered == 0:
-            return prior
-        ratio = (self.wander_far / self.wander_near) ** 2
-        rho = 2.0 - math.sqrt(1.0 + 3.0 / max(ratio, 1.0))
-        if rho < DEAD_ZONE:
-            return prior
-        rho = min(rho, LARGEST_RHO)
-        return max(prior, math.sqrt((1.0 + rho) / (1.0 - rho)))
+        measured = 1.0
+        if self.wander_near > 0.0 and self.wandered > 0:
+            ratio = (self.wander_far / self.wander_near) ** 2
+            rho = min(2.0 - math.sqrt(1.0 + 3.0 / max(ratio, 1.0)), LARGEST_RHO)
+            if rho >= DEAD_ZONE:
+                measured = math.sqrt((1.0 + rho) / (1.0 - rho))
+        return measured + self.doubt * (ASSUMED_INFLATION - measured)

@@ -63,6 +63,12 @@ class Healer:
         self._kept_histories: dict[str, dict[str, object]] = {}
         self._now: Signal = Facts(step=0, facts={})
 
+    def begin(self, config: dict[str, object], time_s: float) -> None:
+        """Write the first line of this attempt: the resolved configuration and what the run can do."""
+        self._now = Facts(step=self.memory.last_step, time_s=time_s, facts={})
+        body = {**config, "mode": str(self.settings.mode), "capabilities": sorted(self.capabilities)}
+        self._write("config", "resolved-configuration", body)
+
     # -- deciding: no clock, no framework, no network ------------------------------------------------
 
     def observe(self, signal: Signal) -> Plan | None:

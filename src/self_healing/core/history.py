@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
 from .series import Series
-from .statistics import Statistic, Tracked, Tracker, Trackers, TrackerT
+from .signal import Fact
+from .tracker import LASTING, Statistic, Tracked, Tracker, Trackers, TrackerT
 
 MOST_METRICS = 512
-"""Distinct metrics that are remembered; later names are ignored, so a run that invents names cannot grow us."""
-
-Fact = float | int | str | bool
+"""Distinct metrics that are remembered; later names that no rule needs are ignored, so that a run that invents names
+cannot grow us."""
 
 
 class History:
@@ -85,7 +85,7 @@ class History:
                 tracker.admit(value)
 
     def release(self, metric: str) -> None:
-        """End the withholding: the waiting samples become normal and the evidence starts again."""
+        """End the withholding: a change that lasted becomes normal, a spike that has passed leaves no trace."""
         series = self._series.get(metric)
         if series is None:
             return
@@ -94,15 +94,16 @@ class History:
         series.count += len(waiting)
         series.admitted.extend(waiting)
         for tracker in self._by_metric.get(metric, ()):
-            if waiting:
+            if len(waiting) >= LASTING:
                 tracker.rebase(waiting)
-            tracker.forget_evidence()
+                tracker.forget_evidence()
+            else:
+                tracker.pass_over()
 
     def forget_evidence(self, metric: str) -> None:
         """Drop the evidence about a metric and the samples that wait, keep its baseline (after a rollback)."""
-        series = self._series.get(metric)
-        if series is not None:
-            series.withheld.clear()
+        if metric in self._series:
+            self._series[metric].withheld.clear()
         for tracker in self._by_metric.get(metric, ()):
             tracker.forget_evidence()
 
@@ -172,7 +173,7 @@ class History:
             part = state.get(name)
             if not isinstance(part, Mapping):
                 msg = f"saved history lacks {name!r}"
-                raise ValueError(msg)
+                raise ValueError(msg)  # noqa: TRY004  # the file is wrong, not the call
             parts[name] = part
         step, time_s = state.get("step"), state.get("time_s")
         self.step = step if isinstance(step, int) else None
@@ -194,6 +195,6 @@ class History:
 
     def _series_of(self, metric: str) -> Series | None:
         series = self._series.get(metric)
-        if series is None and len(self._series) < MOST_METRICS:
+        if series is None and (len(self._series) < MOST_METRICS or metric in self._by_metric):
             series = self._series[metric] = Series(deque(maxlen=self.recent), deque(maxlen=self.recent))
         return series

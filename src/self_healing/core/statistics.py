@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from .baseline import Baseline, BaselineTracker, Sorted, Statistic, Tracked, Tracker, Trackers, TrackerT
+from .baseline import Baseline, BaselineTracker, Sorted
+from .tracker import Statistic, Tracked, Tracker, Trackers, TrackerT
 from .trend import (
     Average,
     AverageTracker,
@@ -67,7 +68,7 @@ class Cusum(Tracked["CusumTracker"]):
         """The baseline runs first."""
         return (self.baseline,)
 
-    def build(self, trackers: Trackers) -> CusumTracker:
+    def build(self, trackers: Trackers, /) -> CusumTracker:
         """Make the tracker."""
         return CusumTracker(self, trackers[self.baseline])
 
@@ -78,6 +79,7 @@ class CusumTracker(Tracker):
     saved = ("cusum", "onset", "votes", "newest")
     VOTERS = 0b1111111
     NEEDED = 6
+    FEW = 2
     EARLY = 5.0
 
     def __init__(self, spec: Cusum, baseline: BaselineTracker) -> None:
@@ -107,7 +109,7 @@ class CusumTracker(Tracker):
         """Median of the newest excesses: how far from normal the metric is, whatever one outlier says."""
         return sorted(self.newest)[len(self.newest) // 2] if self.newest else 0.0
 
-    def see(self, x: float) -> None:
+    def see(self, _x: float, /) -> None:
         """Add the newest reading of the baseline."""
         baseline = self.baseline
         if not baseline.ready or baseline.skipped:
@@ -126,6 +128,11 @@ class CusumTracker(Tracker):
         else:
             self.cusum = 0.0
             self.onset = 0
+
+    def pass_over(self) -> None:
+        """Forget, unless several of the newest observations still add to the sum: then it is no passed spike."""
+        if (self.votes & self.VOTERS).bit_count() <= self.FEW:
+            self.forget_evidence()
 
     def forget_evidence(self) -> None:
         """Start the sum again from zero."""
@@ -160,7 +167,7 @@ class Rise(Tracked["RiseTracker"]):
         """The baseline runs first."""
         return (self.baseline,)
 
-    def build(self, trackers: Trackers) -> RiseTracker:
+    def build(self, trackers: Trackers, /) -> RiseTracker:
         """Make the tracker."""
         return RiseTracker(self, trackers[self.baseline])
 
@@ -201,7 +208,7 @@ class RiseTracker(Tracker):
         """Whether the rise has counted for `hold` observations in a row."""
         return self.run >= self.spec.hold
 
-    def see(self, x: float) -> None:
+    def see(self, _x: float, /) -> None:
         """Compare the recent level with the best one."""
         spec, baseline = self.spec, self.baseline
         if baseline.skipped:
@@ -219,8 +226,7 @@ class RiseTracker(Tracker):
 
     def _follow_excursion(self, noise: float) -> None:
         """Learn how high the recent level climbs when it comes down again by itself."""
-        if self.rise > self.peak:
-            self.peak = self.rise
+        self.peak = max(self.peak, self.rise)
         if self.rise < 0.5 * self.peak or self.rise < noise:
             if self.peak > noise:
                 self.swing = max(self.swing * 0.99, self.peak)
@@ -229,7 +235,7 @@ class RiseTracker(Tracker):
         else:
             self.onset += 1
 
-    def admit(self, x: float) -> None:
+    def admit(self, _x: float, /) -> None:
         """Lower the best level to the baseline's, or forget a little of it."""
         baseline = self.baseline
         if not baseline.ready:
@@ -239,11 +245,13 @@ class RiseTracker(Tracker):
             self.best = baseline.level
         self.best = min(self.best + baseline.scale / self.spec.forget, baseline.level)
 
-    def rebase(self, values: list[float]) -> None:
-        """A level that lasted through an incident is the new best one."""
-        super().rebase(values)
-        if len(values) >= self.baseline.spec.window and self.known:
+    def rebase(self, _values: list[float], /) -> None:
+        """Take the level that lasted through an incident as the new best one."""
+        if self.known:
             self.best = self.baseline.level
+
+    def pass_over(self) -> None:
+        """Keep everything: the recent level forgets a passed spike by itself."""
 
     def forget_evidence(self) -> None:
         """Ask for a full set of new observations."""
@@ -275,7 +283,7 @@ class Outliers(Tracked["OutliersTracker"]):
         """The baseline runs first."""
         return (self.baseline,)
 
-    def build(self, trackers: Trackers) -> OutliersTracker:
+    def build(self, trackers: Trackers, /) -> OutliersTracker:
         """Make the tracker."""
         return OutliersTracker(self, trackers[self.baseline])
 
@@ -304,7 +312,7 @@ class OutliersTracker(Tracker):
         """Observations since the oldest outlier still remembered."""
         return max(0, self.bits.bit_length() - 1)
 
-    def see(self, x: float) -> None:
+    def see(self, x: float, /) -> None:
         """Judge the newest observation."""
         spec, baseline = self.spec, self.baseline
         if not baseline.ready or baseline.skipped:

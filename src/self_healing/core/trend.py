@@ -6,7 +6,7 @@ import math
 from collections import deque
 from dataclasses import dataclass
 
-from .baseline import LARGEST, Tracked, Tracker, Trackers
+from .tracker import LARGEST, Tracked, Tracker, Trackers
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class Trend(Tracked["TrendTracker"]):
     blocks: int = 32
     log: bool = False
 
-    def build(self, trackers: Trackers) -> TrendTracker:
+    def build(self, _trackers: Trackers, /) -> TrendTracker:
         """Make the tracker."""
         return TrendTracker(self)
 
@@ -66,7 +66,7 @@ class TrendTracker(Tracker):
         """Standard error of the mean of the blocks."""
         return self.spread / math.sqrt(len(self.means)) if self.means else 0.0
 
-    def admit(self, x: float) -> None:
+    def admit(self, x: float, /) -> None:
         """Add `x` to the open block."""
         if self.spec.log:
             if x <= 0.0:
@@ -99,7 +99,7 @@ class TrendTracker(Tracker):
 class Streak(Tracked["StreakTracker"]):
     """How many observations in a row were higher than the one before."""
 
-    def build(self, trackers: Trackers) -> StreakTracker:
+    def build(self, _trackers: Trackers, /) -> StreakTracker:
         """Make the tracker."""
         return StreakTracker()
 
@@ -113,7 +113,7 @@ class StreakTracker(Tracker):
         self.rising = 0
         self.previous: float | None = None
 
-    def see(self, x: float) -> None:
+    def see(self, x: float, /) -> None:
         """Compare with the observation before."""
         self.rising = self.rising + 1 if self.previous is not None and x > self.previous else 0
         self.previous = x
@@ -129,7 +129,7 @@ class Average(Tracked["AverageTracker"]):
 
     window: int = 50
 
-    def build(self, trackers: Trackers) -> AverageTracker:
+    def build(self, _trackers: Trackers, /) -> AverageTracker:
         """Make the tracker."""
         return AverageTracker(self)
 
@@ -148,7 +148,7 @@ class AverageTracker(Tracker):
         """Whether the window is full."""
         return len(self.values) == self.values.maxlen
 
-    def admit(self, x: float) -> None:
+    def admit(self, x: float, /) -> None:
         """Take `x` into the window."""
         self.values.append(max(-LARGEST, min(LARGEST, x)))
         self.mean = math.fsum(self.values) / len(self.values)
@@ -161,7 +161,7 @@ class Schedule(Tracked["ScheduleTracker"]):
     jump: float = 1.5
     """Factor from one observation to the next that is a jump rather than a climb."""
 
-    def build(self, trackers: Trackers) -> ScheduleTracker:
+    def build(self, _trackers: Trackers, /) -> ScheduleTracker:
         """Make the tracker."""
         return ScheduleTracker(self)
 
@@ -178,7 +178,7 @@ class ScheduleTracker(Tracker):
         self.since_jump = self.LONG_AGO
         self.since_climb = self.LONG_AGO
 
-    def see(self, x: float) -> None:
+    def see(self, x: float, /) -> None:
         """Compare with the value before."""
         previous, self.previous = self.previous, x
         self.since_jump = min(self.since_jump + 1, self.LONG_AGO)

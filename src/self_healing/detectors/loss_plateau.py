@@ -84,15 +84,16 @@ class LossPlateau(Detector):
         trend, baseline = past.stat(self._trend), past.stat(Baseline("loss"))
         if not trend.ready or trend.filled or baseline.top <= 0.0 or trend.level <= 0.0:
             return None
-        if trend.slope < -2.0 * trend.error or trend.change < -self.learned * baseline.top:
+        if trend.change < -self.learned * baseline.top:
             return None
         unmoved = trend.level > (1.0 - self.learned) * baseline.top
         choices = self._choices_at_chance(trend, past, guess=unmoved)
         if choices:
             because = (
-                f"loss has stood at {trend.level:.4g} for {trend.span} observations: ln({choices}), as by guessing"
+                f"loss has been {trend.level:.4g} over {trend.span} observations, about ln({choices}): "
+                f"as by guessing among {choices}"
             )
-        elif unmoved:
+        elif unmoved and trend.slope >= -2.0 * trend.error:
             because = f"loss is {trend.level:.4g} after {now.step} steps and began at {baseline.top:.4g}"
         else:
             return None
@@ -106,8 +107,9 @@ class LossPlateau(Detector):
         choices = [int(n) for n in known if isinstance(n, (int, float)) and n >= 2]
         if not choices and guess:
             choices = list(range(2, MOST_GUESSED_CLASSES + 1))
-        for n in choices:
-            chance = math.log(n)
-            if abs(trend.level - chance) <= max(3.0 * trend.level_error, self.tolerance * chance):
-                return n
-        return 0
+        nearest = min(choices, key=lambda n: abs(trend.level - math.log(n)), default=0)
+        if not nearest:
+            return 0
+        chance = math.log(nearest)
+        near = abs(trend.level - chance) <= max(3.0 * trend.level_error, self.tolerance * chance)
+        return nearest if near else 0

@@ -70,8 +70,10 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         matches=(
             "ValueError: loaded state dict contains a parameter group that doesn't match the size of optimizer's group",
-            "RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:\n\tsize mismatch for lm_head.weight: copying "
-            "a param with shape torch.Size([32000, 4096]) from checkpoint",
+            (
+                "RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:\n\tsize mismatch for lm_head.weight: copying "
+                "a param with shape torch.Size([32000, 4096]) from checkpoint"
+            ),
             "_pickle.UnpicklingError: Weights only load failed. Re-running torch.load with weights_only set to False",
         ),
         but_not=("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x16 and 8x16)",),

@@ -26,8 +26,10 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "ValueError: generation_batch_size (6) must be divisible by num_generations (4).",
             "generation_batch_size not divisible by num_generations",
-            "ValueError: The global train batch size (7 x 1) must be evenly divisible by the number of generations per prompt "
-            "(8).",
+            (
+                "ValueError: The global train batch size (7 x 1) must be evenly divisible by the number of generations per prompt "
+                "(8)."
+            ),
         ),
         but_not=("ValueError: hidden_size must be divisible by num_heads",),
         source="TRL, trainer/grpo_config.py",
@@ -73,8 +75,10 @@ PATTERNS: tuple[Pattern, ...] = (
             "Set use_reentrant: true in gradient_checkpointing_kwargs; DeepSpeed ZeRO-3 and flex attention need it.",
         ),
         matches=(
-            "torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: A different number of tensors was saved during "
-            "the original forward and recomputation.",
+            (
+                "torch.utils.checkpoint.CheckpointError: torch.utils.checkpoint: A different number of tensors was saved during "
+                "the original forward and recomputation."
+            ),
         ),
         but_not=("ValueError: No valid checkpoint found in output directory (./output)",),
         source=SEED,

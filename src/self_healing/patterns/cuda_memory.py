@@ -48,8 +48,10 @@ PATTERNS: tuple[Pattern, ...] = (
         remedy=LESS_MEMORY,
         fixes=FIXES,
         matches=(
-            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
-            "79.10 GiB of which 1.02 GiB is free.",
+            (
+                "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+                "79.10 GiB of which 1.02 GiB is free."
+            ),
             "RuntimeError: CUDA error: out of memory",
             "torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 256.00 MiB",
             "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 594.00 MiB.",
@@ -83,8 +85,10 @@ PATTERNS: tuple[Pattern, ...] = (
         remedy=LESS_MEMORY,
         fixes=(*FIXES, "PYTORCH_MPS_HIGH_WATERMARK_RATIO lifts the limit, at the risk of freezing the machine."),
         matches=(
-            "RuntimeError: MPS backend out of memory (MPS allocated: 17.10 GB, other allocations: 1.02 GB, max allowed: "
-            "18.13 GB). Tried to allocate 256.00 MB on private pool.",
+            (
+                "RuntimeError: MPS backend out of memory (MPS allocated: 17.10 GB, other allocations: 1.02 GB, max allowed: "
+                "18.13 GB). Tried to allocate 256.00 MB on private pool."
+            ),
         ),
         but_not=("RuntimeError: MPS backend does not support this operation",),
         source="PyTorch, aten/src/ATen/mps/MPSAllocator.mm",

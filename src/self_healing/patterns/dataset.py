@@ -69,8 +69,10 @@ PATTERNS: tuple[Pattern, ...] = (
         remedy=LEAVE_IT_OUT,
         fixes=("Use a collator that pads, or truncate to max_length; drop columns that are not tensors.",),
         matches=(
-            "ValueError: Unable to create tensor, you should probably activate truncation and/or padding with "
-            "'padding=True' 'truncation=True' to have batched tensors with the same length.",
+            (
+                "ValueError: Unable to create tensor, you should probably activate truncation and/or padding with "
+                "'padding=True' 'truncation=True' to have batched tensors with the same length."
+            ),
             "ValueError: expected sequence of length 128 at dim 1 (got 131)",
             "RuntimeError: stack expects each tensor to be equal size, but got [3, 224, 224] at entry 0 and [1, 224, 224]",
         ),

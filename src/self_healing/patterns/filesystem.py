@@ -27,8 +27,10 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "OSError: [Errno 28] No space left on device",
             "OSError: [Errno 122] Disk quota exceeded",
-            "RuntimeError: [enforce fail at inline_container.cc:445] . PytorchStreamWriter failed writing file data/176: file "
-            "write failed",
+            (
+                "RuntimeError: [enforce fail at inline_container.cc:445] . PytorchStreamWriter failed writing file data/176: file "
+                "write failed"
+            ),
         ),
         but_not=("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",),
         source="errno(3), PyTorch caffe2/serialize/inline_container.cc",
@@ -43,7 +45,7 @@ PATTERNS: tuple[Pattern, ...] = (
         remedy=(rung(StopRun()),),
         fixes=("Check who owns the folder; point HF_HOME and output_dir to one that is yours.",),
         matches=(
-            "PermissionError: [Errno 13] Permission denied: '/root/.cache/huggingface/hub'",
+            "PermissionError: [Errno 13] Permission denied: '/data/.cache/huggingface/hub'",
             "OSError: [Errno 30] Read-only file system: '/output'",
         ),
         but_not=(

@@ -26,8 +26,10 @@ PATTERNS: tuple[Pattern, ...] = (
             "Check labels against the number of classes, and token ids against the vocabulary.",
         ),
         matches=(
-            "torch.AcceleratorError: CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously "
-            "reported at some other API call",
+            (
+                "torch.AcceleratorError: CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously "
+                "reported at some other API call"
+            ),
         ),
         but_not=("AssertionError: triggered on the host side",),
         source="research/hf_mechanics.md, exceptions as really raised",

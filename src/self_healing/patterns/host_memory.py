@@ -31,8 +31,10 @@ PATTERNS: tuple[Pattern, ...] = (
         remedy=START_AGAIN,
         fixes=FIXES,
         matches=(
-            "RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you "
-            "tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)",
+            (
+                "RuntimeError: [enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+                "tried to allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)"
+            ),
             "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000)",
             "slurmstepd: error: Detected 1 oom_kill event in StepId=1234.0. Some of the step tasks have been OOM Killed.",
             "[12345.678] Out of memory: Killed process 4242 (python) total-vm:98765432kB, anon-rss:65432100kB",

@@ -22,8 +22,8 @@ PATTERNS: tuple[Pattern, ...] = (
         remedy=IT_MAY_PASS,
         fixes=("Log in with a token, download once to a local folder, and start fewer ranks at the same moment.",),
         matches=(
-            "huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: "
-            "https://huggingface.co/api/models/gpt2",
+            ("huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: "
+            "https://huggingface.co/api/models/gpt2"),
         ),
         but_not=("step 429 loss 2.31", "requests.exceptions.HTTPError: 404 Client Error: Not Found for url"),
         source="https://github.com/huggingface/datasets/issues/7506",
@@ -38,8 +38,8 @@ PATTERNS: tuple[Pattern, ...] = (
         remedy=IT_MAY_PASS,
         fixes=("Wait; see status.huggingface.co.",),
         matches=(
-            "huggingface_hub.errors.HfHubHTTPError: 504 Server Error: Gateway Time-out for url: "
-            "https://huggingface.co/api/models/gpt2",
+            ("huggingface_hub.errors.HfHubHTTPError: 504 Server Error: Gateway Time-out for url: "
+            "https://huggingface.co/api/models/gpt2"),
         ),
         but_not=("trained 500 steps, server error rate 0",),
         source="https://github.com/huggingface/huggingface_hub/issues/1516",
@@ -57,8 +57,8 @@ PATTERNS: tuple[Pattern, ...] = (
         remedy=GIVE_UP,
         fixes=("Ask for access on the model's page, then log in with hf auth login or set HF_TOKEN.",),
         matches=(
-            "huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url "
-            "https://huggingface.co/org/model/resolve/main/config.json.",
+            ("huggingface_hub.errors.GatedRepoError: 401 Client Error. Cannot access gated repo for url "
+            "https://huggingface.co/org/model/resolve/main/config.json."),
             "OSError: You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/org/m.",
         ),
         but_not=("PermissionError: [Errno 13] Permission denied: '/data/cache'",),
@@ -93,12 +93,12 @@ PATTERNS: tuple[Pattern, ...] = (
         weight=0.9,
         remedy=IT_MAY_PASS,
         fixes=(
-            "Check the network of this machine; a cluster's nodes often have none. Download beforehand and set "
-            "HF_HUB_OFFLINE=1.",
+            ("Check the network of this machine; a cluster's nodes often have none. Download beforehand and set "
+            "HF_HUB_OFFLINE=1."),
         ),
         matches=(
-            "OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the "
-            "cached files.",
+            ("OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the "
+            "cached files."),
             "ConnectionError: Couldn't reach 'imdb' on the Hub (LocalEntryNotFoundError)",
             "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.",
             "httpx2.ConnectError: [Errno -2] Name or service not known",

@@ -30,8 +30,10 @@ PATTERNS: tuple[Pattern, ...] = (
             "With FSDP, set async_prefetch: false. Set TORCH_NCCL_TRACE_BUFFER_SIZE to record which rank came late.",
         ),
         matches=(
-            "[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: "
-            "WorkNCCL(SeqNum=15, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600060 milliseconds before timing out.",
+            (
+                "[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: "
+                "WorkNCCL(SeqNum=15, OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600060 milliseconds before timing out."
+            ),
         ),
         but_not=(
             "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.",
@@ -52,8 +54,10 @@ PATTERNS: tuple[Pattern, ...] = (
         fixes=(FIRST_RANK, "Set NCCL_DEBUG=INFO and read which call failed; check interfaces with NCCL_SOCKET_IFNAME."),
         matches=(
             "RuntimeError: NCCL communicator was aborted on rank 1.",
-            "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error\n"
-            "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.",
+            (
+                "torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error\n"
+                "ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error."
+            ),
         ),
         but_not=("NCCL INFO Launch mode Parallel",),
         source="https://docs.axolotl.ai/docs/training_stability.html",
@@ -82,7 +86,7 @@ PATTERNS: tuple[Pattern, ...] = (
         says="A worker process failed; its own output, not this text, says why.",
         failure=FailureType.CRASH,
         fine="unknown_child_failure",
-        text=r"ChildFailedError|failed \(exitcode: 1\)",
+        text=r"ChildFailedError|failed \(exitcode: 1\)|exitcode\s*: 1 \(pid",
         weight=0.5,
         remedy=(rung(RestartProcess(), success=0.3), rung(StopRun())),
         fixes=(
@@ -105,8 +109,10 @@ PATTERNS: tuple[Pattern, ...] = (
         remedy=(rung(RetryLater(), success=0.5, repeats=3), rung(StopRun())),
         fixes=("End the other run, or choose another --master_port; 0 with --rdzv-backend c10d picks a free one.",),
         matches=(
-            "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: "
-            "29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+            (
+                "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: "
+                "29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
+            ),
         ),
         but_not=("ConnectionRefusedError: [Errno 111] Connection refused",),
         source="PyTorch, torch/csrc/distributed/c10d/socket.cpp",

@@ -87,8 +87,10 @@ PATTERNS: tuple[Pattern, ...] = (
         fixes=("Use bf16 instead of fp16 where the GPU has it.", "Lower the learning rate 2 to 5 times."),
         matches=(
             "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
-            "[INFO] [loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 64, "
-            "reducing to 32",
+            (
+                "[INFO] [loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 64, "
+                "reducing to 32"
+            ),
         ),
         but_not=(
             "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",

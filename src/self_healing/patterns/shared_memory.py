@@ -1,4 +1,4 @@
-"""/dev/shm, through which data workers and NCCL exchange tensors, is full.
+"""Shared memory, through which data workers and NCCL exchange tensors, is full.
 
 It hides well: "no space left on device" sounds like a disk, and a bus error like broken hardware.
 """
@@ -19,6 +19,7 @@ FIXES = (
 RIVALS = (
     ("bus-error-of-host-memory", "bus-error"),
     ("bus-error-of-deepspeed", "bus-error"),
+    ("bus-error-of-deepspeed", "bus-error-of-host-memory"),
 )
 
 PATTERNS: tuple[Pattern, ...] = (
@@ -36,8 +37,10 @@ PATTERNS: tuple[Pattern, ...] = (
         remedy=START_AGAIN,
         fixes=FIXES,
         matches=(
-            "RuntimeError: DataLoader worker (pid 3002) is killed by signal: Bus error. It is possible that dataloader's "
-            "workers are out of shared memory. Please try to raise your shared memory limit.",
+            (
+                "RuntimeError: DataLoader worker (pid 3002) is killed by signal: Bus error. It is possible that dataloader's "
+                "workers are out of shared memory. Please try to raise your shared memory limit."
+            ),
             "RuntimeError: unable to open shared memory object </torch_42_17> in read-write mode: No space left on device (28)",
             "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-Xy12 (size 9637888)",
         ),

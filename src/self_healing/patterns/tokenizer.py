@@ -19,12 +19,16 @@ PATTERNS: tuple[Pattern, ...] = (
         weight=0.95,
         remedy=(rung(StopRun()),),
         fixes=(
-            "Set tokenizer.pad_token, for example to tokenizer.eos_token or to a new [PAD]; in Axolotl "
-            'special_tokens: {pad_token: "<|endoftext|>"}.',
+            (
+                "Set tokenizer.pad_token, for example to tokenizer.eos_token or to a new [PAD]; in Axolotl "
+                'special_tokens: {pad_token: "<|endoftext|>"}.'
+            ),
         ),
         matches=(
-            "ValueError: Asking to pad but the tokenizer does not have a padding token. Please select a token to use as "
-            "`pad_token`",
+            (
+                "ValueError: Asking to pad but the tokenizer does not have a padding token. Please select a token to use as "
+                "`pad_token`"
+            ),
             "ValueError: Cannot handle batch sizes > 1 if no padding token is defined.",
         ),
         but_not=("UserWarning: the padding token is the same as the eos token",),

@@ -98,7 +98,7 @@ def read_csv(path: Path, head: bytes = b"", skipped: Skipped | None = None) -> I
                 observation = rows.observe(dict(row))
                 if observation is not None:
                     yield observation
-                elif cells and not row:
+                elif row and all(number(cell) is None for cell in row.values()):
                     facts.lines += 1
         except csv.Error as error:
             raise InputError(f"{path}: is no readable CSV near row {reader.line_num + 1}: {error}") from None

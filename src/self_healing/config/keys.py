@@ -11,15 +11,13 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, PlainValidator
 
-from .config_effects import without_effect
-from .config_layers import LayeredConfig, Provenance
-from .config_sources import CODE, Given, problem, show
-from .config_values import as_hook, as_word, import_hook
-from .core.errors import ConfigError
-from .core.failure import Effect, Mode
-from .core.settings import Settings
-
-__all__ = ["ConfigError", "ConfigWarning", "HealingConfig", "Provenance"]
+from ..core.errors import ConfigError
+from ..core.failure import Effect, Mode
+from ..core.settings import Settings
+from .effects import without_effect
+from .layers import LayeredConfig
+from .sources import CODE, Given, problem, show
+from .values import as_hook, as_word, import_hook
 
 logger = logging.getLogger("self_healing.config")
 

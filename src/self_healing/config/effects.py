@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from .config_rules import SHORT_NAMES
-from .config_sources import KeyPath, label
-from .core.action import Action
-from .core.discover import discover_classes
-from .core.failure import Effect
+from ..core.action import Action
+from ..core.discover import discover_classes
+from ..core.failure import Effect
+from .rules import SHORT_NAMES
+from .sources import KeyPath, label
 
 if TYPE_CHECKING:
-    from .config import HealingConfig
+    from .keys import HealingConfig
 
 PLANNING = ("max_effect", "max_recovery_attempts", "on_instability")
 """Keys that matter only where plans are made, besides those that actions read."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 
-from .core.errors import ConfigError
+from ..core.errors import ConfigError
 
 VERSION = 1
 """The version of what `to_dict` and `to_toml` write, as the key `v`; a newer one is refused."""
@@ -220,7 +220,7 @@ def _read_text(path: str | PathLike[str], name: str) -> str:
     if len(raw) > MAX_FILE_BYTES:
         raise ConfigError(f"{name}: cannot be read: larger than {MAX_FILE_BYTES} bytes, so hardly a configuration")
     try:
-        return raw.decode("utf-8-sig").replace("\r\n", "\n")
+        return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{name}:{line}: not valid TOML: not UTF-8 text") from None

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from .config_sources import Found, Given, KeyPath, at, explain, label, problem, suggestion
-from .core.errors import CatalogueError
+from ..core.errors import CatalogueError
+from .sources import Found, Given, KeyPath, at, explain, label, problem, suggestion
 
 if TYPE_CHECKING:
-    from .core.detector import Detector
+    from ..core.detector import Detector
 
 Catalogue = Mapping[str, "type[Detector]"]
 
@@ -48,8 +48,8 @@ Options = dict[str, dict[str, Option]]
 
 def discovered() -> Catalogue:
     """Return the rules of this package and of installed plugins, by name."""
-    from .core.detector import Detector  # noqa: PLC0415  # loaded only when rules are needed
-    from .core.discover import discover_classes  # noqa: PLC0415
+    from ..core.detector import Detector  # noqa: PLC0415  # loaded only when rules are needed
+    from ..core.discover import discover_classes  # noqa: PLC0415
 
     return discover_classes("self_healing.detectors", Detector)
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import Any
 
-from .config_sources import show
-from .core.errors import ConfigError
+from ..core.errors import ConfigError
+from .sources import show
 
 
 def as_word(value: object) -> object:
@@ -51,8 +51,8 @@ def import_hook(reference: str) -> Callable[..., object]:
 
 def importable(function: Callable[..., object]) -> str | None:
     """Return `module:qualname` where importing that gives the same object, in another process too."""
-    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "<none>")
-    if module in (None, "__main__") or "<" in name:
+    module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
+    if module in (None, "__main__"):
         return None
     found: Any = sys.modules.get(module)
     for part in name.split("."):

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr, ValidationError
 
-from .config_rules import (
+from ..core.errors import ConfigError
+from .rules import (
     SHORT_NAMES,
     Catalogue,
     Options,
@@ -21,7 +22,7 @@ from .config_rules import (
     overlay,
     unknown_rules,
 )
-from .config_sources import (
+from .sources import (
     CODE,
     VERSION,
     Found,
@@ -34,11 +35,10 @@ from .config_sources import (
     read_toml,
     refuse,
 )
-from .config_values import as_tuple, plain, toml_text, unlinked
-from .core.errors import ConfigError
+from .values import as_tuple, plain, toml_text, unlinked
 
 if TYPE_CHECKING:
-    from .core.detector import Detector
+    from ..core.detector import Detector
 
 RuleNames = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 
@@ -168,10 +168,9 @@ class LayeredConfig(BaseModel):
             return found, []  # the catalogue is not loaded where it is not needed
         rules = discovered() if catalogue is None else catalogue
         named = [(path[1], f"{at(given.source)}[rules] ") for path, given in found.items() if path[0] == "rules"]
-        for path in (("select",), ("ignore",)):
-            if path in found:
-                where = f"{at(found[path].source)}{path[0]}: "
-                named += [(name, where) for name in as_tuple(found[path].value) or ()]
+        for key in ("select", "ignore"):
+            if given := found.get((key,)):
+                named += [(name, f"{at(given.source)}{key}: ") for name in as_tuple(given.value) or ()]
         problems = unknown_rules(named, rules)
         clean = {path: given for path, given in found.items() if len(path) != len(("rules", "of-an-empty-table"))}
         options = options_of(self._preset(found) | clean)

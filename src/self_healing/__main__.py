@@ -1,0 +1,8 @@
+"""`python -m self_healing` is the command `heal`."""
+
+import sys
+
+from .cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())

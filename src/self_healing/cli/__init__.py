@@ -1,0 +1,1 @@
+"""The command `heal`: the only place that prints."""

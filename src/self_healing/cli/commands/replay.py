@@ -1,0 +1,199 @@
+"""`heal replay PATH...`: what the core finds in recorded metrics, and what it would do."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from ...config import HealingConfig
+    from ...replay import Proposal, ReplayResult
+
+
+def command(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="PATH...", help="A ledger.jsonl, trainer_state.json, CSV or JSON lines, or a run's folder."),
+    ],
+    overrides: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Set one key, such as rules.loss-spike.sigmas=8."),
+    ] = None,
+    config: Annotated[
+        str | None, typer.Option("--config", metavar="FILE", help="A healing.toml; replaces a ledger's configuration.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Feed recorded metrics to the core and print the incidents and plans it would produce."""
+    from ...config import HealingConfig
+    from ...core.errors import InputError
+    from ..output import show_json, warn
+
+    chosen = HealingConfig.load(toml=config) if config is not None else None
+    _check(chosen, overrides or [])
+    if len(paths) == 1:
+        result = _replay(paths[0], chosen, overrides or [])
+        if as_json:
+            show_json(_as_json(result))
+        else:
+            _tell(result)
+        raise typer.Exit(0 if result.healthy else 1)
+    results: dict[str, ReplayResult | str] = {}
+    for path in paths:
+        try:
+            results[path] = _replay(path, chosen, overrides or [])
+        except InputError as error:
+            results[path] = str(error)
+            warn(str(error))
+    if as_json:
+        files = [_file_json(path, result) for path, result in results.items()]
+        show_json({"v": 1, "files": files})
+    else:
+        _tell_files(results)
+    raise typer.Exit(_worst(list(results.values())))
+
+
+def _check(config: HealingConfig | None, overrides: Sequence[str]) -> None:
+    """Refuse a bad override before any file is read, and say which keys have no effect."""
+    from ...config import HealingConfig
+    from ..output import warn
+
+    for sentence in HealingConfig.load(code=config, overrides=overrides).ineffective():
+        warn(sentence)
+
+
+def _replay(path: str, config: HealingConfig | None, overrides: Sequence[str]) -> ReplayResult:
+    from ...readers import open_recording
+    from ...replay import replay
+
+    return replay(open_recording(path), config, overrides=overrides)
+
+
+def _worst(results: Sequence[ReplayResult | str]) -> int:
+    if any(isinstance(result, str) for result in results):
+        return 2
+    return 0 if all(not isinstance(result, str) and result.healthy for result in results) else 1
+
+
+# --- for programs -----------------------------------------------------------------------------------------------
+
+
+def _as_json(result: ReplayResult) -> dict[str, object]:
+    return {
+        "v": 1,
+        "healthy": result.healthy,
+        "incidents": [
+            {"name": i.name, "failure": i.failure, "severity": i.severity, "step": i.step, "because": i.because}
+            for i in result.incidents
+        ],
+        "plans": [_plan_json(proposal) for proposal in result.plans],
+        "recording": {
+            "file": str(result.path),
+            "format": result.format,
+            "observations": result.observations,
+            "runs": result.runs,
+            "torn": result.torn,
+            "exact": result.exact,
+            "approximate": result.approximate,
+            "differences": result.differences,
+        },
+    }
+
+
+def _plan_json(proposal: Proposal) -> dict[str, object]:
+    plan = proposal.plan
+    return {
+        "step": plan.step,
+        "incident": plan.incident,
+        "actions": [action.name() for action in plan.actions],
+        "effect": plan.effect,
+    }
+
+
+def _file_json(path: str, result: ReplayResult | str) -> dict[str, object]:
+    if isinstance(result, str):
+        return {"path": path, "error": result}
+    return {"path": path, **{key: value for key, value in _as_json(result).items() if key != "v"}}
+
+
+# --- for people -------------------------------------------------------------------------------------------------
+
+
+def _tell(result: ReplayResult) -> None:
+    from ..output import show, show_table
+
+    show(_headline(result))
+    if result.incidents:
+        rows = [(i.step, i.name, i.severity, i.fine, i.because) for i in result.incidents]
+        show_table("Incidents", ("step", "incident", "severity", "class", "because"), rows, widest="because")
+    else:
+        show("Nothing wrong was found.")
+    if result.plans:
+        show_table(
+            "What it would have done" if result.exact is None else "What it decided",
+            ("step", "incident", "actions", "effect", "because"),
+            [_plan_row(proposal) for proposal in result.plans],
+            widest="because",
+        )
+    elif result.incidents:
+        show("No action would have been taken.")
+    for sentence in _on_the_replay(result):
+        show(sentence)
+
+
+def _headline(result: ReplayResult) -> str:
+    runs = "1 run" if result.runs == 1 else f"{result.runs} runs"
+    observations = "1 observation" if result.observations == 1 else f"{result.observations:,} observations"
+    return f"{result.path}: {result.format}, {observations}, {runs}"
+
+
+def _plan_row(proposal: Proposal) -> tuple[object, ...]:
+    plan = proposal.plan
+    passed = f" (instead of {'; '.join(plan.instead_of)})" if plan.instead_of else ""
+    return plan.step, plan.incident, plan.rung, plan.effect, plan.because + passed
+
+
+def _on_the_replay(result: ReplayResult) -> list[str]:
+    said: list[str] = []
+    if result.exact:
+        said.append("The replayed plans equal the recorded ones.")
+    elif result.differences:
+        what = "differ from the recorded ones" if result.exact is False else "change against the recorded ones"
+        said.append(f"The replayed plans {what} in {len(result.differences)} places:")
+        said += [f"  {sentence}" for sentence in result.differences[:20]]
+    if result.approximate:
+        said.append("The replay is approximate:")
+        said += [f"  {sentence}" for sentence in result.approximate[:20]]
+    if result.torn and not result.approximate:
+        said.append(f"{result.torn} lines could not be read.")
+    return said
+
+
+def _tell_files(results: dict[str, ReplayResult | str]) -> None:
+    from ..output import show, show_table
+
+    rows = []
+    for path, result in results.items():
+        if isinstance(result, str):
+            rows.append((path, "-", "cannot be read", "-"))
+            continue
+        plans = Counter(proposal.plan.rung for proposal in result.plans)
+        rows.append((path, str(result.observations), _summary(result), _counted(plans)))
+    show_table("Incidents per file", ("file", "observations", "incidents", "plans"), rows, widest="incidents")
+    sick = sum(not isinstance(r, str) and not r.healthy for r in results.values())
+    bad = sum(isinstance(r, str) for r in results.values())
+    show(f"{len(results)} files: {len(results) - sick - bad} without warnings, {sick} with, {bad} unreadable.")
+
+
+def _summary(result: ReplayResult) -> str:
+    found = Counter(f"{incident.name} ({incident.severity})" for incident in result.incidents)
+    first = {f"{i.name} ({i.severity})": i.step for i in reversed(result.incidents)}
+    told = [f"{name} at {first[name]}{f', {count} times' if count > 1 else ''}" for name, count in found.items()]
+    return "; ".join(told) or "none"
+
+
+def _counted(names: Counter[str]) -> str:
+    return "; ".join(name if count == 1 else f"{name} x{count}" for name, count in names.items()) or "-"

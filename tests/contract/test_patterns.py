@@ -1,0 +1,157 @@
+"""Every pattern row explains its own samples best, and leaves its neighbours' alone."""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import re
+import time
+
+import pytest
+
+from self_healing.core.cause import Evidence, Pattern
+from self_healing.core.discover import discover_patterns, module_names
+from self_healing.core.failure import FINE_CLASSES
+
+PACKAGE = "self_healing.patterns"
+ROWS = discover_patterns(PACKAGE)
+BY_NAME = {row.name: row for row in ROWS}
+MODULES = [importlib.import_module(f"{PACKAGE}.{name}") for name in module_names(PACKAGE)]
+RIVALS = {pair for module in MODULES for pair in getattr(module, "RIVALS", ())}
+"""Pairs (less likely row, more likely row) that share a sample, declared beside the rows."""
+
+STEP_TIMES_S = (0.01, 1.0, 60.0)
+RAISED = re.compile(r"((?:\w+\.)*_?[A-Z]\w*): ?(.*)", re.DOTALL)
+FORBIDDEN_SYNTAX = re.compile(r"\(\?(?:[=!>]|<[=!]|P=|\()|\\[1-9]|[*+?}]\+")
+
+each_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
+
+Reading = tuple[str, tuple[str, ...], str]
+
+
+def bases_of(name: str) -> tuple[str, ...]:
+    builtin = getattr(builtins, name.rpartition(".")[2], None)
+    if isinstance(builtin, type) and issubclass(builtin, BaseException):
+        return tuple(f"builtins.{base.__name__}" for base in builtin.__mro__[1:-1])
+    return ("builtins.Exception", "builtins.BaseException")
+
+
+def readings(sample: str) -> list[Reading]:
+    """Return the ways a sample can reach a pattern: as a line of output and, where it is one, as an exception."""
+    found: list[Reading] = [("", (), sample)]
+    raised = RAISED.fullmatch(sample)
+    if raised is not None:
+        found.append((raised[1], bases_of(raised[1]), raised[2]))
+    return found
+
+
+def matching(reading: Reading) -> dict[str, Evidence]:
+    return {row.name: found for row in ROWS if (found := row.evidence(*reading)) is not None}
+
+
+def own_readings(row: Pattern, sample: str) -> list[Reading]:
+    """Leave out the line of output for rows that ask for a class: a line has none."""
+    return [reading for reading in readings(sample) if reading[0] or not row.exception]
+
+
+def test_there_are_enough_families() -> None:
+    assert len(MODULES) >= 13
+    assert len(ROWS) >= 25
+
+
+@each_row
+def test_a_row_is_complete(row: Pattern) -> None:
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", row.name)
+    assert row.says.endswith(".")
+    assert "\n" not in row.says
+    assert row.fine in FINE_CLASSES
+    assert row.text or row.exception
+    assert 0 < row.weight <= 1
+    assert row.matches
+    assert row.but_not
+    assert row.fixes
+    assert row.source
+
+
+@each_row
+def test_the_expression_runs_in_linear_time(row: Pattern) -> None:
+    re.compile(row.text)
+    assert not FORBIDDEN_SYNTAX.search(row.text), f"{row.name}: look-around and back-references are not linear"
+    hostile = [text for sample in row.matches for text in (sample[:-1] * 500, sample[: len(sample) // 2] * 1000)]
+    started = time.perf_counter()
+    for text in (*hostile, "a" * 100_000, "1 " * 50_000):
+        row.evidence("builtins.RuntimeError", (), text)
+    assert time.perf_counter() - started < 2.0
+
+
+@each_row
+def test_a_row_matches_its_own_samples(row: Pattern) -> None:
+    for sample in row.matches:
+        ways = own_readings(row, sample)
+        assert ways, f"{row.name}: {sample!r} is not written as an exception, but the row asks for a class"
+        for reading in ways:
+            evidence = row.evidence(*reading)
+            assert evidence is not None, f"{row.name} does not match {reading}"
+            assert evidence.weight == row.weight
+            assert evidence.found
+
+
+@each_row
+def test_nobody_else_explains_a_sample_better(row: Pattern) -> None:
+    for reading in (reading for sample in row.matches for reading in own_readings(row, sample)):
+        stealing = [
+            name
+            for name, found in matching(reading).items()
+            if name != row.name and (row.name, name) not in RIVALS and found.weight >= row.weight
+        ]
+        assert not stealing, f"{stealing} take {reading} from {row.name}: narrow them, or declare RIVALS in the file"
+
+
+@each_row
+def test_texts_that_only_look_alike_are_left_alone(row: Pattern) -> None:
+    for text in row.but_not:
+        for reading in readings(text):
+            assert row.evidence(*reading) is None, f"{row.name} matches {reading}"
+
+
+@pytest.mark.parametrize(("less", "more"), sorted(RIVALS))
+def test_rivals_really_share_a_sample(less: str, more: str) -> None:
+    loser, winner = BY_NAME[less], BY_NAME[more]
+    assert loser.weight < winner.weight
+    assert any(winner.evidence(*reading) for sample in loser.matches for reading in readings(sample))
+
+
+@each_row
+def test_the_ladder_ends_with_a_stop_and_is_tried_in_the_order_written(row: Pattern) -> None:
+    assert row.remedy
+    assert row.remedy[-1].is_final
+    assert not any(rung.is_final for rung in row.remedy[:-1])
+    for step_time_s in STEP_TIMES_S:
+        index = [
+            sum(action.assumed_cost_s(step_time_s) for action in rung.actions) / rung.success
+            for rung in row.remedy[:-1]
+        ]
+        assert index == sorted(index), f"{row.name} at {step_time_s} s a step: {index}"
+
+
+def test_bare_words_decide_nothing() -> None:
+    for text in ("shape", "dimension", "index", "api", "network", "timeout", "connection", "memory", "disk", "token"):
+        for name in ("RuntimeError", "ValueError", "IndexError", "KeyError"):
+            assert not matching((f"builtins.{name}", bases_of(name), f"something about {text} went wrong"))
+
+
+def test_a_healthy_log_matches_nothing() -> None:
+    log = "\n".join(
+        f"{{'loss': {2.5 - step / 1000}, 'grad_norm': 1.4, 'learning_rate': 1e-05, 'epoch': {step / 1000}}}"
+        for step in range(500)
+    )
+    assert not matching(("", (), f"***** Running training *****\n{log}\nTraining completed."))
+
+
+def test_the_cause_of_an_out_of_memory_behind_an_nccl_error_wins() -> None:
+    text = (
+        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error"
+    )
+    found = matching(("", (), text))
+    assert max(found, key=lambda name: found[name].weight) == "gpu-out-of-memory"
