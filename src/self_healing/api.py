@@ -8,6 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Self
 
 from . import __version__
+from .actions.clear_cache import ClearCache
+from .actions.halve_batch_size import HalveBatchSize
+from .actions.roll_back import RollBack
+from .actions.scale_learning_rate import ScaleLearningRate
+from .actions.tighten_clipping import TightenClipping
 from .core.action import Action
 from .core.capability import capabilities_of
 from .core.cause import Cause
@@ -109,32 +114,22 @@ class HealingActions:
 
     def rollback(self, *, steps: int | None = None) -> str:
         """Return to the newest known good state, at least `steps` back."""
-        from .actions.roll_back import RollBack
-
         return self._do(RollBack(min_steps=steps))
 
     def halve_lr(self, *, factor: float = 0.5, floor: float | None = None) -> str:
         """Multiply the learning rate by `factor`."""
-        from .actions.scale_learning_rate import ScaleLearningRate
-
         return self._do(ScaleLearningRate(factor=factor, floor=floor))
 
     def halve_batch_size(self, *, floor: int = 1) -> str:
         """Halve the per-device batch; accumulation keeps the effective batch."""
-        from .actions.halve_batch_size import HalveBatchSize
-
         return self._do(HalveBatchSize(floor=floor))
 
     def reclip(self) -> str:
         """Lower the gradient-norm limit, or set one where there was none."""
-        from .actions.tighten_clipping import TightenClipping
-
         return self._do(TightenClipping())
 
     def clear_cache(self) -> str:
         """Release cached device memory."""
-        from .actions.clear_cache import ClearCache
-
         return self._do(ClearCache())
 
     def _do(self, action: Action) -> str:

@@ -96,7 +96,7 @@ class Transcript:
         time_s: float,
         body: Mapping[str, object],
         rank: int | None = None,
-        keep: bool = False,  # noqa: ARG002  # nothing is thinned here
+        keep: bool = False,  # nothing is thinned here
     ) -> Entry:
         """Take note of an incident or count another entry, and return it."""
         self._seq += 1

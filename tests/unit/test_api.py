@@ -15,8 +15,10 @@ from self_healing import (
     Mode,
     RunDirectoryLocked,
     SelfHealingError,
+    UnrecoverableError,
 )
 from self_healing.api import OpenRun
+from self_healing.core.errors import give_up
 from self_healing.core.ledger import MemoryLedger, read_ledger
 from self_healing.core.signal import Metrics, Raised
 
@@ -100,6 +102,16 @@ def test_a_second_writer_is_refused_and_the_lock_is_given_back(tmp_path):
     OpenRun(tmp_path, HealingConfig(), Able(), environ={}).close()
 
 
+def test_giving_up_raises_what_started_the_trouble():
+    original = ValueError("boom")
+    with pytest.raises(ValueError, match="boom") as caught:
+        give_up("nothing else is left to try", original)
+    assert caught.value is original
+    assert caught.value.__notes__ == ["self-healing gave up: nothing else is left to try"]
+    with pytest.raises(UnrecoverableError, match="nothing else"):
+        give_up("nothing else is left to try", None)
+
+
 def test_the_environment_switch_wins(tmp_path):
     with OpenRun(tmp_path, HealingConfig(), Able(), environ={"SELF_HEALING": "observe"}) as opened:
         assert opened.healer.settings.mode is Mode.OBSERVE
@@ -117,4 +129,4 @@ def test_the_memory_of_an_earlier_process_is_used(tmp_path):
         asked.append(run.asked[0][0])
     assert asked == ["roll_back", "stop"]
     reading = read_ledger(tmp_path / "healing" / "ledger.jsonl")
-    assert reading.attempts == 2
+    assert reading.attempts == [1, 2]

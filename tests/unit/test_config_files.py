@@ -15,8 +15,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from self_healing.config import keys as config_module
 from self_healing.config import ConfigWarning, HealingConfig
+from self_healing.config import keys as config_module
 from self_healing.config.keys import PRESETS
 from self_healing.config.sources import VERSION
 from self_healing.core.capability import CAPABILITIES

@@ -110,6 +110,26 @@ def test_release_after_a_passed_spike_does_no_harm() -> None:
     assert history.stat(Cusum("loss")).cusum < 5.0
 
 
+def test_release_after_a_long_spike_that_has_passed_goes_back_to_normal() -> None:
+    history = History(NEEDS)
+    observe(history, *calm(300))
+    observe(history, *[9.0] * 30, *calm(8), held=frozenset({"loss"}))
+    history.release("loss")
+    baseline = history.stat(Baseline("loss"))
+    assert baseline.level == pytest.approx(2.5, abs=0.15)
+    assert baseline.scale < 0.2
+
+
+def test_noise_that_became_wider_is_learned_from_withheld_samples() -> None:
+    history = History(NEEDS)
+    observe(history, *calm(300))
+    wide = [2.5 + 10 * (x - 2.5) for x in calm(256)]
+    for start in (0, 64):
+        observe(history, *wide[start : start + 64], held=frozenset({"loss"}))
+        history.release("loss")
+    assert history.stat(Baseline("loss")).scale > 0.25
+
+
 def test_release_after_a_short_incident_that_goes_on_keeps_the_evidence() -> None:
     history = History(NEEDS)
     observe(history, *calm(300))
@@ -213,6 +233,7 @@ def test_round_trip_is_exact_at_any_moment(values: list[float], cut: int, held_f
 def test_a_state_from_fewer_rules_can_be_loaded() -> None:
     old, new = History((Baseline("loss"),)), History(NEEDS)
     observe(old, *calm(50))
+    observe(new, *calm(50), *[9.0] * 5)
     new.load_state_dict(json.loads(json.dumps(old.state_dict())))
     assert new.stat(Baseline("loss")).level == old.stat(Baseline("loss")).level
     assert new.stat(Cusum("loss")).cusum == 0.0

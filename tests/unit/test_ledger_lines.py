@@ -44,8 +44,10 @@ def test_a_line_has_its_keys_in_order_and_reads_back(ledger: Ledger) -> None:
     ]
 
 
+# Every awkward character, but no letters that spell a secret: those would be masked.
+TEXT = st.text(alphabet='az09 \n\0"\\$\x7f\x85\u00e9\u2028\ud800\ufeff\U0001f600', max_size=8)
 PLAIN = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXT,
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(st.sampled_from(["a", "b", "$float", "$$float", "float", "$x"]), inner, max_size=2)
@@ -54,8 +56,8 @@ PLAIN = st.recursive(
 )
 
 
-@given(body=st.dictionaries(st.text(max_size=6), PLAIN, max_size=4), moment=st.floats())
-@settings(max_examples=60, deadline=None)
+@given(body=st.dictionaries(TEXT, PLAIN, max_size=4), moment=st.floats())
+@settings(max_examples=50, deadline=None)
 def test_every_body_reads_back_exactly_and_the_file_is_strict_json(body: Mapping[str, object], moment: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         book = Ledger(folder, environ={})
@@ -109,8 +111,8 @@ def test_an_empty_file_has_no_entries(tmp_path: Path) -> None:
     assert read_ledger(tmp_path / "x.jsonl") == LedgerReading()
 
 
-@given(bodies=st.lists(st.dictionaries(st.text(max_size=3), PLAIN, max_size=2), min_size=2, max_size=3))
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(bodies=st.lists(st.dictionaries(TEXT, PLAIN, max_size=2), min_size=2, max_size=3))
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_a_ledger_cut_after_any_byte_can_be_read_and_continued(bodies: list[Mapping[str, object]]) -> None:
     # In memory, because a thousand ledgers are synced to it.
     with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as folder:
@@ -146,7 +148,7 @@ def test_damage_anywhere_costs_only_the_damaged_lines(ledger: Ledger) -> None:
     lines = ledger.path.read_bytes().splitlines(keepends=True)
     lines[1] = b"\0" * 300 + b"\n"
     lines[2] = lines[2].replace(b"metrics", b"met\xff\xfeics")
-    lines[3] = b"[" * 100_000 + b"\n" + b'{"v":1,"seq":NaN}\n' + b'{"v":1,"seq":4}\n' + b'"text"\n\n\r\n'
+    lines[3] = b"[" * 100_000 + b"\n" + lines[0].replace(b"{}", b'{"x":NaN}') + b'{"v":1,"seq":4}\n' + b'"text"\n\n\r\n'
     lines[4] = lines[4] + b'{"v":1,' + b"x" * 9_000_000 + b"\n"
     ledger.path.write_bytes(b"".join([*lines, lines[0]]))
     reading = read_ledger(ledger.path)
@@ -173,6 +175,10 @@ def test_reading_takes_constant_memory(tmp_path: Path) -> None:
     try:
         assert sum(1 for _ in iter_ledger(path)) == 4000
         assert tracemalloc.get_traced_memory()[1] < 500_000
+        path.write_bytes(path.read_bytes()[:2000] + b"\n" + b"x" * 20_000_000)
+        tracemalloc.reset_peak()
+        assert sum(1 for _ in iter_ledger(path)) == 1
+        assert tracemalloc.get_traced_memory()[1] < 25_000_000
     finally:
         tracemalloc.stop()
 

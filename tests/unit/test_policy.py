@@ -129,10 +129,18 @@ def test_info_and_the_quiet_modes_plan_nothing():
 
 
 def test_a_convincing_hypothesis_chooses_the_ladder():
-    hypothesis = Hypothesis(name="bad-batch", says="", weight=0.8, remedy=(rung(QuarantineRecords()),))
-    weak = Hypothesis(name="bad-batch", says="", weight=0.3, remedy=(rung(QuarantineRecords()),))
-    assert Book().plan(hypotheses=(hypothesis,)).actions == (QuarantineRecords(),)
+    strong = Hypothesis(name="bad-batch", says="", weight=0.8, remedy=(rung(QuarantineRecords(), success=0.9),))
+    weak = Hypothesis(name="bad-batch", says="", weight=0.3, remedy=(rung(QuarantineRecords(), success=0.9),))
+    book = Book()
+    assert book.plan(hypotheses=(strong,)).actions == (QuarantineRecords(),)
+    book.carry_out(book.plan(hypotheses=(strong,)))
+    assert book.plan(hypotheses=(strong,)).rung == LADDER[0].name, "the rule's own hold costs nothing and stays"
     assert Book().plan(hypotheses=(weak,)).rung == LADDER[0].name
+
+
+def test_a_convincing_cause_does_not_swallow_what_a_warning_may_start():
+    strong = Hypothesis(name="rate", says="", weight=0.8, remedy=(rung(ScaleLearningRate(), success=0.9),))
+    assert Book().plan(incident(Severity.WARNING), hypotheses=(strong,)).rung == LADDER[0].name
 
 
 def test_settings_reach_the_actions_and_a_rollback_ends_before_the_onset():

@@ -130,11 +130,12 @@ def test_a_forked_workers_release_does_not_free_the_parents_lock(tmp_path: Path,
 
 
 def test_a_lock_is_free_at_once_although_a_program_was_just_started(tmp_path: Path) -> None:
-    for _ in range(5):
-        with lock_run_directory(tmp_path):
-            sleeper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, close_fds=False)
-        lock_run_directory(tmp_path).release()
-        sleeper.communicate()
+    # Between fork and exec a program being started holds copies of all descriptors; this one keeps its copy.
+    with lock_run_directory(tmp_path) as lock:
+        assert lock._descriptor is not None
+        sleeper = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=[lock._descriptor])
+    lock_run_directory(tmp_path).release()
+    sleeper.communicate()
 
 
 def test_a_started_program_does_not_keep_its_dead_parents_lock(tmp_path: Path, spawn) -> None:  # type: ignore[no-untyped-def]

@@ -75,7 +75,7 @@ def fed(needs: tuple[Statistic, ...], values: Iterable[float]) -> History:
 def first_alarm(values: Iterable[float], declaration: Cusum | Rise) -> int | None:
     """Return the place of the first alarm from the sixteenth observation on."""
     history = History((declaration,))
-    tracker = history.stat(declaration) if isinstance(declaration, Cusum) else history.stat(declaration)
+    tracker = history.stat(declaration) if isinstance(declaration, Cusum) else history.stat(declaration)  # noqa: RUF034  # types differ
     for i, value in enumerate(values):
         history.see(i, float(i), {"x": value})
         if i >= 16 and tracker.alarm:

@@ -21,6 +21,7 @@ from .. import __version__
 from ..core.errors import ConfigError, SelfHealingError
 from ..core.secrets import strip_control
 from . import commands
+from .output import leave_the_pipe
 
 LOG_LEVEL = "SELF_HEALING_LOG_LEVEL"
 BAD_INPUT = 2
@@ -71,13 +72,10 @@ def main(args: Sequence[str] | None = None) -> int:
         _set_up_logging(os.environ.get(LOG_LEVEL, ""))
         command = typer.main.get_command(build_app())
         code = command.main(given or ["--help"], prog_name="heal", standalone_mode=False)
-        sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except typer.Abort:
         return 130
-    except BrokenPipeError:
-        return _leave_the_pipe()
     except _UsageProblem as error:
         sentence = cast("typer.BadParameter", error).format_message().rstrip(".")
         return _fail(f"{sentence}; see 'heal --help'", debug=debug)
@@ -85,6 +83,10 @@ def main(args: Sequence[str] | None = None) -> int:
         return _fail(str(error), debug=debug)
     except Exception as error:  # noqa: BLE001  # the last fence: a bug is one sentence too, unless --debug is given
         return _fail(f"internal error, {type(error).__name__}: {error}; --debug shows where", debug=debug)
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        leave_the_pipe()
     return code if isinstance(code, int) else 0
 
 
@@ -102,13 +104,6 @@ def _fail(sentence: str, *, debug: bool) -> int:
     with contextlib.suppress(OSError):
         print(f"heal: {one_line}", file=sys.stderr)
     return BAD_INPUT
-
-
-def _leave_the_pipe() -> int:
-    """End quietly where the reader of our output has gone, as `heal rules | head` makes it."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return 0
 
 
 def _set_up_logging(level: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -31,12 +32,26 @@ def console() -> Console:
     return Console(width=width, markup=False, emoji=False, highlight=False)
 
 
+def write(text: str) -> None:
+    """Write to stdout; where its reader has gone, as `heal rules | head` makes it, the rest goes nowhere."""
+    try:
+        sys.stdout.write(text)
+    except BrokenPipeError:
+        leave_the_pipe()
+
+
+def leave_the_pipe() -> None:
+    """Let what is still to be written go nowhere."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def show(text: str = "") -> None:
     """Print one paragraph, without control characters; what is piped is left in one line."""
     if sys.stdout.isatty():
-        console().print(strip_control(text))
+        _render(strip_control(text))
     else:
-        print(strip_control(text))
+        write(strip_control(text) + "\n")
 
 
 def _render(thing: RenderableType) -> None:
@@ -47,7 +62,7 @@ def _render(thing: RenderableType) -> None:
     text = captured.get()
     if not sys.stdout.isatty():
         text = "\n".join(line.rstrip() for line in text.splitlines()).rstrip("\n") + "\n\n"
-    sys.stdout.write(text)
+    write(text)
 
 
 def warn(text: str) -> None:
@@ -78,7 +93,7 @@ def show_markdown(text: str) -> None:
 
 def show_json(data: Mapping[str, object]) -> None:
     """Print one JSON object: strict, ASCII, without control characters."""
-    print(json.dumps(plain(data), indent=2, allow_nan=False))
+    write(json.dumps(plain(data), indent=2, allow_nan=False) + "\n")
 
 
 def plain(value: object) -> object:

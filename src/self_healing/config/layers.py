@@ -274,7 +274,7 @@ class LayeredConfig(BaseModel):
             raise ConfigError(f"{name} cannot be changed: a configuration is frozen, use replace({name}=...)")
         super().__setattr__(name, value)
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:  # noqa: ARG002
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy; updates are checked like everything else."""
         return self.replace(**(update or {}))
 

@@ -46,11 +46,11 @@ class _Short(reprlib.Repr):
         super().__init__()
         self.maxstring = self.maxother = self.maxlong = 60
 
-    def repr_int(self, x: int, level: int) -> str:  # noqa: ARG002  # reprlib's signature
+    def repr_int(self, x: int, level: int) -> str:  # reprlib's signature
         digits = int(x.bit_length() * math.log10(2))
         return repr(x) if digits < self.maxlong else f"{'-' if x < 0 else ''}1e{digits}"
 
-    def repr_bool(self, x: bool, level: int) -> str:  # noqa: ARG002  # reprlib's signature
+    def repr_bool(self, x: bool, level: int) -> str:  # reprlib's signature
         return "true" if x else "false"
 
 

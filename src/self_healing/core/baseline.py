@@ -34,6 +34,9 @@ SECOND_DIFFERENCE = math.sqrt(6.0)
 """Standard deviation of x[t] - 2 x[t-k] + x[t-2k] for independent x of unit variance."""
 
 
+SHORTEST = 8
+"""Values that a level is taken from at least."""
+
 TINY = 1e-12
 """Smallest scale: keeps a constant series from dividing by zero."""
 
@@ -210,24 +213,24 @@ class BaselineTracker(Tracker):
             self._absorb(self.waiting.popleft(), self.level)
 
     def rebase(self, values: list[float], /) -> None:
-        """Take the level of withheld samples as the new one at once.
+        """Take the level of the newest withheld samples as the new one at once.
 
-        One by one, the first samples of a lasting change would leave residuals as large as the change itself and
-        blunt the scale for `memory` observations.
+        The newest, because the run may have come back by itself at the end of a long incident. Residuals are taken
+        within short blocks: a change of level must not blunt the scale, a lasting change of scale must be learned.
         """
         transformed = [v for v in map(self.transform, values) if v is not None]
-        spec = self.spec
-        if len(transformed) <= spec.gap:
+        if not transformed:
             return
         self.count += len(transformed)
-        settled, self.waiting = transformed[: -spec.gap], deque(transformed[-spec.gap :])
-        newest = sorted(settled[-spec.window :])
-        level = newest[len(newest) // 2]
-        self.path.clear()
-        self.levels.clear()
-        self._values.refill(deque())
-        for value in settled[-spec.window :]:
-            self._absorb(value, level)
+        for past in (self.waiting, self.path, self.levels):
+            past.clear()
+        for start in range(0, len(transformed), SHORTEST):
+            block = transformed[start : start + SHORTEST]
+            middle = sorted(block)[len(block) // 2]
+            for value in block:
+                self._residuals.push(value - middle, self.spec.memory)
+        self._values.refill(deque(transformed[-SHORTEST:]))
+        self._refresh_level()
 
     def _absorb(self, value: float, level: float) -> None:
         known = len(self._values.arrived)
@@ -235,14 +238,17 @@ class BaselineTracker(Tracker):
             self._residuals.push(value - level, self.spec.memory)
         self._learn_wandering(value)
         # A short window at first: early curves fall fast, and a long one would lag by most of the fall.
-        window = max(8, min(self.spec.window, (self.count - self.spec.gap) // 4))
+        window = max(SHORTEST, min(self.spec.window, (self.count - self.spec.gap) // 4))
         self._values.push(value, window)
-        self.level = self._values.quantile(0.5)
-        self.top = max(self.top, abs(self.level))
-        self._refresh_scale()
+        self._refresh_level()
         self.absorbed += 1
         if self.absorbed % LAG == 0:
             self._learn_drift()
+
+    def _refresh_level(self) -> None:
+        self.level = self._values.quantile(0.5)
+        self.top = max(self.top, abs(self.level))
+        self._refresh_scale()
 
     def _learn_drift(self) -> None:
         """Remember by how much the level changes over a window, once that is too long ago to be part of a new ramp."""

@@ -30,13 +30,17 @@ class Office(Protocol):
     memory: Memory
     policy: Policy
 
-    def classify(self, incident: Incident) -> Incident: ...
+    def classify(self, incident: Incident) -> Incident:
+        """Give an incident that carries text the class of failure its text gives away."""
 
-    def plan_for(self, incident: Incident) -> Plan | None: ...
+    def plan_for(self, incident: Incident) -> Plan | None:
+        """Diagnose an incident and ask the policy for a plan."""
 
-    def record_case(self, case: Case, event: str, **more: object) -> None: ...
+    def record_case(self, case: Case, event: str, **more: object) -> None:
+        """Write what became of an incident."""
 
-    def record_verdict(self, verdict: Verdict) -> None: ...
+    def record_verdict(self, verdict: Verdict) -> None:
+        """Write a verdict."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +70,7 @@ class Care:
             self._fired(self.office.classify(incident))
         if isinstance(signal, Metrics):
             wishes.extend(self._judge_trials(signal))
-            for case in self.cases:
-                wishes.append(self._aged(case, signal.step))
+            wishes.extend([self._aged(case, signal.step) for case in self.cases])
         asking = {case.key: self.office.plan_for(case.incident) for case in self._asking()}
         wish = merge([*wishes, *asking.values()])
         for key, plan in asking.items():

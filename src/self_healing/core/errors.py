@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NoReturn
+
 
 class SelfHealingError(Exception):
     """Base class of every error this package raises on purpose."""
@@ -37,3 +39,11 @@ class ActionFailed(SelfHealingError):
 
 class UnrecoverableError(SelfHealingError):
     """Training was given up where no original exception exists to re-raise."""
+
+
+def give_up(reason: str, original: BaseException | None) -> NoReturn:
+    """End the run: re-raise the exception that started the trouble, with a note, or say that there was none."""
+    if original is None:
+        raise UnrecoverableError(reason)
+    original.add_note(f"self-healing gave up: {reason}")
+    raise original

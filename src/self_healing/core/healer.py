@@ -1,8 +1,8 @@
 """The data flow of the whole product: signal, incident, diagnosis, plan, outcome, verdict. Read this first.
 
-    wish = healer.observe(signal)        # pure: same signals, same plans
-    plan = healer.agree(wish)            # one plan for all ranks
-    outcome = healer.act(plan, run)      # the one place where something is done
+wish = healer.observe(signal)        # pure: same signals, same plans
+plan = healer.agree(wish)            # one plan for all ranks
+outcome = healer.act(plan, run)      # the one place where something is done
 """
 
 from __future__ import annotations

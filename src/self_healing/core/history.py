@@ -34,12 +34,7 @@ class History:
         """What the run said it was doing in its last heartbeat."""
         self._series: dict[str, Series] = {}
         self._unsettled: dict[str, float] = {}
-        self._trackers = Trackers()
-        for declaration in needs:
-            self._trackers.add(declaration)
-        self._by_metric: dict[str, list[Tracker]] = {}
-        for declaration, tracker in self._trackers.by_declaration.items():
-            self._by_metric.setdefault(declaration.metric, []).append(tracker)
+        self._build(needs)
 
     def learn(self, facts: Mapping[str, Fact]) -> None:
         """Remember facts of the run; a later value of the same name replaces the earlier one."""
@@ -188,10 +183,19 @@ class History:
             series = self._series_of(metric)
             if series is not None:
                 series.restore(saved)
+        self._build(tuple(self._trackers.by_declaration))
         for declaration, tracker in self._trackers.by_declaration.items():
             saved = parts["statistics"].get(repr(declaration))
             if saved is not None:
                 tracker.load_state_dict(saved)
+
+    def _build(self, needs: Iterable[Statistic]) -> None:
+        self._trackers = Trackers()
+        for declaration in needs:
+            self._trackers.add(declaration)
+        self._by_metric: dict[str, list[Tracker]] = {}
+        for declaration, tracker in self._trackers.by_declaration.items():
+            self._by_metric.setdefault(declaration.metric, []).append(tracker)
 
     def _series_of(self, metric: str) -> Series | None:
         series = self._series.get(metric)

@@ -56,7 +56,7 @@ class Book(Protocol):
 
     attempt: int
 
-    def append(  # the columns of a line
+    def append(
         self,
         kind: str,
         name: str,
@@ -85,7 +85,7 @@ class MemoryLedger:
         self.rank = rank
         self.entries: list[Entry] = []
 
-    def append(  # the columns of a line
+    def append(
         self,
         kind: str,
         name: str,
@@ -94,7 +94,7 @@ class MemoryLedger:
         time_s: float,
         body: Mapping[str, object],
         rank: int | None = None,
-        keep: bool = False,  # noqa: ARG002  # nothing is thinned here
+        keep: bool = False,  # nothing is thinned here
     ) -> Entry:
         """Keep an entry and return it."""
         place = self.rank if rank is None else rank
@@ -164,7 +164,7 @@ class Ledger:
         self._thread.start()
         atexit.register(self.close)
 
-    def append(  # the columns of a line
+    def append(
         self,
         kind: str,
         name: str,

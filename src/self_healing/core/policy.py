@@ -47,7 +47,10 @@ class Policy:
             return None
         leading = diagnosis.leading
         informed = leading is not None and bool(leading.remedy)
-        ladder = leading.remedy if leading is not None and informed else now.ladder
+        ladder = now.ladder
+        if leading is not None and informed:  # what costs nothing is worth trying whatever the cause
+            free = tuple(rung for rung in now.ladder if rung.effect is Effect.NOTHING)
+            ladder = (*free, *(rung for rung in leading.remedy if rung not in free))
         choice = self._choose(ladder, diagnosis, memory, now)
         if choice is None:
             return None

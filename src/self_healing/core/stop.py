@@ -36,7 +36,8 @@ class _Composable:
 class Budget(Protocol):
     """Says why no more recoveries are allowed, or nothing."""
 
-    def __call__(self, spent: Spent) -> str | None: ...
+    def __call__(self, spent: Spent) -> str | None:
+        """Say why no more recoveries are allowed, or nothing."""
 
     def __or__(self, other: Budget) -> Budget: ...
 

@@ -158,6 +158,8 @@ class AverageTracker(Tracker):
 class Schedule(Tracked["ScheduleTracker"]):
     """What the learning rate is doing: metrics change for good reason while it climbs or has just jumped."""
 
+    climb: float = 0.001
+    """Growth from one observation to the next that is a climb rather than rounding."""
     jump: float = 1.5
     """Factor from one observation to the next that is a jump rather than a climb."""
 
@@ -183,7 +185,7 @@ class ScheduleTracker(Tracker):
         previous, self.previous = self.previous, x
         self.since_jump = min(self.since_jump + 1, self.LONG_AGO)
         self.since_climb = min(self.since_climb + 1, self.LONG_AGO)
-        if previous is None or x <= previous:
+        if previous is None or x <= previous * (1.0 + self.spec.climb):
             return
         self.since_climb = 0
         if previous > 0.0 and x > self.spec.jump * previous:

@@ -42,7 +42,7 @@ class GradientExplosion(Detector):
     unless you set it.
 
     ## References
-    ZClip (arXiv 2504.02507) for z-scores of the norm; `research/algorithms.md` for the measurements.
+    ZClip (arXiv 2504.02507) for z-scores of the gradient norm against its recent past.
     """
 
     z: float = 6.0

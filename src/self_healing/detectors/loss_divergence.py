@@ -35,7 +35,7 @@ class LossDivergence(Detector):
     ## Why it matters
     A diverged run rarely returns to where it was, and every further step is lost. The sooner it is seen, the less has
     to be done again: a collapse shows after 6 observations, a shift of three standard deviations after about 9, a
-    slow ramp of 4 % of a standard deviation per step after about 80.
+    slow ramp of 4 % of a standard deviation per step after about 110.
 
     ## False alarms
     Two tests, a clipped CUSUM for jumps and recent-against-best for ramps; neither can be raised by one outlier.

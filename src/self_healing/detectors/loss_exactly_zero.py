@@ -11,7 +11,7 @@ from ..core.detector import Detector, fires, quiet
 from ..core.failure import FailureType, Severity
 from ..core.history import History
 from ..core.incident import Incident
-from ..core.signal import Metrics, Signal
+from ..core.signal import Signal
 
 POLICY_METRICS = ("reward", "reward_std", "kl", "rewards/mean")
 """Where these are logged the loss is a policy-gradient surrogate, whose mean is zero on purpose."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 
 STEP_NAMES = ("step", "global_step", "iteration", "iter", "steps", "update", "num_updates", "batch_idx")
 """Spellings of the step, best first; `train/step`, `trainer/global_step` and `_step` are found too."""
@@ -37,6 +38,7 @@ _LONGEST_NUMBER = 64
 _LARGEST_STEP = 10**15
 
 
+@lru_cache(4096)
 def canonical(name: str) -> str:
     """Return the name a metric has in our signals: `train/loss` is `loss`, `eval/loss` is `eval_loss`.
 
@@ -90,6 +92,7 @@ def step_name(names: Iterable[str]) -> str | None:
     return min(ranked)[2] if ranked else None
 
 
+@lru_cache(4096)
 def _step_rank(name: str) -> int | None:
     owner, _, last = name.strip().lower().rpartition("/")
     if owner not in ("", "train", "trainer", "training"):  # time/step is no step
@@ -100,8 +103,14 @@ def _step_rank(name: str) -> int | None:
 
 def time_name(names: Iterable[str]) -> str | None:
     """Return the best spelling of the time among names, or None where there is none."""
-    by_lower = {name.strip().lower(): name for name in names}
-    return next((by_lower[name] for name in TIME_NAMES if name in by_lower), None)
+    ranked = [(rank, index, name) for index, name in enumerate(names) if (rank := _time_rank(name)) is not None]
+    return min(ranked)[2] if ranked else None
+
+
+@lru_cache(4096)
+def _time_rank(name: str) -> int | None:
+    name = name.strip().lower()
+    return TIME_NAMES.index(name) if name in TIME_NAMES else None
 
 
 def metrics_of(entry: Mapping[str, object], leave_out: Iterable[str | None] = ()) -> dict[str, float]:

@@ -35,14 +35,18 @@ def read_head(path: Path) -> bytes:
     try:
         # O_NONBLOCK: opening a pipe must not wait for a writer.
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0))
-        with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise InputError(f"{path}: is not a regular file; {EXPECTED}")
-            head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise InputError(_unreadable(path, error)) from error
     except ValueError as error:  # a NUL in the name
-        raise InputError(f"{path!r}: is not a file name; {EXPECTED}") from error
+        raise InputError(f"{os.fspath(path)!r}: is not a file name; {EXPECTED}") from error
+    try:
+        with os.fdopen(descriptor, "rb") as file:
+            is_regular = stat.S_ISREG(os.fstat(descriptor).st_mode)
+            head = file.read(_HEAD_BYTES) if is_regular else b""
+    except OSError as error:
+        raise InputError(_unreadable(path, error)) from error
+    if not is_regular:
+        raise InputError(f"{path}: is not a regular file; {EXPECTED}")
     _refuse_other_content(path, head)
     return head
 
@@ -73,10 +77,10 @@ def _refuse_other_content(path: Path, head: bytes) -> None:
 
 
 def _looks_binary(head: bytes) -> bool:
-    """Say whether too much of the beginning is no text; a few NUL bytes are what a crash leaves in a text file."""
+    """Say whether too much of the beginning is no text; a crash may leave zeros in a text file, but few."""
     sample = head.lstrip(b"\0")[:4096]
-    odd = sum(byte < 9 or 13 < byte < 32 for byte in sample)
-    return odd > 0.05 * len(sample)
+    odd = sum(0 < byte < 9 or 13 < byte < 32 for byte in sample)
+    return odd > 0.05 * len(sample) or sample.count(0) > 0.3 * len(sample)
 
 
 def open_text(path: Path, head: bytes = b"") -> TextIO:
