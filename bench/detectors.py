@@ -14,7 +14,6 @@ import copy
 import gc
 import json
 import math
-import resource
 import statistics
 import sys
 import time
@@ -205,32 +204,34 @@ def watch_recorded_runs(cases: Path) -> Iterator[str]:
             yield f"{label['id']} {labels:<45}{seen:>5} losses  {dict(said) or 'nothing'}"
 
 
-def measure_cost(total: int) -> str:
-    """Return time per observation and memory, all rules together on five metrics."""
+def measure_memory(total: int) -> str:
+    """Return what History and all rules occupy after few and after many observations of five metrics."""
     rng = np.random.default_rng(1)
-    watch = Watch()
-    samples: list[float] = []
-    sizes: dict[int, float] = {}
     tracemalloc.start()
-    marks = (min(10_000, total), total)
-    done = 0
-    for mark in marks:
+    watch, done, sizes = Watch(), 0, []
+    for mark in (min(10_000, total), total):
         while done < mark:
             part = min(10_000, mark - done)
             for values in observations(LEVEL + SIGMA * noise("gauss", part, rng), rng):
                 watch.see(values)
             done += part
         gc.collect()
-        sizes[mark] = tracemalloc.get_traced_memory()[0] / 1024
+        sizes.append(f"{tracemalloc.get_traced_memory()[0] / 1024:.0f} KiB after {mark:,} observations")
     tracemalloc.stop()
+    return ", ".join(sizes)
+
+
+def measure_time() -> str:
+    """Return the time per observation of all rules together on five metrics."""
+    rng = np.random.default_rng(2)
+    watch = Watch()
+    samples: list[float] = []
     for values in list(observations(LEVEL + SIGMA * noise("gauss", 20_000, rng), rng)):
         begun = time.perf_counter()
         watch.see(values)
         samples.append(time.perf_counter() - begun)
     median, high = statistics.median(samples) * 1e6, statistics.quantiles(samples, n=100)[98] * 1e6
-    memory = ", ".join(f"{size:.0f} KiB after {mark:,}" for mark, size in sizes.items())
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    return f"{median:.0f} us per observation (median; 99 % below {high:.0f} us); {memory}; process peak {peak:.0f} MiB"
+    return f"{median:.0f} us per observation (median; 99 % below {high:.0f} us)"
 
 
 def show_false_alarms(results: list[tuple[str, str, int, Counter[str]]]) -> None:
@@ -294,15 +295,17 @@ def main() -> None:
         falling = [(k, c, on, repeats // 3) for k in NOISES for c in list(CURVES)[:4] for on in (30, 60, 300)]
         delays = pool.map_async(measure_delays, flat + falling, chunksize=1)
         awkward = pool.map_async(count_awkward, [(name, 2 if quick else 20) for name in AWKWARD], chunksize=1)
+        memory = pool.apply_async(measure_memory, (total,))
         show_false_alarms(false.get())
         show_delays(delays.get())
         print("\nHealthy runs with a complication: runs in which a rule spoke")
         for name, runs, counts in awkward.get():
             print(f"{name:<32}{runs:>5} runs  {dict(counts) or 'nothing'}")
+        print("\nMemory:", memory.get())
     print("\nRecorded runs: incidents by observation")
     for line in watch_recorded_runs(options.cases):
         print(line)
-    print("\nCost:", measure_cost(20_000 if quick else 1_000_000))
+    print("\nTime:", measure_time())
     print(f"({time.perf_counter() - began:.0f} s)")
 
 

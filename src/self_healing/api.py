@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Self
 
 from . import __version__
@@ -13,18 +13,15 @@ from .actions.halve_batch_size import HalveBatchSize
 from .actions.roll_back import RollBack
 from .actions.scale_learning_rate import ScaleLearningRate
 from .actions.tighten_clipping import TightenClipping
+from .assembly import build_healer
 from .core.action import Action
 from .core.capability import capabilities_of
-from .core.cause import Cause
-from .core.discover import discover_classes, discover_patterns
 from .core.errors import ActionFailed, CapabilityMissing
 from .core.execute import execute
 from .core.failure import FailureType, Severity
-from .core.healer import Healer
-from .core.ledger import Book, Entry, Ledger, iter_ledger
+from .core.ledger import Book, Ledger, iter_ledger
 from .core.plan import Outcome, Plan
 from .core.run_directory import ledger_path, lock_run_directory
-from .core.settings import Settings
 
 if TYPE_CHECKING:
     from .config import HealingConfig
@@ -55,7 +52,12 @@ class OpenRun:
             past = iter_ledger(path) if path.exists() else ()  # read as a stream while the healer is built
             self.ledger = Ledger(path, rank=rank, environ=environ)
             self.healer = build_healer(
-                config, self.ledger, capabilities_of(run), past, config.settings(environ)
+                config,
+                self.ledger,
+                capabilities_of(run),
+                settings=config.settings(environ),
+                past=past,
+                hook=config.hook(),
             )
         except BaseException:  # whatever went wrong, the directory must not stay locked
             self.close()
@@ -74,27 +76,6 @@ class OpenRun:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def build_healer(
-    config: HealingConfig,
-    ledger: Book,
-    capabilities: Iterable[str],
-    past: Iterable[Entry] = (),
-    settings: Settings | None = None,
-) -> Healer:
-    """Put a healer together from the user's configuration and the whole catalogue."""
-    causes = discover_classes("self_healing.causes", Cause)
-    return Healer(
-        settings=settings or config.settings(),
-        rules=config.build_rules(),
-        causes=[cls() for cls in causes.values()],
-        patterns=discover_patterns("self_healing.patterns"),
-        ledger=ledger,
-        capabilities=capabilities,
-        past=past,
-        hook=config.hook(),
-    )
 
 
 class HealingActions:

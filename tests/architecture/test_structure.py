@@ -27,6 +27,7 @@ LAYERS = {
 CORE_MAY_TOUCH_DISK = {"ledger.py", "run_directory.py"}
 # A broad except must record what it caught. Each of these does; a new one needs a reason in review.
 FENCES = {
+    "api.py": 1,  # opening a run failed: the lock is given back and the error raised again
     "core/detect.py": 1,  # a rule crashes: becomes a rule-crashed incident
     "core/diagnosis.py": 1,  # a cause crashes: likewise
     "core/execute.py": 1,  # an action fails: recorded in the outcome

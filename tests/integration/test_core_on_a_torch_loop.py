@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from self_healing import HealingConfig
-from self_healing.api import build_healer
+from self_healing.assembly import build_healer
 from self_healing.core.capability import capabilities_of
 from self_healing.core.ledger import Ledger, read_ledger
 from self_healing.core.signal import Metrics, SnapshotDropped, SnapshotTaken

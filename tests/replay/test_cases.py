@@ -53,14 +53,18 @@ def test_every_entry_of_a_readable_file_is_seen(results):
 
 
 def test_the_strict_healthy_set_has_no_error(results):
-    strict = {key: result for key, (row, result) in readable(results).items() if row["healthy"] and row["ambiguous"] is None}
+    strict = {
+        key: result for key, (row, result) in readable(results).items() if row["healthy"] and row["ambiguous"] is None
+    }
     assert strict
     alarms = {key: [i.name for i in r.incidents if str(i.severity) == "error"] for key, r in strict.items()}
     assert not any(alarms.values()), alarms
 
 
 def test_no_rule_crashes_on_a_real_file(results):
-    crashed = {key: i.because for key, (_, r) in readable(results).items() for i in r.incidents if i.name == "rule-crashed"}
+    crashed = {
+        key: i.because for key, (_, r) in readable(results).items() for i in r.incidents if i.name == "rule-crashed"
+    }
     assert not crashed
 
 

@@ -71,7 +71,9 @@ class Training:
         return "stopped"
 
 
-def record(folder, *, config=None, seed=1, fail_first=1, attempts=2, steps=330, environ=None, last_words="CUDA out of memory."):
+def record(
+    folder, *, config=None, seed=1, fail_first=1, attempts=2, steps=330, environ=None, last_words="CUDA out of memory."
+):
     """Train, heal and record; return the path of the ledger and the plans that were made."""
     config = config or HealingConfig()
     plans, clock, history = [], [0.0], None

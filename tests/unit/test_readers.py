@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import textwrap
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -79,6 +80,11 @@ def test_steps_are_whole_and_in_range():
     assert [name for name in ("Step", "trainer/global_step", "_step", "time/step", "steps_per_second") if is_step(name)] == [
         "Step", "trainer/global_step", "_step",
     ]  # fmt: skip
+
+
+def test_the_canonical_spelling_wins_over_others(tmp_path):
+    for entry in ({"loss": 1.0, "train/loss": 2.0}, {"train/loss": 2.0, "loss": 1.0}):
+        assert metrics(state(tmp_path / "x.json", [{**entry, "step": 1, "global_step": 7}])) == [(0, 1, {"loss": 1.0})]
 
 
 # --- trainer_state.json -----------------------------------------------------------------------------------------
@@ -208,7 +214,9 @@ def test_the_content_decides_not_the_name(tmp_path):
     assert open_recording(write(tmp_path / "b.json", "step,loss\n")).format is Format.CSV
     line = '{"v":1,"seq":1,"attempt":1,"time":0.0,"step":0,"rank":0,"kind":"note","name":"x","body":{}}\n'
     assert open_recording(write(tmp_path / "c.json", line)).format is Format.LEDGER
-    assert open_recording(write(tmp_path / "d.txt", '{"step": 1, "loss": 2}\n{"step": 2}\n')).format is Format.JSON_LINES
+    assert (
+        open_recording(write(tmp_path / "d.txt", '{"step": 1, "loss": 2}\n{"step": 2}\n')).format is Format.JSON_LINES
+    )
 
 
 def test_a_folder_stands_for_its_newest_recording(tmp_path):
@@ -289,6 +297,7 @@ def test_a_state_that_is_too_large_is_refused(tmp_path, monkeypatch):
     assert "more than the 10" in refusal(state(tmp_path / "x.json", []))
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="peak memory is read from /proc")
 def test_a_million_lines_are_read_in_constant_memory(tmp_path):
     path = tmp_path / "long.csv"
     with path.open("w") as file:
@@ -296,19 +305,17 @@ def test_a_million_lines_are_read_in_constant_memory(tmp_path):
         for start in range(0, 1_000_000, 10_000):
             file.write("".join(f"{step},2.5,1.0\n" for step in range(start, start + 10_000)))
     code = textwrap.dedent("""
-        import resource, sys
+        import re, sys
         from self_healing.readers import open_recording
-        def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        observations = open_recording(sys.argv[1]).observations()
-        for _ in range(50_000): next(observations)
+        def peak(): return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
         before = peak()
-        count = 50_000 + sum(1 for _ in observations)
+        count = sum(1 for _ in open_recording(sys.argv[1]).observations())
         print(count, peak() - before)
     """)
     done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
     count, grown_kib = map(int, done.stdout.split())
     assert count == 1_000_000
-    assert grown_kib < 4096
+    assert grown_kib < 10_000, "the file has 16 MB, its rows as objects some 200"
 
 
 @given(content=st.one_of(st.binary(max_size=300), st.text(max_size=300).map(lambda t: ("step,loss\n" + t).encode()),

@@ -16,6 +16,7 @@ import pytest
 from self_healing.config import HealingConfig
 from self_healing.core.errors import ConfigError, InputError
 from self_healing.core.failure import Severity
+from self_healing.core.history import History
 from self_healing.core.ledger import read_ledger
 from self_healing.core.ledger_lines import encode
 from self_healing.core.secrets import Masker
@@ -108,7 +109,9 @@ def test_a_changed_plan_is_a_difference(recorded, tmp_path):
 
     result = of(rewritten(recorded[0], tmp_path / "x.jsonl", change))
     assert result.exact is False
-    assert result.differences == [f'step {seen[0].step}, {seen[0].name}: rung was "dance", is "alert", watch was 1, is 32']
+    assert result.differences == [
+        f'step {seen[0].step}, {seen[0].name}: rung was "dance", is "alert", watch was 1, is 32'
+    ]
 
 
 def test_a_plan_that_is_missing_or_too_many_is_a_difference(recorded, tmp_path):
@@ -139,6 +142,25 @@ def test_another_threshold_shows_its_consequences(recorded):
     assert of(recorded[0], overrides=["mode=observe"]).plans == []
 
 
+def test_the_recorded_mode_counts_whatever_the_configuration_said(recorded, tmp_path):
+    def observing(entry):
+        return changed(entry, body={**entry.body, "mode": "observe"}) if entry.kind == "config" else entry
+
+    path = rewritten(recorded[0], tmp_path / "x.jsonl", observing)
+    assert of(path).plans == []
+    assert of(path, overrides=["mode=heal"]).plans
+
+
+def test_a_rollback_that_is_not_planned_now_still_rewinds_what_is_known(tmp_path, monkeypatch):
+    path, _ = recorded_run.record(tmp_path, attempts=1)
+    went_back = sum(bool(e.body["restored"]) for e in read_ledger(path).entries if e.kind == "outcome")
+    rewinds = []
+    load = History.load_state_dict
+    monkeypatch.setattr(History, "load_state_dict", lambda self, state: (rewinds.append(1), load(self, state)))
+    assert not of(path, HealingConfig(select=["memory-creep"])).plans
+    assert len(rewinds) == went_back > 0
+
+
 def test_a_bad_override_names_the_key(recorded):
     with pytest.raises(ConfigError, match="loss-spike"):
         of(recorded[0], overrides=["rules.loss-spice.sigmas=3"])
@@ -151,7 +173,11 @@ def test_what_is_missing_makes_a_replay_approximate(recorded, tmp_path):
         return entry
 
     assert any("thinned" in s for s in of(rewritten(recorded[0], tmp_path / "a.jsonl", thinned)).approximate)
-    lost = rewritten(recorded[0], tmp_path / "b.jsonl", lambda e: e if e.seq != 3 else changed(e, kind="note", name="lines-lost", body={"lines": 7}))
+    lost = rewritten(
+        recorded[0],
+        tmp_path / "b.jsonl",
+        lambda e: e if e.seq != 3 else changed(e, kind="note", name="lines-lost", body={"lines": 7}),
+    )
     assert any("7 lines were lost" in s for s in of(lost).approximate)
     bare = rewritten(recorded[0], tmp_path / "c.jsonl", lambda e: e if e.kind != "config" else None)
     assert any("configuration is missing" in s for s in of(bare).approximate)
@@ -192,17 +218,18 @@ def test_a_veto_and_an_action_by_hand_are_replayed(tmp_path):
     )  # fmt: skip
     for ledger in (path, by_hand):
         result = of(ledger)
-        assert (result.exact, result.differences) == (True, [])
+        assert (result.exact, result.differences, result.approximate) == (True, [], [])
         assert told(p.plan for p in result.plans) == told(plans)
 
 
-def test_a_plan_of_the_users_hook_makes_a_replay_approximate(tmp_path):
+def test_a_plan_of_the_users_hook_is_replayed_as_it_was(tmp_path):
     def hook(incident, plan, run):
         return changed(plan, actions=plan.actions[:1], rung="of-mine")
 
     path, _ = _record_with_hook(tmp_path, hook)
     result = of(path)
-    assert any("of-mine was carried out" in s for s in result.approximate)
+    assert result.approximate == []
+    assert result.exact
 
 
 def _record_with_hook(folder, hook):
@@ -285,7 +312,9 @@ def test_each_run_of_a_file_has_its_own_healer(tmp_path):
 def test_information_alone_is_healthy(tmp_path):
     values = [*noisy(100), 2.0]
     path = tmp_path / "x.csv"
-    path.write_text("step,loss,grad_norm\n" + "".join(f"{i},{v},{101 if i == 0 else 100.5}\n" for i, v in enumerate(values)))
+    path.write_text(
+        "step,loss,grad_norm\n" + "".join(f"{i},{v},{101 if i == 0 else 100.5}\n" for i, v in enumerate(values))
+    )
     result = of(path)
     assert {str(i.severity) for i in result.incidents} <= {"info"}
     assert result.healthy

@@ -84,11 +84,10 @@ class Care:
 
     def _feed(self, signal: Metrics) -> None:
         for case in self.cases:
-            metric = case.incident.metric
-            if metric is None:
-                case.feed(None)
-            elif metric in signal.values:
-                case.feed(signal.values[metric] if signal.is_finite(metric) else None)
+            pace = case.incident.paced_by
+            if pace is None or pace in signal.values:
+                metric = case.incident.metric
+                case.feed(signal.values[metric] if metric and signal.is_finite(metric) else None)
 
     def _fired(self, incident: Incident) -> None:
         self._fail_relapsed_trials(incident)

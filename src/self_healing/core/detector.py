@@ -89,6 +89,8 @@ class Detector:
     """The severity the rule usually reports; `check` may report a lower or higher one."""
     metric: ClassVar[str | None] = None
     """The metric whose samples wait outside the baseline while an incident of this rule is open."""
+    paced_by: ClassVar[str | None] = None
+    """The metric by whose observations an incident of this rule ages; `metric`, else every observation."""
     listens: ClassVar[tuple[type[Signal], ...]] = (Metrics,)
     """The kinds of signal the rule wants to see; it is not called for others."""
     remedy: ClassVar[Ladder] = ()
@@ -161,6 +163,7 @@ class Detector:
             rank=now.rank,
             onset_step=onset_step,
             metric=self.metric,
+            paced_by=self.paced_by or self.metric,
             excess=excess,
             stage=stage,
             numbers=numbers,

@@ -26,7 +26,7 @@ from .memory import Memory
 from .plan import Outcome, Plan, merge
 from .policy import Circumstances, Policy
 from .settings import Settings
-from .signal import Facts, Heartbeat, Metrics, Resumed, Signal, SnapshotDropped, SnapshotTaken, to_json
+from .signal import Facts, Heartbeat, Metrics, Resumed, Signal, SnapshotDropped, SnapshotTaken, masked, to_json
 from .verdict import Verdict
 
 
@@ -43,6 +43,7 @@ class Healer:
         ledger: Book,
         capabilities: Iterable[str] = (),
         past: Iterable[Entry] = (),
+        memory: Memory | None = None,
         transport: Transport | None = None,
         hook: Hook | None = None,
     ) -> None:
@@ -56,7 +57,7 @@ class Healer:
         self.hook = hook
         self.history = History(need for rule in self.rules.rules.values() for need in rule.needs)
         self.policy = Policy(settings)
-        self.memory = Memory()
+        self.memory = Memory() if memory is None else memory
         for entry in past:
             self.memory.remember(entry)
         self.care = Care(self)
@@ -73,6 +74,7 @@ class Healer:
 
     def observe(self, signal: Signal) -> Plan | None:
         """Decide what this rank wishes to do about what was just observed."""
+        signal = masked(signal, self.ledger.mask)  # decide on what the ledger will hold, so that a replay does too
         self._now = signal
         self._write("signal", signal.kind(), to_json(signal), keep=len(self.care.cases) > 0)
         self._take_in(signal)
@@ -98,7 +100,8 @@ class Healer:
 
     def act(self, plan: Plan, run: object, clock: Callable[[], float]) -> Outcome | None:
         """Carry the plan out, unless the mode or the user's hook forbids it. The only caller of `execute`."""
-        if self.settings.mode is not Mode.HEAL:
+        asks_nothing = all(action.needs is None for action in plan.actions)
+        if self.settings.mode is not Mode.HEAL and not (self.settings.mode is Mode.ADVISE and asks_nothing):
             return None
         granted: Plan | None = plan
         if self.hook is not None:
@@ -115,10 +118,15 @@ class Healer:
     def take_outcome(self, outcome: Outcome) -> None:
         """Learn what a plan came to: after `act`, or from a ledger that is being replayed."""
         self._write("outcome", outcome.plan.incident, outcome.to_json())
-        rewound = outcome.restored is not None and outcome.restored in self._kept_histories
-        if rewound and outcome.restored is not None:
-            self.history.load_state_dict(self._kept_histories[outcome.restored])
+        rewound = outcome.restored is not None and self.rewind(outcome.restored)
         self.care.after(outcome, rewound=rewound)
+
+    def rewind(self, key: str) -> bool:
+        """Take the history back to the snapshot of that key; say whether it was known. The memory stays."""
+        kept = self._kept_histories.get(key)
+        if kept is not None:
+            self.history.load_state_dict(kept)
+        return kept is not None
 
     def next_plan(self, outcome: Outcome) -> Plan | None:
         """Return the next plan where carrying one out failed; the caller agrees and acts on it as before."""

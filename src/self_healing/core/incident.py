@@ -26,6 +26,8 @@ class Incident:
     """Where the trouble began, if the rule can tell; a rollback must go back to before it."""
     metric: str | None = None
     """The metric whose samples wait outside the baseline while the incident is open."""
+    paced_by: str | None = None
+    """The metric whose observations count for it: an incident of evaluations ages by evaluations."""
     excess: float | None = None
     """How far the metric is from normal, in its own unit; a falling excess means it is healing by itself."""
     stage: int = 0

@@ -69,6 +69,9 @@ class Book(Protocol):
     ) -> Entry:
         """Record an entry and return it; `keep` exempts a signal from thinning, no rank means the book's own."""
 
+    def mask(self, text: str) -> str:
+        """Return the text as the book would hold it, secrets masked."""
+
     def trouble(self) -> str | None:
         """Return once, in words, what keeps the book from being written."""
 
@@ -101,6 +104,10 @@ class MemoryLedger:
         entry = Entry(SCHEMA, len(self.entries) + 1, self.attempt, time_s, step, place, kind, name, body)
         self.entries.append(entry)
         return entry
+
+    def mask(self, text: str) -> str:
+        """Return the text as it is: nothing leaves memory."""
+        return text
 
     def trouble(self) -> str | None:
         """Return None: memory cannot be unwritable."""
@@ -188,6 +195,10 @@ class Ledger:
             if is_written:
                 self._accept(entry)
         return entry
+
+    def mask(self, text: str) -> str:
+        """Return the text with secrets masked, as every line of the ledger is."""
+        return self._masker.text(text)
 
     def trouble(self) -> str | None:
         """Return once, in words, what keeps the ledger from being written; again only after it worked in between."""

@@ -50,11 +50,11 @@ class Case:
     """True while the metric's samples wait outside the baseline."""
     firings: int = 1
     age: int = 0
-    """Observations of its metric since it opened."""
+    """Observations of the metric it is paced by since it opened."""
     quiet: int = 0
-    """Observations of its metric since it last fired."""
+    """Likewise since it last fired."""
     watched: int = 0
-    """Observations of its metric since the plan was carried out."""
+    """Likewise since the plan was carried out."""
     watch: int = 0
     """Observations after which the plan is judged."""
     plan: Plan | None = None

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from .action import Action
 from .failure import Effect, FailureType, Severity
@@ -76,6 +77,32 @@ class Plan:
         }
 
 
+def plan_from_json(body: Mapping[str, Any], actions: Mapping[str, type[Action]]) -> Plan:
+    """Rebuild the plan that an outcome's ledger line holds; raises KeyError, TypeError or ValueError if it cannot."""
+    chosen = []
+    for described in body["actions"]:
+        fields = dict(described)
+        chosen.append(actions[fields.pop("name")](**fields))
+    return Plan(
+        step=body["step"],
+        rank=body["rank"],
+        incident=body["incident"],
+        failure=FailureType(body["failure"]),
+        severity=Severity[body["severity"].upper()],
+        actions=tuple(chosen),
+        because=body["because"],
+        rung=body["rung"],
+        instead_of=tuple(body["instead_of"]),
+        watch=body["watch"],
+        hold_longest=body["hold_longest"],
+        onset_step=body["onset_step"],
+        hypothesis=body["hypothesis"],
+        fingerprint=body["fingerprint"],
+        trained_steps=body["trained_steps"],
+        is_undo=body["is_undo"],
+    )
+
+
 def _urgency(plan: Plan) -> tuple[object, ...]:
     """Order plans totally: the worst incident first, then the strongest remedy, then the lowest rank.
 
@@ -139,6 +166,7 @@ class Outcome:
             "seconds": self.seconds,
             "restored": self.restored,
             "step_after": self.step,
+            "plan": {**self.plan.to_json(), "step": self.plan.step, "rank": self.plan.rank},
             "results": [
                 {"action": r.action, "status": r.status, "text": r.text, "seconds": r.seconds} for r in self.results
             ],

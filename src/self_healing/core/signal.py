@@ -7,8 +7,8 @@ no clock: `time_s` is whatever clock the adapter uses, and silence arrives as `T
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
 from .naming import kebab_case
@@ -131,6 +131,18 @@ class Resumed(Signal):
 
 
 Signal.kinds.update({cls.kind(): cls for cls in Signal.__subclasses__()})
+
+
+def masked(signal: Signal, mask: Callable[[str], str]) -> Signal:
+    """Return the signal with secrets masked in what people and programs said; numbers pass as they are."""
+    match signal:
+        case Raised():
+            return replace(signal, message=mask(signal.message), where=mask(signal.where))
+        case LogLine():
+            return replace(signal, text=mask(signal.text))
+        case Exited():
+            return replace(signal, last_lines=tuple(mask(line) for line in signal.last_lines))
+    return signal
 
 
 def to_json(signal: Signal) -> dict[str, object]:

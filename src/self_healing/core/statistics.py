@@ -53,7 +53,7 @@ class Cusum(Tracked["CusumTracker"]):
 
     kappa: float = 1.0
     """Excess, in scales, that every observation is forgiven."""
-    limit: float = 15.0
+    limit: float = 17.5
     clip: float = 4.0
     """Most that one observation may count for, so that no single outlier can raise the alarm."""
     log: bool = False
@@ -80,7 +80,7 @@ class CusumTracker(Tracker):
     VOTERS = 0b1111111
     NEEDED = 6
     FEW = 2
-    EARLY = 5.0
+    EARLY = 6.0
 
     def __init__(self, spec: Cusum, baseline: BaselineTracker) -> None:
         self.spec = spec
@@ -95,12 +95,16 @@ class CusumTracker(Tracker):
 
     @property
     def alarm(self) -> bool:
-        """Whether the sum is over the limit and nearly all of the newest observations agree.
+        """Whether the sum is over the limit, has grown fast, and nearly all of the newest observations agree.
 
-        The vote does not depend on the scale, so noise that merely becomes wider does not pass it. Early on only
-        a large excess counts, because slow noise cannot be told from a change yet.
+        The vote does not depend on the scale, so noise that merely becomes wider does not pass it. A sum that gains
+        less than one scale per observation must come further: a slow swing of the level does that too. Early on
+        only a large excess counts, because slow noise cannot be told from a change yet.
         """
-        if self.cusum <= self.spec.limit or (self.votes & self.VOTERS).bit_count() < self.NEEDED:
+        limit = self.spec.limit
+        if self.cusum <= max(limit, min(self.onset, 1.5 * limit)):
+            return False
+        if (self.votes & self.VOTERS).bit_count() < self.NEEDED:
             return False
         return self.excess > self.EARLY * self.baseline.doubt * self.baseline.scale
 

@@ -38,6 +38,7 @@ class EvalGapGrowing(Detector):
     failure = FailureType.OVERFITTING
     fine = "overfitting"
     severity = Severity.WARNING
+    paced_by = "eval_loss"
     remedy = (rung(Alert(), success=0.1),)
     examples = (
         fires("evaluation turns up", loss=[1.0, 0.9, 0.8, 0.7, 0.6], eval_loss=[1.0, 0.9, 0.95, 1.0, 1.05], at_step=3),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..actions.roll_back import RollBack
 from ..actions.scale_learning_rate import ScaleLearningRate
@@ -16,7 +17,7 @@ from ..core.failure import FailureType, Severity
 from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
-from ..core.statistics import Baseline, Outliers, Schedule, Statistic
+from ..core.statistics import Outliers, Schedule, Statistic
 
 FIRST_JUDGED = 16
 """Finite norms there must be before the rule says anything."""
@@ -24,6 +25,7 @@ FIRST_JUDGED = 16
 PLANNED = 64
 """Observations after a rise of the learning rate in which larger gradients are expected."""
 
+_RATE = Schedule("learning_rate")
 _CALM = tuple(1.2 * math.exp(0.2 * math.sin(i * i)) for i in range(100))
 
 
@@ -79,14 +81,14 @@ class GradientExplosion(Detector):
         quiet("a norm of exactly zero now and then", grad_norm=(*_CALM, 0.0, 0.0, 1.2, 0.0, 1.1)),
     )
 
-    @property
+    @cached_property
     def _outliers(self) -> Outliers:
         return Outliers("grad_norm", z=self.z, ratio=self.ratio, certain_ratio=self.certain_ratio)
 
     @property
     def needs(self) -> tuple[Statistic, ...]:
         """The usual norm, in log space, and what the learning rate is doing."""
-        return (self._outliers, Baseline("grad_norm", log=True), Schedule("learning_rate"))
+        return (self._outliers, _RATE)
 
     def check(self, now: Signal, past: History) -> Incident | None:
         """Compare the newest norm with the usual one, then with the user's own threshold."""
@@ -99,7 +101,7 @@ class GradientExplosion(Detector):
         outliers = past.stat(self._outliers)
         if past.finite_count("grad_norm") <= FIRST_JUDGED or not outliers.outlier:
             return by_threshold
-        schedule = past.stat(Schedule("learning_rate"))
+        schedule = past.stat(_RATE)
         planned = min(schedule.since_jump, schedule.since_climb) <= PLANNED
         lasting = outliers.count >= self.persist and not planned
         typical = outliers.baseline.typical

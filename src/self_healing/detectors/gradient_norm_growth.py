@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..actions.alert import Alert
 from ..core.action import Rung
@@ -51,7 +52,7 @@ class GradientNormGrowth(Detector):
         quiet("a norm that falls and levels off", grad_norm=[1.0 + 9.0 * math.exp(-i / 50) for i in range(500)]),
     )
 
-    @property
+    @cached_property
     def _trend(self) -> Trend:
         return Trend("grad_norm", block=self.block, blocks=self.blocks, log=True)
 

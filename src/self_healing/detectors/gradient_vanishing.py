@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..actions.alert import Alert
 from ..core.action import Rung
@@ -13,6 +14,8 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Baseline, Statistic, Trend
+
+_NORM, _LOSS = Baseline("grad_norm"), Baseline("loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,20 +62,20 @@ class GradientVanishing(Detector):
         ),
     )
 
-    @property
+    @cached_property
     def _trend(self) -> Trend:
         return Trend("loss", block=8, blocks=self.blocks)
 
     @property
     def needs(self) -> tuple[Statistic, ...]:
         """The usual norm, the level of the loss and its slope."""
-        return (Baseline("grad_norm"), Baseline("loss"), self._trend)
+        return (_NORM, _LOSS, self._trend)
 
     def check(self, now: Signal, past: History) -> Incident | None:
         """Look whenever a block of losses has been completed."""
         if now.get("grad_norm") is None or past.latest("reward") is not None:
             return None
-        norm, loss, trend = past.stat(Baseline("grad_norm")), past.stat(Baseline("loss")), past.stat(self._trend)
+        norm, loss, trend = past.stat(_NORM), past.stat(_LOSS), past.stat(self._trend)
         if not trend.ready or trend.filled or not norm.ready:
             return None
         nothing = max(self.below, self.share * norm.top)

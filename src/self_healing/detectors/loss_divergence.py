@@ -52,7 +52,7 @@ class LossDivergence(Detector):
 
     kappa: float = 1.0
     """Excess over the level, in standard deviations, that every observation is forgiven."""
-    limit: float = 15.0
+    limit: float = 17.5
     """Sum of excesses that raises the alarm."""
     rise_limit: float = 4.0
     """Rise of the recent level over the best one, in standard deviations, that raises the alarm."""

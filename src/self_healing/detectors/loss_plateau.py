@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..actions.alert import Alert
 from ..core.action import Rung
@@ -19,6 +20,8 @@ CHANCE_FACTS = ("vocab_size", "num_classes")
 
 MOST_GUESSED_CLASSES = 10
 """Where no such fact is known, a flat loss at the logarithm of up to this many classes is taken for chance."""
+
+_LEVEL = Baseline("loss")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +69,14 @@ class LossPlateau(Detector):
         quiet("still falling, slowly", loss=[3.0 - 0.001 * i + 0.01 * math.sin(i * i) for i in range(600)]),
     )
 
-    @property
+    @cached_property
     def _trend(self) -> Trend:
         return Trend("loss", block=self.block, blocks=self.blocks)
 
     @property
     def needs(self) -> tuple[Statistic, ...]:
         """The slope of the loss and the largest level it ever had."""
-        return (self._trend, Baseline("loss"))
+        return (self._trend, _LEVEL)
 
     def check(self, now: Signal, past: History) -> Incident | None:
         """Look whenever a block has been completed after the warm-up."""
@@ -81,7 +84,7 @@ class LossPlateau(Detector):
         first_judged = self.after_step + (int(warm_up) if isinstance(warm_up, (int, float)) else 0)
         if now.get("loss") is None or now.step < first_judged or past.latest("reward") is not None:
             return None
-        trend, baseline = past.stat(self._trend), past.stat(Baseline("loss"))
+        trend, baseline = past.stat(self._trend), past.stat(_LEVEL)
         if not trend.ready or trend.filled or baseline.top <= 0.0 or trend.level <= 0.0:
             return None
         if trend.change < -self.learned * baseline.top:

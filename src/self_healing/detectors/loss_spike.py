@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..actions.alert import Alert
 from ..actions.roll_back import RollBack
@@ -20,6 +21,7 @@ from ..core.statistics import Average, Baseline, Statistic
 FIRST_JUDGED = 16
 """Finite losses there must be before the rule says anything."""
 
+_LEVEL = Baseline("loss")
 _CALM = tuple(2.5 + 0.1 * math.sin(i * i) for i in range(100))
 
 
@@ -72,10 +74,14 @@ class LossSpike(Detector):
         quiet("a large step down", loss=_CALM + tuple(x - 1.0 for x in _CALM)),
     )
 
+    @cached_property
+    def _average(self) -> Average:
+        return Average("loss", window=self.window)
+
     @property
     def needs(self) -> tuple[Statistic, ...]:
         """The level of the loss and its plain running mean."""
-        return (Baseline("loss"), Average("loss", window=self.window))
+        return (_LEVEL, self._average)
 
     def check(self, now: Signal, past: History) -> Incident | None:
         """Compare the newest loss with the level, then with the user's own threshold."""
@@ -88,7 +94,7 @@ class LossSpike(Detector):
         # With a reward in sight the loss is a policy surrogate around zero, and its outliers mean nothing.
         if past.latest("reward") is not None:
             return None
-        baseline = past.stat(Baseline("loss"))
+        baseline = past.stat(_LEVEL)
         size = max(abs(baseline.level), 0.2 * baseline.top)
         if past.finite_count("loss") <= FIRST_JUDGED or baseline.z <= self.z or baseline.excess <= self.relative * size:
             return by_factor
@@ -104,7 +110,7 @@ class LossSpike(Detector):
         )
 
     def _check_factor(self, now: Signal, loss: float, past: History) -> Incident | None:
-        average = past.stat(Average("loss", window=self.window))
+        average = past.stat(self._average)
         if past.count("loss") < FIRST_JUDGED or average.mean <= 0.0 or loss <= self.factor * average.mean:
             return None
         return self.incident(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from ..actions.alert import Alert
@@ -55,7 +56,7 @@ class MemoryCreep(Detector):
         quiet("up and down", memory_allocated=[10.0 + math.sin(i / 40) for i in range(500)]),
     )
 
-    @property
+    @cached_property
     def _trends(self) -> tuple[Trend, ...]:
         return tuple(Trend(gauge, block=self.block, blocks=self.blocks) for gauge in GAUGES)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 from ..actions.alert import Alert
 from ..core.action import Rung
@@ -36,7 +37,7 @@ class ThroughputDrop(Detector):
 
     slower: float = 1.3
     """Times the usual step time from which it is worth a word."""
-    limit: float = 15.0
+    limit: float = 17.5
     """Sum of excesses that raises the alarm."""
 
     failure = FailureType.OTHER
@@ -49,7 +50,7 @@ class ThroughputDrop(Detector):
         quiet("one slow step", step_time_s=(*_CALM, 30.0, *_CALM)),
     )
 
-    @property
+    @cached_property
     def _cusum(self) -> Cusum:
         return Cusum("step_time_s", limit=self.limit, log=True)
 

@@ -11,7 +11,7 @@ from typing import TextIO
 
 from ..core.errors import InputError
 from ..core.signal import Metrics
-from .names import KNOWN, RunCounter, canonical, is_step, metrics_of, number, step_name, step_number, time_name
+from .names import KNOWN, RunCounter, canonical, is_step, layout_of, metrics_of, number, step_number
 from .text_file import EXPECTED, open_text, quoted
 from .trainer_state import Observation
 
@@ -36,13 +36,13 @@ class _Rows:
     step: int = -1
 
     def observe(self, row: dict[str, object]) -> Observation | None:
-        name, clock = step_name(row), time_name(row)
-        values = metrics_of(row, leave_out=[clock, *(key for key in row if is_step(key))])
+        layout = layout_of(tuple(row))
+        values = metrics_of(row, layout)
         if not values:
             return None
-        recorded = step_number(row[name]) if name is not None else None
+        recorded = step_number(row[layout.step]) if layout.step is not None else None
         self.step = self.step + 1 if recorded is None else recorded
-        time_s = number(row[clock]) if clock is not None else None
+        time_s = number(row[layout.time]) if layout.time is not None else None
         signal = Metrics(step=self.step, time_s=_finite(time_s), values=values)
         return Observation(self.run.count(self.step, values), signal)
 
@@ -91,13 +91,14 @@ def read_csv(path: Path, head: bytes = b"", skipped: Skipped | None = None) -> I
         reader = csv.reader(_lines(file, facts), delimiter=delimiter)
         try:
             for cells in reader:
-                if [cell.strip() for cell in cells] == header:
-                    rows.step = -1
-                    continue
-                row = {name: cell for name, cell in zip(names, cells, strict=False) if name is not None and cell}
-                observation = rows.observe(dict(row))
+                row: dict[str, object] = {
+                    n: cell for n, cell in zip(names, cells, strict=False) if n is not None and cell
+                }
+                observation = rows.observe(row)
                 if observation is not None:
                     yield observation
+                elif [cell.strip() for cell in cells] == header:
+                    rows.step = -1
                 elif row and all(number(cell) is None for cell in row.values()):
                     facts.lines += 1
         except csv.Error as error:

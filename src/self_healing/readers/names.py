@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import NamedTuple
 
 STEP_NAMES = ("step", "global_step", "iteration", "iter", "steps", "update", "num_updates", "batch_idx")
 """Spellings of the step, best first; `train/step`, `trainer/global_step` and `_step` are found too."""
@@ -33,12 +34,18 @@ SYNONYMS = {
 KNOWN = frozenset({"loss", "eval_loss", "grad_norm", "learning_rate", "reward", "perplexity", "accuracy"})
 """Names that show a table to be one of training metrics."""
 
-_PREFIXES = {"train/": "", "training/": "", "eval/": "eval_", "val/": "eval_", "valid/": "eval_", "validation/": "eval_"}
+_PREFIXES = {
+    "train/": "",
+    "training/": "",
+    "eval/": "eval_",
+    "val/": "eval_",
+    "valid/": "eval_",
+    "validation/": "eval_",
+}
 _LONGEST_NUMBER = 64
 _LARGEST_STEP = 10**15
 
 
-@lru_cache(4096)
 def canonical(name: str) -> str:
     """Return the name a metric has in our signals: `train/loss` is `loss`, `eval/loss` is `eval_loss`.
 
@@ -86,13 +93,6 @@ def is_step(name: str) -> bool:
     return _step_rank(name) is not None
 
 
-def step_name(names: Iterable[str]) -> str | None:
-    """Return the best spelling of the step among names, or None where there is none."""
-    ranked = [(rank, index, name) for index, name in enumerate(names) if (rank := _step_rank(name)) is not None]
-    return min(ranked)[2] if ranked else None
-
-
-@lru_cache(4096)
 def _step_rank(name: str) -> int | None:
     owner, _, last = name.strip().lower().rpartition("/")
     if owner not in ("", "train", "trainer", "training"):  # time/step is no step
@@ -101,28 +101,39 @@ def _step_rank(name: str) -> int | None:
     return STEP_NAMES.index(last) if last in STEP_NAMES else None
 
 
-def time_name(names: Iterable[str]) -> str | None:
-    """Return the best spelling of the time among names, or None where there is none."""
-    ranked = [(rank, index, name) for index, name in enumerate(names) if (rank := _time_rank(name)) is not None]
-    return min(ranked)[2] if ranked else None
-
-
-@lru_cache(4096)
 def _time_rank(name: str) -> int | None:
     name = name.strip().lower()
     return TIME_NAMES.index(name) if name in TIME_NAMES else None
 
 
-def metrics_of(entry: Mapping[str, object], leave_out: Iterable[str | None] = ()) -> dict[str, float]:
-    """Return everything numeric of an entry under canonical names; where two names meet, the canonical one wins."""
-    unwanted = set(leave_out)
+class Layout(NamedTuple):
+    """What the names of an entry or the columns of a table mean."""
+
+    step: str | None
+    """The best spelling of the step among them."""
+    time: str | None
+    """The best spelling of the time among them."""
+    metrics: tuple[tuple[str, str], ...]
+    """Every other name, with its canonical one; where two mean the same, the canonical spelling comes last and wins."""
+
+
+@lru_cache(1024)
+def layout_of(names: tuple[str, ...]) -> Layout:
+    """Return what names mean; the entries of a recording have few sets of names, so this is done once for each."""
+    steps = [(rank, index) for index, name in enumerate(names) if (rank := _step_rank(name)) is not None]
+    times = [(rank, index) for index, name in enumerate(names) if (rank := _time_rank(name)) is not None]
+    clock = names[min(times)[1]] if times else None
+    metrics = [(name, canonical(name)) for name in names if name != clock and not is_step(name)]
+    metrics.sort(key=lambda pair: pair[0] == pair[1])
+    return Layout(names[min(steps)[1]] if steps else None, clock, tuple(metrics))
+
+
+def metrics_of(entry: Mapping[str, object], layout: Layout) -> dict[str, float]:
+    """Return everything numeric of an entry under canonical names."""
     values: dict[str, float] = {}
-    for name, raw in entry.items():
-        value = number(raw) if name not in unwanted else None
-        if value is None:
-            continue
-        target = canonical(name)
-        if target == name or target not in values:
+    for name, target in layout.metrics:
+        value = number(entry[name])
+        if value is not None:
             values[target] = value
     return values
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from ..core.errors import InputError
 from ..core.signal import Fact, Facts, Metrics, Signal
-from .names import RunCounter, is_step, metrics_of, number, step_name, step_number
+from .names import RunCounter, layout_of, metrics_of, number, step_number
 from .text_file import open_text, quoted
 
 LARGEST_BYTES = 512 * 2**20
@@ -46,11 +46,11 @@ def read_trainer_state(path: Path, head: bytes = b"") -> Iterator[Observation]:
     for entry in history:
         if _is_summary(entry, has_loss=has_loss):
             continue
-        name = step_name(entry)
-        values = metrics_of(entry, leave_out=[key for key in entry if is_step(key)])
+        layout = layout_of(tuple(entry))
+        values = metrics_of(entry, layout)
         if not values:
             continue
-        recorded = step_number(entry[name]) if name is not None else None
+        recorded = step_number(entry[layout.step]) if layout.step is not None else None
         if recorded is not None:
             step = recorded
         elif "loss" in values:

@@ -73,7 +73,9 @@ def _tell(result: ReplayResult) -> None:
             show(line)
         show()
     counted = len(result.plans)
-    show(f"{len(result.incidents)} incidents, {counted} plans. Nothing was carried out: this run is over, and was made up.")
+    show(
+        f"{len(result.incidents)} incidents, {counted} plans. Nothing was carried out: this run is over, and was made up."
+    )
     show("Try it on a run of yours: heal replay trainer_state.json")
 
 

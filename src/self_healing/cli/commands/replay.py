@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 def command(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="PATH...", help="A ledger.jsonl, trainer_state.json, CSV or JSON lines, or a run's folder."),
+        typer.Argument(
+            metavar="PATH...", help="A ledger.jsonl, trainer_state.json, CSV or JSON lines, or a run's folder."
+        ),
     ],
     overrides: Annotated[
         list[str] | None,

@@ -8,27 +8,27 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from .config import HealingConfig
-from .core.action import Action
-from .core.capability import CAPABILITIES
-from .core.discover import discover_classes
-from .core.failure import FailureType, Mode, Severity
-from .core.healer import Healer
-from .core.ledger import SCHEMA, Entry, LedgerReading
-from .core.ledger_lines import decode, encode
-from .core.memory import Memory
-from .core.plan import ActionResult, Outcome, Plan
-from .core.secrets import Masker
-from .core.signal import Facts, Metrics, Signal, from_json
-from .readers import LedgerRecording
-from .readers.names import number
-from .replay_result import ReplayResult, Transcript, make_healer
+from ..assembly import build_healer
+from ..config import HealingConfig
+from ..core.action import Action
+from ..core.capability import CAPABILITIES
+from ..core.discover import discover_classes
+from ..core.failure import Mode
+from ..core.healer import Healer
+from ..core.ledger import Entry, LedgerReading
+from ..core.memory import Memory
+from ..core.plan import ActionResult, Outcome, Plan, plan_from_json
+from ..core.signal import Metrics, Signal, from_json
+from ..readers import LedgerRecording
+from ..readers.names import number
+from .result import ReplayResult, Transcript
 
 MOST_DIFFERENCES = 100
 _UNWRITABLE = "ledger-unwritable"
 _BY_HAND = "by-hand"
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
 """What a line that was changed by hand may raise while it is taken in."""
+
 
 @dataclass
 class _Attempt:
@@ -53,7 +53,6 @@ class LedgerReplay:
         self._is_what_if = config is not None or bool(overrides)
         self._memory = Memory()
         """What the recorded run knew of its past: the next attempt begins with it."""
-        self._masker = Masker({})
         self._attempt: _Attempt | None = None
         reading = LedgerReading()
         for group in _groups(recording.entries(reading)):
@@ -91,8 +90,7 @@ class LedgerReplay:
         self._excuse()
         self.result.runs += 1
         book = Transcript(self.result, self.result.runs - 1)
-        healer = make_healer(config, settings, capabilities, book)
-        healer.memory = copy.deepcopy(self._memory)
+        healer = build_healer(config, book, capabilities, settings=settings, memory=copy.deepcopy(self._memory))
         self._attempt = _Attempt(healer, book)
         return self._attempt
 
@@ -138,17 +136,13 @@ class LedgerReplay:
             else:
                 self._differ(sentence)
             return
-        body = self._as_written(wish)
+        body = wish.to_json()
         keys = [key for key in {**recorded.body, **body} if _text(recorded.body.get(key)) != _text(body.get(key))]
         if keys or recorded.name != wish.incident:
-            told = ", ".join(f"{key} was {_text(recorded.body.get(key))}, is {_text(body.get(key))}" for key in keys[:3])
+            told = ", ".join(
+                f"{key} was {_text(recorded.body.get(key))}, is {_text(body.get(key))}" for key in keys[:3]
+            )
             self._differ(f"step {step}, {recorded.name}: {told or 'another incident is answered'}")
-
-    def _as_written(self, plan: Plan) -> Mapping[str, object]:
-        """Return a plan as it would come back from a ledger: secrets masked, tuples as lists."""
-        entry = Entry(SCHEMA, 0, 0, 0.0, plan.step, plan.rank, "plan", plan.incident, plan.to_json())
-        written = decode(encode(entry, self._masker), self.result.path)
-        return written.body if written is not None else {}
 
     def _hand_over(self, attempt: _Attempt, entry: Entry) -> None:
         """Give a recorded outcome to the healer, as the outcome of the plan it made for that incident."""
@@ -164,8 +158,9 @@ class LedgerReplay:
                 self._go_back(attempt, body.get("restored"))
                 return
         elif plan is None:
-            self._doubt(f"step {entry.step}: {body['rung']} was carried out, which this rank had not planned")
-            plan = _rebuilt(entry, results)
+            plan = self._rebuilt(entry)
+            if plan is None:
+                return
             for wish in attempt.wishes[-1:]:
                 attempt.healer.care.wish_not_granted(wish, ask_again=True)
         attempt.wishes = [wish for wish in attempt.wishes if wish is not plan]
@@ -179,11 +174,19 @@ class LedgerReplay:
         attempt.healer.take_outcome(outcome)
         attempt.failed = None if outcome.succeeded else outcome
 
+    def _rebuilt(self, entry: Entry) -> Plan | None:
+        """Return the plan of another rank, or of the user's hook, that was carried out here."""
+        try:
+            body = cast("dict[str, object]", entry.body["plan"])
+            return plan_from_json(body, discover_classes("self_healing.actions", Action))
+        except _DAMAGED:
+            self._doubt(f"step {entry.step}: {entry.body['rung']} was carried out, and its plan cannot be read")
+            return None
+
     def _go_back(self, attempt: _Attempt, key: object) -> None:
         """Rewind the history where the recorded run went back and the replayed one did not plan to."""
-        kept = attempt.healer._kept_histories  # noqa: SLF001  # a replay is the one who knows of a rollback otherwise
-        if isinstance(key, str) and key in kept:
-            attempt.healer.history.load_state_dict(kept[key])
+        if isinstance(key, str):
+            attempt.healer.rewind(key)
 
     def _differ(self, sentence: str) -> None:
         self.result.exact = False
@@ -246,16 +249,17 @@ def _trouble_in(group: Iterable[Entry]) -> str | None:
 
 def _signal(entry: Entry) -> Signal | None:
     """Return the signal of an entry, or None where its line is damaged or of a kind that is not known here."""
+    body = entry.body
+    for name in ("values", "facts", "history"):
+        if name in body and not isinstance(body[name], Mapping):
+            return None
+    values = cast("Mapping[str, object]", body.get("values", {}))
+    if number(body.get("time_s", 0.0)) is None or any(number(value) is None for value in values.values()):
+        return None
     try:
-        signal = from_json(entry.name, entry.body, step=entry.step, rank=entry.rank)
+        return from_json(entry.name, body, step=entry.step, rank=entry.rank)
     except _DAMAGED:
         return None
-    if not isinstance(signal.time_s, int | float):
-        return None
-    if isinstance(signal, Metrics):
-        is_sound = isinstance(signal.values, Mapping) and all(number(v) is not None for v in signal.values.values())
-        return signal if is_sound else None
-    return None if isinstance(signal, Facts) and not isinstance(signal.facts, Mapping) else signal
 
 
 def _results(body: Mapping[str, object]) -> tuple[ActionResult, ...] | None:
@@ -267,25 +271,6 @@ def _results(body: Mapping[str, object]) -> tuple[ActionResult, ...] | None:
         )
     except _DAMAGED:
         return None
-
-
-def _rebuilt(entry: Entry, results: Sequence[ActionResult]) -> Plan:
-    """Return the plan of an outcome that this rank did not plan itself, as far as the outcome tells."""
-    body = entry.body
-    known = discover_classes("self_healing.actions", Action)
-    return Plan(
-        step=entry.step,
-        incident=entry.name,
-        failure=FailureType(str(body["failure"])),
-        severity=Severity.ERROR,
-        actions=tuple(known[result.action]() for result in results if result.action in known),
-        because="decided by another rank or by the user's hook",
-        rung=str(body["rung"]),
-        watch=int(cast("int", body.get("watch", 32))),
-        fingerprint=str(body.get("fingerprint", "")),
-        trained_steps=int(cast("int", body.get("trained_steps", 0))),
-        is_undo=bool(body.get("is_undo")),
-    )
 
 
 def _text(value: object) -> str:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .config import HealingConfig
-from .core.cause import Cause
-from .core.discover import discover_classes, discover_patterns
-from .core.failure import FailureType, Severity
-from .core.healer import Healer
-from .core.ledger import SCHEMA, Entry
-from .core.plan import Plan
-from .core.settings import Settings
-from .readers import Format
+from ..core.failure import FailureType, Severity
+from ..core.ledger import SCHEMA, Entry
+from ..core.plan import Plan
+from ..readers import Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +60,6 @@ class ReplayResult:
         return all(finding.severity is Severity.INFO for finding in self.incidents)
 
 
-def make_healer(config: HealingConfig, settings: Settings, capabilities: Iterable[str], book: Transcript) -> Healer:
-    """Put a healer together from a configuration and the whole catalogue; the user's hook is never called."""
-    return Healer(
-        settings=settings,
-        rules=config.build_rules(),
-        causes=[cause() for cause in discover_classes("self_healing.causes", Cause).values()],
-        patterns=discover_patterns("self_healing.patterns"),
-        ledger=book,
-        capabilities=capabilities,
-    )
-
-
 class Transcript:
     """The book of a replay: keeps incidents and counts the rest, so that it does not grow with the recording."""
 
@@ -104,6 +87,10 @@ class Transcript:
         if kind == "incident" and body["event"] in ("opened", "worsened"):
             self._note(entry)
         return entry
+
+    def mask(self, text: str) -> str:
+        """Return the text as it is: what was recorded is masked already."""
+        return text
 
     def trouble(self) -> str | None:
         """Return what kept the recorded run from writing its ledger at this moment."""

@@ -11,21 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from .config import HealingConfig
-from .core.capability import CAPABILITIES
-from .core.failure import Mode
-from .core.plan import ActionResult, Outcome
-from .core.signal import Metrics
-from .readers import LedgerRecording, MetricsRecording, Observation, Recording, Skipped
-from .replay_ledger import LedgerReplay
-from .replay_result import Finding, Proposal, ReplayResult, Transcript, make_healer
-
-__all__ = ["Finding", "Proposal", "ReplayResult", "replay", "replay_observations"]
+from ..assembly import build_healer
+from ..config import HealingConfig
+from ..core.capability import CAPABILITIES
+from ..core.failure import Mode
+from ..core.signal import Metrics
+from ..readers import LedgerRecording, MetricsRecording, Observation, Recording, Skipped
+from .ledgers import LedgerReplay
+from .result import ReplayResult, Transcript
 
 
-def replay(
-    recording: Recording, config: HealingConfig | None = None, *, overrides: Iterable[str] = ()
-) -> ReplayResult:
+def replay(recording: Recording, config: HealingConfig | None = None, *, overrides: Iterable[str] = ()) -> ReplayResult:
     """Replay a recording; a configuration takes the place of the recorded one, overrides (`key=value`) change it.
 
     Raises:
@@ -54,12 +50,10 @@ def replay_observations(observations: Iterable[Observation], config: HealingConf
         if healer is None or run + 1 != result.runs:
             result.runs = run + 1
             book = Transcript(result, run)
-            healer = make_healer(config, settings, CAPABILITIES, book)
+            healer = build_healer(config, book, CAPABILITIES, settings=settings)
         result.observations += isinstance(signal, Metrics)
         plan = healer.observe(signal)
         if plan is None:
             continue
         book.planned(plan)
-        if all(action.needs is None for action in plan.actions):
-            done = [ActionResult(action=action.name(), status="done") for action in plan.actions]
-            healer.take_outcome(Outcome(plan=plan, results=tuple(done)))
+        healer.act(plan, None, lambda: 0.0)  # in mode advise only a plan that asks nothing of the run is carried out
