@@ -17,15 +17,18 @@ from ..core.failure import FailureType, Severity
 from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
-from ..core.statistics import Outliers, Schedule, Statistic
+from ..core.statistics import Baseline, Outliers, OutliersTracker, Schedule, Statistic
 
 FIRST_JUDGED = 16
 """Finite norms there must be before the rule says anything."""
 
+LOSS_SUFFERS = 2.0
+"""Standard deviations above its level at which the loss is taken to suffer from the gradients."""
+
 PLANNED = 64
 """Observations after a rise of the learning rate in which larger gradients are expected."""
 
-_RATE = Schedule("learning_rate")
+_LOSS, _RATE = Baseline("loss"), Schedule("learning_rate")
 _CALM = tuple(1.2 * math.exp(0.2 * math.sin(i * i)) for i in range(100))
 
 
@@ -39,7 +42,8 @@ class GradientExplosion(Detector):
 
     ## False alarms
     Norms are compared in log space, because they vary by factors: in raw units the same limit misfires 39 to 159
-    times per 100,000 steps on log-normal norms. A single outlier is a warning; an error needs `persist` of the last 8.
+    times per 100,000 steps on log-normal norms. A single outlier is a warning; an error needs `persist` of the last 8
+    and a loss above its level: training at the edge of stability has bursts of gradients while the loss goes on falling.
     Healthy runs have norms of 0.1 or of a million, so the fixed `threshold` is only noted, when it is first passed,
     unless you set it.
 
@@ -87,8 +91,8 @@ class GradientExplosion(Detector):
 
     @property
     def needs(self) -> tuple[Statistic, ...]:
-        """The usual norm, in log space, and what the learning rate is doing."""
-        return (self._outliers, _RATE)
+        """The usual norm, in log space, the level of the loss, and what the learning rate is doing."""
+        return (self._outliers, _LOSS, _RATE)
 
     def check(self, now: Signal, past: History) -> Incident | None:
         """Compare the newest norm with the usual one, then with the user's own threshold."""
@@ -101,9 +105,7 @@ class GradientExplosion(Detector):
         outliers = past.stat(self._outliers)
         if past.finite_count("grad_norm") <= FIRST_JUDGED or not outliers.outlier:
             return by_threshold
-        schedule = past.stat(_RATE)
-        planned = min(schedule.since_jump, schedule.since_climb) <= PLANNED
-        lasting = outliers.count >= self.persist and not planned
+        lasting = outliers.count >= self.persist and self._does_harm(now, past, outliers)
         typical = outliers.baseline.typical
         return self.incident(
             now,
@@ -115,6 +117,16 @@ class GradientExplosion(Detector):
             typical=typical,
             z=outliers.baseline.z,
         )
+
+    def _does_harm(self, now: Signal, past: History, outliers: OutliersTracker) -> bool:
+        """Say whether the loss suffers; where none is reported, whether the norm leaves no doubt."""
+        schedule = past.stat(_RATE)
+        if min(schedule.since_jump, schedule.since_climb) <= PLANNED:
+            return False
+        loss = now.get("loss")
+        if loss is None:
+            return outliers.ratio > self.certain_ratio
+        return not math.isfinite(loss) or past.stat(_LOSS).z > LOSS_SUFFERS
 
     def _check_threshold(self, now: Signal, norm: float, past: History) -> Incident | None:
         act = "threshold" in self.given

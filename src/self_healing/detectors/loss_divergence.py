@@ -34,12 +34,12 @@ class LossDivergence(Detector):
 
     ## Why it matters
     A diverged run rarely returns to where it was, and every further step is lost. The sooner it is seen, the less has
-    to be done again: a collapse shows after 6 observations, a shift of three standard deviations after about 9, a
+    to be done again: a collapse shows after 6 observations, a shift of three standard deviations after about 10, a
     slow ramp of 4 % of a standard deviation per step after about 110.
 
     ## False alarms
     Two tests, a clipped CUSUM for jumps and recent-against-best for ramps; neither can be raised by one outlier.
-    None in 10 million healthy observations of five kinds of noise, flat and on falling curves (`bench/detectors.py`).
+    None in 15 million healthy observations of five kinds of noise, flat and on falling curves (`bench/detectors.py`).
     Changes below `relative` of the level are a warning only. So is a rise right after the learning rate was raised,
     unless half of all progress is lost. Runs that report a reward are left to their own rules: there the loss is no
     measure of quality. Changing data (a harder part of the corpus) can look like divergence. `rising` losses in a row were

@@ -1,0 +1,52 @@
+"""Describe an exception for the core: names over its whole chain, message, and the place it comes from."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TypedDict
+
+MOST_TEXT = 20_000
+
+
+class Described(TypedDict):
+    """The fields of a `Raised` signal that come from the exception."""
+
+    exception: str
+    bases: tuple[str, ...]
+    message: str
+    where: str
+
+
+def describe(error: BaseException) -> Described:
+    """Return what the patterns look at; never imports the exception's package."""
+    names: list[str] = []
+    for link in _chain(error):
+        names.extend(_name(cls) for cls in type(link).__mro__ if cls not in (object, BaseException, Exception))
+    return Described(
+        exception=_name(type(error)),
+        bases=tuple(dict.fromkeys(names[1:])),
+        message=str(error)[:MOST_TEXT],
+        where=_where(error),
+    )
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return the exception and those it was raised from, without going round in circles."""
+    found: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in found and len(found) < 16:
+        found.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    return found
+
+
+def _name(cls: type) -> str:
+    return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _where(error: BaseException) -> str:
+    frames = traceback.extract_tb(error.__traceback__)
+    if not frames:
+        return ""
+    last = frames[-1]
+    return f"{last.filename.rpartition('/')[2]}:{last.lineno} in {last.name}"

@@ -1,0 +1,77 @@
+"""A learning rate that is cut and ramps back, multiplied into the schedule's rate for the moment of the update."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+FLOOR = 1.0 / 16.0
+"""The multiplier never falls below this where the user names no smallest rate."""
+
+
+@dataclass(slots=True)
+class Ramp:
+    """A cut that goes away linearly over a number of updates."""
+
+    factor: float
+    steps: int
+    done: int = 0
+
+    def value(self) -> float:
+        """Return the multiplier now."""
+        return self.factor + (1.0 - self.factor) * min(1.0, self.done / self.steps)
+
+
+@dataclass(slots=True)
+class LearningRateScale:
+    """What the schedule's learning rate is multiplied by; every scheduler keeps its own state and shape."""
+
+    kept: float = 1.0
+    ramps: list[Ramp] = field(default_factory=list)
+
+    @property
+    def value(self) -> float:
+        """The multiplier of the next update."""
+        product = self.kept
+        for ramp in self.ramps:
+            product *= ramp.value()
+        return product
+
+    def scale(self, factor: float, *, rate: float, floor: float | None) -> float:
+        """Multiply for good, down to the floor at most; return the resulting rate."""
+        self.kept *= self._allowed(factor, rate, floor)
+        return rate * self.value
+
+    def rewarm(self, factor: float, steps: int, *, rate: float, floor: float | None) -> float:
+        """Multiply and ramp back over so many updates; return the resulting rate."""
+        if self.ramps:  # a second cut while the first still ramps back: the first was needed, so it stays
+            self.kept *= self.ramps.pop(0).factor
+        self.ramps = [Ramp(self._allowed(factor, rate, floor), steps)]
+        return rate * self.value
+
+    def _allowed(self, factor: float, rate: float, floor: float | None) -> float:
+        if factor >= 1.0 or rate <= 0.0:
+            return factor
+        lowest = (floor / rate if floor is not None else FLOOR) / max(self.value, 1e-12)
+        return max(factor, min(1.0, lowest))
+
+    @contextmanager
+    def applied(self, groups: list[dict[str, Any]]) -> Iterator[None]:
+        """Multiply the groups' rates for one update and put the schedule's own back afterwards."""
+        scale = self.value
+        if scale == 1.0:
+            yield
+            return
+        before = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = group["lr"] * scale
+        try:
+            yield
+        finally:
+            for group, rate in zip(groups, before, strict=True):
+                group["lr"] = rate
+            for ramp in self.ramps:
+                ramp.done += 1
+            self.ramps = [ramp for ramp in self.ramps if ramp.done < ramp.steps]

@@ -1,0 +1,149 @@
+"""Hugging Face Trainers, TRL's among them: `SelfHealingTrainer(trainer, config).train()`.
+
+Nothing of transformers is edited and nothing is subclassed. Methods of the one trainer are replaced when training
+begins and are the originals again when it ends, also after an exception.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from ..core.errors import give_up
+from ..core.failure import Mode
+from .trainer_session import RestartFromError, TrainerSession
+from .wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from ..config import HealingConfig
+
+logger = logging.getLogger("self_healing.trainer")
+
+OWN = frozenset({"trainer", "config"})
+
+
+class SelfHealingTrainer:
+    """A trainer that looks after itself; everything but `train` is the trainer's own.
+
+    Every other attribute, reading and setting, goes to the trainer; `.trainer` is the original.
+    """
+
+    def __init__(self, trainer: Any, config: HealingConfig | None = None) -> None:
+        if config is None:
+            from ..config import HealingConfig
+
+            config = HealingConfig()
+        self.trainer = trainer.trainer if isinstance(trainer, SelfHealingTrainer) else trainer
+        self.config = config
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train as the trainer does, healing on the way; the result's metrics hold the healing figures."""
+        return train_guarded(self.trainer, self.config, self.trainer.train, args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or name in OWN:  # a copy under construction has no trainer yet
+            raise AttributeError(name)
+        return getattr(self.trainer, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self.trainer, name, value)
+
+    def __repr__(self) -> str:
+        return f"SelfHealingTrainer({self.trainer!r})"
+
+
+@contextmanager
+def healing(trainer: Any, config: HealingConfig | None = None) -> Iterator[SelfHealingTrainer]:
+    """Heal whatever `trainer.train()` does inside the block, without another object to call."""
+    guarded = SelfHealingTrainer(trainer, config)
+    wrapping = Wrapping()
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args, **kwargs: train_guarded(trainer, guarded.config, original, args, kwargs)
+
+    wrapping.wrap(trainer, "train", around)
+    try:
+        yield guarded
+    finally:
+        wrapping.restore()
+
+
+_guarded_now: set[int] = set()
+"""Trainers inside a guarded `train()`: a second guard around the same call does nothing."""
+
+
+def train_guarded(
+    trainer: Any, config: HealingConfig, train: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """Call `train` with the guard in place, and again from a checkpoint where a plan says so."""
+    mode = config.effective_mode()
+    if mode is Mode.OFF or id(trainer) in _guarded_now:
+        return train(*args, **kwargs)
+    session = TrainerSession(trainer, config, mode)
+    callback = make_callback(session)
+    _guarded_now.add(id(trainer))
+    trainer.add_callback(callback)
+    try:
+        session.attach()
+        output = _train_until_done(session, train, args, kwargs)
+        if session.stop_reason is not None:
+            give_up(session.stop_reason, None)
+        return _with_figures(output, session)
+    finally:
+        trainer.remove_callback(callback)
+        _guarded_now.discard(id(trainer))
+        session.close()
+
+
+def _train_until_done(
+    session: TrainerSession, train: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    while True:
+        try:
+            return train(*args, **kwargs)
+        except RestartFromError as restart:
+            logger.warning("training goes on from %s", restart.path)
+        except Exception as error:
+            session.raised(error)
+            if session.restart_from is None:
+                give_up(session.stop_reason or "nothing in this process can help", error)
+        args, kwargs = (), {**kwargs, "resume_from_checkpoint": session.restart_from}
+        session.restart_from = None
+
+
+def _with_figures(output: Any, session: TrainerSession) -> Any:
+    """Put the healing figures into the output's metrics, where there are any to speak of."""
+    figures = {
+        "healing/recovery_attempts": session.opened.healer.memory.total,
+        "healing/made_up_steps": session.guard.made_up_steps,
+        "healing/replaced_steps": session.guard.replaced_steps,
+        "healing/skipped_steps": session.guard.skipped_steps,
+    }
+    return output._replace(metrics={**output.metrics, **figures})
+
+
+def make_callback(session: TrainerSession) -> Any:
+    """Return a callback that only carries signals from the loop to the session."""
+    from transformers import TrainerCallback
+
+    class SignalCallback(TrainerCallback):
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            session.begin_training()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            session.end_of_step()
+            if session.restart_from is not None:
+                raise RestartFromError(session.restart_from)
+
+        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
+            session.evaluated(metrics)
+
+        def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            session.saved()
+
+    return SignalCallback()

@@ -1,0 +1,54 @@
+"""What one optimizer step is computed from, kept until the step is known to be sound."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from .trl_counters import Counters
+
+
+@dataclass(slots=True)
+class MicroBatch:
+    """One forward and backward pass: its inputs as the model got them, and the random state it started from."""
+
+    inputs: Any
+    random_state: Any
+    prepared: Any = None
+    """What `_prepare_inputs` made of the inputs; generation trainers must not do that twice."""
+
+    def keep(self, prepared: Any, random_state: Any) -> None:
+        """Remember prepared inputs; a copy of the mapping, since losses take entries out of theirs."""
+        self.prepared = dict(prepared) if type(prepared) is dict else prepared
+        self.random_state = random_state
+
+    def again(self) -> Any:
+        """Return the prepared inputs for another pass."""
+        return dict(self.prepared) if isinstance(self.prepared, Mapping) else self.prepared
+
+
+@dataclass(slots=True)
+class Window:
+    """The micro-batches of one optimizer step."""
+
+    step: int
+    """Global step before the update."""
+    num_items: Any
+    counters: Counters
+    """What the trainer had counted before the step."""
+    loss_sum: Any
+    """The trainer's sum of losses before the step, from which it logs; None where it keeps none within reach."""
+    micro_batches: list[MicroBatch] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+    """Learning rate of each parameter group at the update."""
+    loss: Any = None
+    """Sum of the finite losses, on the device."""
+    losses: list[Any] = field(default_factory=list)
+    is_sound: Any = None
+    """True on the device where every loss was finite."""
+
+    @property
+    def inputs(self) -> list[Any]:
+        """The micro-batches as the data loader gave them."""
+        return [micro_batch.inputs for micro_batch in self.micro_batches]

@@ -1,0 +1,41 @@
+"""Replace attributes of objects for a while and put every one back exactly as it was."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+_ABSENT = object()
+
+
+class Wrapping:
+    """The attributes replaced so far, newest last; `restore` undoes them in reverse order."""
+
+    def __init__(self) -> None:
+        self._undo: list[tuple[Any, str, object, object]] = []
+
+    def replace(self, owner: Any, name: str, value: object) -> None:
+        """Set an attribute on the instance, remembering whether it had one of its own."""
+        own = vars(owner)
+        self._undo.append((owner, name, own.get(name, _ABSENT), value))
+        setattr(owner, name, value)
+
+    def wrap(self, owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Put `make(original)` in the place of a method of this one instance, with the original's name and marks."""
+        original = getattr(owner, name)
+        # Marks count: a scheduler recognises the optimizer step it has wrapped by one.
+        self.replace(owner, name, functools.wraps(original)(make(original)))
+
+    def restore(self) -> list[str]:
+        """Put everything back; return the names that somebody else has replaced meanwhile, which are left alone."""
+        left_alone = []
+        while self._undo:
+            owner, name, before, ours = self._undo.pop()
+            if vars(owner).get(name, _ABSENT) is not ours:
+                left_alone.append(f"{type(owner).__name__}.{name}")
+            elif before is _ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
+        return left_alone

@@ -1,0 +1,49 @@
+"""The base class of a fault: planted into a trainer from outside, deterministic, one file each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ..core.naming import kebab_case, summary_of
+
+
+@dataclass(kw_only=True)
+class Fault:
+    """A trouble that can be caused on purpose."""
+
+    at_step: int = 20
+    """The optimizer step, counted from 0, in which it happens."""
+
+    is_transient: ClassVar[bool]
+    """True where the same work done again is sound, so that a healed run must end as a clean one, to the bit."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the fault's public name, derived from the class name."""
+        return kebab_case(cls.__name__)
+
+    @classmethod
+    def summary(cls) -> str:
+        """Return the one sentence shown in lists."""
+        return summary_of(cls)
+
+    def plant(self, trainer: Any) -> None:
+        """Put the fault into the trainer's model, data or surroundings."""
+        raise NotImplementedError
+
+
+def on_training_forward(trainer: Any, do: Callable[[int, dict[str, Any], Any], Any]) -> None:
+    """Call `do(step, inputs, output)` after each forward pass in training; what it returns is the output."""
+
+    def hook(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
+        return do(int(trainer.state.global_step), kwargs, output) if module.training else None
+
+    trainer.model.register_forward_hook(hook, with_kwargs=True)
+
+
+def with_loss(output: Any, loss: Any) -> Any:
+    """Return a model output with another loss."""
+    output["loss"] = loss
+    return output

@@ -1,0 +1,27 @@
+"""The fault `nan-loss`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..fault import Fault, on_training_forward, with_loss
+
+
+@dataclass(kw_only=True)
+class NanLoss(Fault):
+    """The loss of one step is NaN, once."""
+
+    is_transient = True
+
+    def plant(self, trainer: Any) -> None:
+        """Multiply the loss of one forward pass by NaN."""
+        done: list[bool] = []
+
+        def spoil(step: int, inputs: dict[str, Any], output: Any) -> Any:
+            if step != self.at_step or done:
+                return None
+            done.append(True)
+            return with_loss(output, output["loss"] * float("nan"))
+
+        on_training_forward(trainer, spoil)

@@ -1,0 +1,26 @@
+"""The fault `poisoned-batch`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..fault import Fault, on_training_forward, with_loss
+
+
+@dataclass(kw_only=True)
+class PoisonedBatch(Fault):
+    """One batch has a loss thousands of times too large, and finite."""
+
+    factor: float = 3000.0
+    """What its loss is multiplied by."""
+
+    is_transient = False
+
+    def plant(self, trainer: Any) -> None:
+        """Multiply the loss of one step, however often it is computed."""
+
+        def spoil(step: int, inputs: dict[str, Any], output: Any) -> Any:
+            return with_loss(output, output["loss"] * self.factor) if step == self.at_step else None
+
+        on_training_forward(trainer, spoil)

@@ -1,0 +1,253 @@
+"""What a ledger tells of a run's troubles, gathered in one pass whose memory does not grow with the signals."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..core.action import Action
+from ..core.diagnosis import CONVINCING
+from ..core.failure import Effect, Severity
+from ..core.ledger import Entry
+from .changes import Changes, spelled
+from .clean import Cleaner, number_of, seconds_of, step_of
+
+MOST_LISTED = 500
+"""Incidents, plans and attempts listed, the newest; older ones are counted and stay in the totals."""
+MOST_ADVICE = 8
+MOST_METRICS = 256
+
+RESOLVED = frozenset({"recovered", "passed", "rewound", "covered"})
+"""How an incident may close so that nothing is left to do; `worse` and `new-normal` leave it to a person."""
+
+Key = tuple[str, str]
+"""What tells open incidents apart: the rule, and the class of failure."""
+_SEVERITIES = tuple(str(severity) for severity in Severity)
+
+
+@dataclass
+class Attempt:
+    """What one start of the run came to."""
+
+    number: int
+    began_s: float
+    ended_s: float
+    first_step: int
+    last_step: int
+    incidents: int = 0
+    recovery_actions: int = 0
+    steps_lost: int = 0
+    seconds_lost: float = 0.0
+    metrics: dict[str, object] = field(default_factory=dict)
+    """The newest value of each metric."""
+
+    def to_json(self) -> dict[str, object]:
+        """Return the attempt as the report lists it."""
+        return {
+            "attempt": self.number,
+            "first_step": self.first_step,
+            "last_step": self.last_step,
+            "seconds": round(max(0.0, self.ended_s - self.began_s), 3),
+            "incidents": self.incidents,
+            "recovery_actions": self.recovery_actions,
+            "steps_lost": self.steps_lost,
+            "seconds_lost": round(self.seconds_lost, 3),
+        }
+
+
+class Story:
+    """Takes in ledger entries one by one; what a report needs of them is in its fields."""
+
+    def __init__(self, actions: Mapping[str, type[Action]], clean: Cleaner) -> None:
+        """Begin with nothing."""
+        self.attempts: deque[Attempt] = deque(maxlen=MOST_LISTED)
+        self.incidents: deque[dict[str, object]] = deque(maxlen=MOST_LISTED)
+        self.recovery_actions: deque[dict[str, object]] = deque(maxlen=MOST_LISTED)
+        self.changes = Changes(actions, clean)
+        """Those of the attempt being read: the next process begins with what the user configured."""
+        self.quarantined: deque[dict[str, object]] = deque(maxlen=MOST_LISTED)
+        self.attempts_seen = self.incidents_seen = self.actions_seen = 0
+        self.steps_lost = 0
+        self.seconds_lost = 0.0
+        self.skipped_steps = 0
+        self.lines_lost = self.unreadable = 0
+        self._actions = actions
+        self._clean = clean
+        # All of the attempt being read: a new process opens its own incidents.
+        self._latest: dict[Key, dict[str, object]] = {}
+        self._diagnoses: dict[Key, Mapping[str, object]] = {}
+        """The first hypothesis of the newest diagnosis."""
+        self._unresolved: dict[Key, dict[str, object]] = {}
+        self._unjudged: dict[tuple[str, str, str], dict[str, object]] = {}
+
+    def take(self, entry: Entry) -> None:
+        """Take in one entry; what a damaged one does not say is left out."""
+        attempt = self._attempt_of(entry)
+        attempt.ended_s = max(attempt.ended_s, entry.time)
+        match entry.kind:
+            case "signal":
+                attempt.last_step = entry.step
+                if entry.name == "metrics":
+                    _keep_newest(attempt.metrics, _mapping(entry.body.get("values")))
+            case "incident":
+                self._take_incident(entry, attempt)
+            case "diagnosis":
+                first = next(iter(_list(entry.body.get("hypotheses"))), None)
+                self._diagnoses[_key_of(entry)] = _mapping(first)
+            case "outcome":
+                self._take_outcome(entry, attempt)
+            case "verdict":
+                unjudged = self._unjudged.pop((*_key_of(entry), str(entry.body.get("rung"))), None)
+                if unjudged is not None:
+                    unjudged["verdict"] = self._clean.line(entry.name)
+            case "note" if entry.name == "lines-lost":
+                self.lines_lost += step_of(entry.body.get("lines")) or 0
+        self.unreadable += "$unwritable" in entry.body
+
+    def advice(self) -> list[str]:
+        """Return what a person can do about what the last attempt left unresolved: the worst and newest first."""
+        left = [(key, incident) for key, incident in self._unresolved.items() if incident["severity"] != "info"]
+        left.sort(key=lambda item: _SEVERITIES.index(str(item[1]["severity"])))
+        fixes: dict[str, None] = {}
+        for key, _ in reversed(left):
+            for fix in _list(self._diagnoses.get(key, {}).get("fixes")):
+                fixes[self._clean.line(fix)] = None
+        return list(fixes)[:MOST_ADVICE]
+
+    def last_exception(self) -> Mapping[str, object]:
+        """Return the newest unresolved incident of the last attempt that came from an exception, or nothing."""
+        raised = [incident for incident in self._unresolved.values() if incident.get("exception")]
+        return raised[-1] if raised else {}
+
+    def _attempt_of(self, entry: Entry) -> Attempt:
+        if not self.attempts or self.attempts[-1].number != entry.attempt:
+            self.attempts.append(Attempt(entry.attempt, entry.time, entry.time, entry.step, entry.step))
+            self.attempts_seen += 1
+            self.changes = Changes(self._actions, self._clean)
+            self._latest, self._diagnoses, self._unresolved, self._unjudged = {}, {}, {}, {}
+        return self.attempts[-1]
+
+    def _take_incident(self, entry: Entry, attempt: Attempt) -> None:
+        key, body, clean = _key_of(entry), entry.body, self._clean
+        event = body.get("event")
+        incident = self._latest.get(key)
+        if event == "opened" or incident is None or incident["closed"] is not None:
+            # Also where the opening is missing: torn, or lost with a full disk.
+            step = entry.step if event != "closed" else step_of(body.get("opened_step"))
+            incident = {
+                "name": clean.line(entry.name), "failure": "", "class": "", "severity": "", "step": step, "because": "",
+                "closed": None, "closed_step": None, "steps_lost": 0, "seconds_lost": 0.0, "attempt": entry.attempt,
+                "exception": None,
+            }  # fmt: skip
+            self._latest[key] = incident
+            self.incidents.append(incident)
+            self.incidents_seen += 1
+            attempt.incidents += 1
+        severity = clean.line(body.get("severity"))
+        incident |= {
+            "failure": clean.line(body.get("failure", "other")),
+            "class": clean.line(body.get("class", "")),
+            "severity": severity if severity in _SEVERITIES else str(Severity.ERROR),
+            "because": clean.line(body.get("because", "")),
+        }
+        if body.get("exception"):
+            incident["exception"] = clean.line(body["exception"])
+        if event == "closed":
+            incident |= {"closed": clean.line(body.get("reason", "closed")), "closed_step": entry.step}
+        # Moved to the end, so that the newest is last.
+        self._unresolved.pop(key, None)
+        if incident["closed"] not in RESOLVED:
+            self._unresolved[key] = incident
+
+    def _take_outcome(self, entry: Entry, attempt: Attempt) -> None:
+        key, body, clean = _key_of(entry), entry.body, self._clean
+        plan = _mapping(body.get("plan"))
+        done, failed, said = self._what_was_done(entry, plan)
+        after = step_of(body.get("step_after"))
+        lost = 0 if after is None else max(0, entry.step - after)
+        seconds = seconds_of(body.get("seconds"))
+        action: dict[str, object] = {
+            "failure": clean.line(body.get("failure", "other")),
+            "diagnosis": self._sentence(key, plan),
+            "actions": done,
+            "failed_actions": failed,
+            "step": entry.step,
+            "outcome": "done" if body.get("succeeded") else "failed",
+            "said": clean.line("; ".join(said)),
+            "verdict": None,
+            "incident": clean.line(key[0]),
+            "attempt": entry.attempt,
+            "is_undo": bool(body.get("is_undo")),
+            "steps_lost": lost,
+            "seconds_lost": round(seconds, 3),
+        }
+        self.recovery_actions.append(action)
+        self.actions_seen += 1
+        attempt.recovery_actions += 1
+        if body.get("succeeded") and not body.get("is_undo"):
+            self._unjudged[(*key, str(body.get("rung")))] = action
+        incident = self._latest.get(key)
+        if incident is not None:
+            incident["steps_lost"] = (step_of(incident["steps_lost"]) or 0) + lost
+            incident["seconds_lost"] = round(seconds_of(incident["seconds_lost"]) + seconds, 3)
+        attempt.steps_lost += lost
+        attempt.seconds_lost += seconds
+        self.steps_lost += lost
+        self.seconds_lost += seconds
+        if after is not None:
+            attempt.last_step = after
+
+    def _what_was_done(self, entry: Entry, plan: Mapping[str, object]) -> tuple[list[str], list[str], list[str]]:
+        """Return the actions that were done and those that were not, as the seed spells them, and what they said."""
+        done: list[str] = []
+        failed: list[str] = []
+        said: list[str] = []
+        described = _list(plan.get("actions"))
+        for place, raw in enumerate(_list(entry.body.get("results"))):
+            result = _mapping(raw)
+            parameters = _mapping(described[place]) if place < len(described) else {}
+            name = str(result.get("action"))
+            spelling = self._clean.line(spelled(name, parameters, self._actions))
+            if result.get("text"):
+                said.append(str(result["text"]))
+            if result.get("status") != "done":
+                failed.append(spelling)
+                continue
+            done.append(spelling)
+            self.skipped_steps += name == "skip-step"
+            text = self._clean.line(result.get("text", ""))
+            if name == "quarantine-records":
+                self.quarantined.append({"step": entry.step, "attempt": entry.attempt, "said": text})
+            self.changes.take(entry, name, parameters, text, is_recipe=plan.get("effect") == str(Effect.RECIPE))
+        return done, failed, said
+
+    def _sentence(self, key: Key, plan: Mapping[str, object]) -> str:
+        """Return what was thought to be wrong: the explanation where one convinced, else what was seen."""
+        leading = self._diagnoses.get(key, {})
+        is_convincing = (number_of(leading.get("weight")) or 0.0) >= CONVINCING
+        says = self._clean.line(leading.get("says", "")) if is_convincing else ""
+        return says or self._clean.line(plan.get("because", ""))
+
+
+def _key_of(entry: Entry) -> Key:
+    """Return the incident an entry is about; verdicts are named after the judgement, so the body comes first."""
+    return str(entry.body.get("incident") or entry.name), str(entry.body.get("failure"))
+
+
+def _keep_newest(metrics: dict[str, object], values: Mapping[str, object]) -> None:
+    """Keep the newest value of each metric; names without end push out those not seen for longest."""
+    for name, value in values.items():
+        metrics.pop(name, None)
+        metrics[name] = value
+    while len(metrics) > MOST_METRICS:
+        del metrics[next(iter(metrics))]
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) else ()

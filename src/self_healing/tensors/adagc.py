@@ -1,0 +1,123 @@
+"""AdaGC: clip each gradient tensor against the average of its own clipped norms (arXiv 2502.11034).
+
+Two things differ from the formulas, both where they would do lasting harm. A step with a norm that is not finite
+changes nothing. And a tensor whose gradient is exactly zero teaches nothing: the running minimum of the warm-up would
+become zero and silence that tensor for good, which is what happens to the A matrices of LoRA at their first step and
+to experts that get no tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from .norms import Norms, parameters_of
+
+Shape = tuple[int, ...]
+
+
+class AdaGC:
+    """Adaptive clipping tensor by tensor; call `step` between backward and the optimizer."""
+
+    def __init__(
+        self,
+        lambda_rel: float = 1.05,
+        lambda_abs: float = 1.0,
+        beta: float = 0.98,
+        warmup_steps: int = 100,
+    ) -> None:
+        if lambda_rel <= 0.0 or lambda_abs <= 0.0:
+            raise ValueError("lambda_rel and lambda_abs must be positive")
+        if not 0.0 < beta < 1.0:
+            raise ValueError(f"beta must lie between 0 and 1, not {beta!r}")
+        self.lambda_rel = lambda_rel
+        """Times its own average that a tensor's norm may reach after the warm-up."""
+        self.lambda_abs = lambda_abs
+        """Limit of the global norm during the warm-up."""
+        self.beta = beta
+        self.warmup_steps = warmup_steps
+        self.gammas = torch.zeros(0)
+        """Average clipped norm of each tensor, in the order of the parameters; infinite until one was seen."""
+        self.steps = torch.zeros(())
+        """Finite steps seen."""
+        self._shapes: list[Shape | None] = []
+        self._present: tuple[int, ...] | None = None
+        self._index: Tensor | None = None
+
+    @torch.no_grad()
+    def step(self, source: torch.nn.Module | Tensor | Iterable[Tensor]) -> Tensor:
+        """Clip the gradients of a model or of its parameters in place and return the global norm they had before."""
+        all_grads = [p.grad for p in parameters_of(source)]
+        grads = [grad for grad in all_grads if grad is not None]
+        norms = Norms(grads, self.gammas.device)
+        norms.scale_each_(self.coefficients(all_grads, norms))
+        return norms.total
+
+    def coefficients(self, all_grads: Sequence[Tensor | None], norms: Norms) -> Tensor:
+        """Learn from the norms and return what each gradient that is there is to be multiplied by.
+
+        `all_grads` has one entry for each parameter, None for one without a gradient; `norms` are of the others.
+        """
+        total = norms.total.to(torch.float32)
+        each = norms.each.to(torch.float32)
+        if not len(each):
+            return each
+        self._match(all_grads, total.device)
+        gammas = self.gammas if self._index is None else self.gammas.index_select(0, self._index)
+        finite = total < torch.inf
+        warming = self.steps < self.warmup_steps
+        one = torch.ones_like(total)
+        shrink = torch.where(warming, self.lambda_abs / total, self.lambda_rel * gammas / each).clamp(max=1.0)
+        shrink = torch.where(finite, shrink, one)
+        clipped = shrink * each
+        average = torch.where(gammas.isinf(), clipped, self.beta * gammas + (1.0 - self.beta) * clipped)
+        learned = torch.where(warming, torch.minimum(gammas, clipped), average)
+        gammas = torch.where(finite & (each > 0.0), learned, gammas)
+        if self._index is None:
+            self.gammas = gammas
+        else:
+            self.gammas = self.gammas.index_copy(0, self._index, gammas)
+        self.steps = self.steps + finite
+        return shrink
+
+    def state_dict(self) -> dict[str, object]:
+        """Return copies of what has been learned, with the shapes it belongs to (None where not known yet)."""
+        return {"gammas": self.gammas.clone(), "steps": self.steps.clone(), "shapes": list(self._shapes)}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        """Continue from what `state_dict` returned; the shapes are compared with the next gradients."""
+        gammas, steps, shapes = state["gammas"], state["steps"], state["shapes"]
+        if not (isinstance(gammas, Tensor) and isinstance(steps, Tensor) and isinstance(shapes, list)):
+            raise TypeError("not a state of AdaGC: gammas and steps must be tensors, shapes a list")
+        if len(gammas) != len(shapes):
+            raise ValueError(f"a damaged state of AdaGC: {len(gammas)} averages for {len(shapes)} tensors")
+        self.gammas = gammas.detach().clone()
+        self.steps = steps.detach().clone()
+        self._shapes = [None if shape is None else tuple(shape) for shape in shapes]
+        self._present = None
+
+    def _match(self, all_grads: Sequence[Tensor | None], device: torch.device) -> None:
+        """Make room for the tensors, or see that they are the ones the averages belong to."""
+        if not self._shapes:
+            self._shapes = [None] * len(all_grads)
+            self.gammas = torch.full((len(all_grads),), torch.inf)
+        if len(all_grads) != len(self._shapes):
+            raise ValueError(f"AdaGC has averages of {len(self._shapes)} tensors, but {len(all_grads)} were given")
+        if self.gammas.device != device:
+            self.gammas = self.gammas.to(device)
+            self.steps = self.steps.to(device)
+            self._present = None
+        present = tuple(i for i, grad in enumerate(all_grads) if grad is not None)
+        if present == self._present:
+            return
+        # Only when another set of parameters has gradients: an index made on the host costs a wait.
+        for i in present:
+            grad = all_grads[i]
+            shape = tuple(grad.shape) if grad is not None else None
+            if self._shapes[i] is not None and self._shapes[i] != shape:
+                raise ValueError(f"AdaGC knows tensor {i} with shape {self._shapes[i]}, but it has {shape}")
+            self._shapes[i] = shape
+        self._present = present
+        self._index = None if len(present) == len(all_grads) else torch.tensor(present, device=device)

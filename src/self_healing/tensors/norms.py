@@ -1,0 +1,188 @@
+"""Gradient norms and scaling in few kernels, without ever waiting for the device.
+
+Everything agrees bit for bit with `torch.nn.utils.clip_grad_norm_`, so that a run in which nothing happens stays the
+run it would have been. Gradients in half precision are measured in single precision (a float16 norm overflows at
+65504), and the number torch would have used is kept beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, cast
+
+import torch
+from torch import Tensor
+from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
+
+HALF = (torch.float16, torch.bfloat16)
+
+SMALLEST = 1e-6
+"""What torch adds to a norm before it divides by it."""
+
+
+class _Sharded(Protocol):
+    """The part of a DTensor that is used here; a DTensor is known by it and need not be imported."""
+
+    @property
+    def device_mesh(self) -> object: ...
+
+    def to_local(self) -> Tensor: ...
+
+    def full_tensor(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Gradients that share a mesh, a device and a dtype."""
+
+    tensors: list[Tensor]
+    """This process's share of them; it lies in the memory of the gradients themselves."""
+    positions: Sequence[int]
+    norms: Tensor
+    """One-dimensional, single precision or better."""
+    as_torch: Tensor
+    """The same in the dtype in which torch computes them."""
+
+
+class Norms:
+    """The norms of one set of gradients, from one pass over them."""
+
+    __slots__ = ("_parts", "as_torch", "total")
+
+    def __init__(self, grads: Sequence[Tensor], device: torch.device | None = None) -> None:
+        """Measure the gradients; the results lie on the first one's device, or on `device` where there are none."""
+        self._parts = _parts(grads)
+        if grads:
+            device = grads[0].device
+        self.total = _together([part.norms for part in self._parts], device)
+        """Norm of all gradients, 0-dimensional, single precision or better."""
+        same = all(part.as_torch is part.norms for part in self._parts)
+        self.as_torch = self.total if same else _together([part.as_torch for part in self._parts], device)
+        """The same number with the rounding torch gives it: what a stock run would clip by."""
+
+    @property
+    def each(self) -> Tensor:
+        """The norms of the single gradients, one-dimensional, in the order in which they were given."""
+        device = self.total.device
+        if not self._parts:
+            return torch.zeros(0, device=device)
+        if len(self._parts) == 1:
+            return self._parts[0].norms
+        scattered: list[tuple[int, Tensor]] = []
+        for part in self._parts:
+            scattered += zip(part.positions, part.norms.to(device).unbind(), strict=True)
+        return torch.stack([norm for _, norm in sorted(scattered, key=lambda item: item[0])])
+
+    def scale_(self, coefficient: Tensor) -> None:
+        """Multiply all gradients in place by a 0-dimensional tensor."""
+        for part in self._parts:
+            # Not non_blocking: a coefficient on its way to the host would be read before it arrived.
+            torch._foreach_mul_(part.tensors, coefficient.to(part.tensors[0].device))
+
+    def scale_each_(self, coefficients: Tensor) -> None:
+        """Multiply each gradient in place by its own element of a one-dimensional tensor."""
+        for part in self._parts:
+            own = coefficients.to(part.tensors[0].device).unbind()
+            torch._foreach_mul_(part.tensors, [own[i] for i in part.positions])
+
+
+@torch.no_grad()
+def total_norm(grads: Sequence[Tensor]) -> Tensor:
+    """Return the norm of all gradients as one 0-dimensional tensor; zero where there are none."""
+    return Norms(grads).total
+
+
+@torch.no_grad()
+def per_tensor_norms(grads: Sequence[Tensor]) -> Tensor:
+    """Return the norm of each gradient, as a one-dimensional tensor."""
+    return Norms(grads).each
+
+
+@torch.no_grad()
+def scale_(grads: Sequence[Tensor], coefficient: Tensor) -> None:
+    """Multiply all gradients in place by a 0-dimensional tensor."""
+    for tensors, _ in _groups([_local(grad) for grad in grads]):
+        torch._foreach_mul_(tensors, coefficient.to(tensors[0].device))
+
+
+def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
+    """Return what torch multiplies the gradients by: at most one."""
+    return torch.clamp(max_norm / (norm + SMALLEST), max=1.0)
+
+
+def parameters_of(source: torch.nn.Module | Tensor | Iterable[Tensor]) -> list[Tensor]:
+    """Return the parameters of a model or of a collection, each of them once."""
+    if isinstance(source, torch.nn.Module):
+        return list(source.parameters())
+    if isinstance(source, Tensor):
+        return [source]
+    # A parameter listed twice has one gradient, which must be neither counted nor scaled twice.
+    return list({id(parameter): parameter for parameter in source}.values())
+
+
+def _together(vectors: list[Tensor], device: torch.device | None) -> Tensor:
+    if not vectors:
+        return torch.zeros((), device=device)
+    # Summed in one go over the single norms, as torch does it: another order would round differently.
+    vector = vectors[0] if len(vectors) == 1 else torch.cat([v.to(device) for v in vectors])
+    norm: Tensor = torch.linalg.vector_norm(vector)
+    return norm
+
+
+def _parts(grads: Sequence[Tensor]) -> list[_Part]:
+    parts: list[_Part] = []
+    for sharded, positions in _by_mesh(grads):
+        members = [grads[i] for i in positions]
+        for tensors, indices in _groups(members):
+            norms, as_torch = _norms_of(tensors, sharded=sharded)
+            local = [_local(tensor) for tensor in tensors] if sharded else tensors
+            parts.append(_Part(local, [positions[i] for i in indices], norms, as_torch))
+    return parts
+
+
+def _norms_of(tensors: list[Tensor], *, sharded: bool) -> tuple[Tensor, Tensor]:
+    """Return the norms in single precision or better, and as torch rounds them."""
+    dtype = tensors[0].dtype
+    wide = torch.float32 if dtype in HALF else None
+    norms = _stacked(tensors, wide, sharded=sharded)
+    if wide is None:
+        return norms, norms
+    # The CUDA kernel sums in single precision and rounds at the end, so its result can be had from ours. Others sum
+    # in another order when they are asked for another result, so they are asked twice.
+    exact = tensors[0].is_cuda and not sharded
+    return norms, norms.to(dtype) if exact else _stacked(tensors, None, sharded=sharded)
+
+
+def _stacked(tensors: list[Tensor], dtype: torch.dtype | None, *, sharded: bool) -> Tensor:
+    if not sharded:
+        return torch.stack(torch._foreach_norm(tensors, 2.0, dtype))  # noqa: SLF001
+    stacked = torch.stack([torch.linalg.vector_norm(tensor, 2.0, dtype=dtype) for tensor in tensors])
+    return cast("_Sharded", stacked).full_tensor()
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return type(tensor) is not Tensor and hasattr(tensor, "device_mesh")
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return cast("_Sharded", tensor).to_local() if _is_sharded(tensor) else tensor
+
+
+def _by_mesh(grads: Sequence[Tensor]) -> list[tuple[bool, Sequence[int]]]:
+    """Return (whether they are DTensors, their positions): one operation cannot mix meshes."""
+    if {type(grad) for grad in grads} == {Tensor}:
+        return [(False, range(len(grads)))]
+    found: dict[object, list[int]] = {}
+    for i, grad in enumerate(grads):
+        mesh = cast("_Sharded", grad).device_mesh if _is_sharded(grad) else None
+        found.setdefault(mesh, []).append(i)
+    return [(mesh is not None, positions) for mesh, positions in found.items()]
+
+
+def _groups(tensors: list[Tensor]) -> list[tuple[list[Tensor], list[int]]]:
+    """Return (tensors, their positions) by device and dtype, in the order in which torch adds them up."""
+    if not tensors:
+        return []
+    grouped = _group_tensors_by_device_and_dtype([tensors], with_indices=True)  # type: ignore[list-item]
+    return [(cast("list[Tensor]", members), indices) for (members,), indices in grouped.values()]

@@ -1,0 +1,198 @@
+"""A guarded Trainer: neutral when healthy, exact when a fault was transient, honest when it cannot help."""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+
+import pytest
+
+from self_healing import HealingConfig, UnrecoverableError
+from self_healing.adapters.transformers import SelfHealingTrainer, healing
+from self_healing.core.discover import discover_classes
+from self_healing.core.ledger import read_ledger
+from self_healing.drills.fault import Fault
+from self_healing.drills.tiny_training import tiny_model, tiny_trainer
+
+pytestmark = pytest.mark.torch
+FAULTS = discover_classes("self_healing.drills.faults", Fault)
+VARIANTS = {
+    "default": {},
+    "accumulation": {"gradient_accumulation_steps": 2},
+    "sgd": {"optim": "sgd", "learning_rate": 0.1},
+    "not-fused": {"optim": "adamw_torch"},
+    "unclipped": {"max_grad_norm": 0.0},
+    "log-each-step": {"logging_steps": 1},
+    "one-epoch": {"max_steps": -1, "num_train_epochs": 1},
+}
+
+
+def weights(trainer):
+    import torch
+
+    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
+
+
+def same(a, b):
+    import torch
+
+    return torch.equal(weights(a), weights(b))
+
+
+def losses(trainer):
+    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+
+
+def eval_loss(trainer):
+    return trainer.evaluate()["eval_loss"]
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    """Stock runs without any fault, trained once each."""
+    done = {}
+
+    def get(variant, **more):
+        key = (variant, *sorted(more.items()))
+        if key not in done:
+            done[key] = tiny_trainer(tmp_path_factory.mktemp("clean"), **VARIANTS[variant], **more)
+            done[key].train()
+        return done[key]
+
+    return get
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_healthy_run_is_bit_identical_with_the_healer_on(variant, clean, tmp_path):
+    trainer = tiny_trainer(tmp_path, **VARIANTS[variant])
+    SelfHealingTrainer(trainer).train()
+    assert same(trainer, clean(variant))
+    assert losses(trainer) == losses(clean(variant))
+    entries = read_ledger(tmp_path / "healing" / "ledger.jsonl").entries
+    assert [e for e in entries if e.kind in ("incident", "plan")] == []
+
+
+def test_dropout_and_two_hundred_steps_are_neutral_too(tmp_path):
+    made = []
+    for folder, guard in (("a", False), ("b", True)):
+        trainer = tiny_trainer(tmp_path / folder, model=tiny_model(dropout=0.1), max_steps=200)
+        (SelfHealingTrainer(trainer) if guard else trainer).train()
+        made.append(trainer)
+    assert same(*made)
+    assert losses(made[0]) == losses(made[1])
+
+
+@pytest.mark.parametrize("mode", ["observe", "advise"])
+def test_the_quiet_modes_leave_the_loop_stock(mode, tmp_path):
+    stock = tiny_trainer(tmp_path / "stock")
+    FAULTS["nan-loss"]().plant(stock)
+    stock.train()
+    trainer = tiny_trainer(tmp_path / mode)
+    FAULTS["nan-loss"]().plant(trainer)
+    SelfHealingTrainer(trainer, HealingConfig(mode=mode)).train()
+    assert math.isnan(weights(trainer).sum()) is math.isnan(weights(stock).sum()) is True
+    kinds = {e.kind for e in read_ledger(tmp_path / mode / "healing" / "ledger.jsonl").entries}
+    assert "incident" in kinds
+    assert ("plan" in kinds) is (mode == "advise")
+
+
+def test_everything_replaced_is_the_original_again(tmp_path):
+    def replaced(trainer):
+        return {
+            name: vars(owner).get(name)
+            for owner in (trainer, trainer.accelerator, trainer.args)
+            for name in ("training_step", "get_batch_samples", "_prepare_inputs", "clip_grad_norm_", "train")
+        } | {"filter": trainer.args.logging_nan_inf_filter, "callbacks": len(trainer.callback_handler.callbacks)}
+
+    trainer = tiny_trainer(tmp_path)
+    before = replaced(trainer)
+    SelfHealingTrainer(trainer).train()
+    assert replaced(trainer) == before
+    trainer = tiny_trainer(tmp_path)
+    before = replaced(trainer)
+    trainer.model.register_forward_hook(lambda *a: (_ for _ in ()).throw(KeyError("mine")))
+    with pytest.raises(KeyError, match="mine") as caught:
+        SelfHealingTrainer(trainer).train()
+    assert any("self-healing gave up" in note for note in caught.value.__notes__)
+    assert replaced(trainer) == before
+
+
+@pytest.mark.parametrize("fault", [name for name, fault in FAULTS.items() if fault.is_transient])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_transient_fault_leaves_no_trace_in_the_weights(fault, variant, clean, tmp_path):
+    trainer = tiny_trainer(tmp_path, **VARIANTS[variant])
+    FAULTS[fault]().plant(trainer)
+    output = SelfHealingTrainer(trainer).train()
+    assert same(trainer, clean(variant))
+    assert losses(trainer) == losses(clean(variant))
+    assert output.metrics["healing/made_up_steps"] == 1
+    assert trainer.state.global_step == clean(variant).state.global_step
+
+
+@pytest.mark.parametrize("fault", ["poisoned-batch", "nan-record"])
+@pytest.mark.parametrize("variant", ["default", "accumulation", "unclipped", "one-epoch"])
+def test_a_lasting_fault_costs_at_most_one_percent(fault, variant, clean, tmp_path):
+    trainer = tiny_trainer(tmp_path, **VARIANTS[variant])
+    FAULTS[fault]().plant(trainer)
+    output = SelfHealingTrainer(trainer).train()
+    assert trainer.state.global_step == clean(variant).state.global_step
+    assert output.metrics["healing/skipped_steps"] == 0, "as many updates as planned"
+    assert eval_loss(trainer) <= 1.01 * eval_loss(clean(variant))
+
+
+def test_a_run_that_only_makes_nan_is_stopped_and_keeps_its_last_good_weights(tmp_path):
+    trainer = tiny_trainer(tmp_path)
+    FAULTS["nan-from-then-on"]().plant(trainer)
+    with pytest.raises(UnrecoverableError):
+        SelfHealingTrainer(trainer).train()
+    assert trainer.state.global_step < 40, "within the budget"
+    assert math.isfinite(weights(trainer).sum())
+    stock = tiny_trainer(tmp_path / "stock")
+    FAULTS["nan-from-then-on"]().plant(stock)
+    stock.train()
+    assert math.isnan(weights(stock).sum()), "what happens without us"
+
+
+def test_the_wrapper_forwards_everything_else(tmp_path):
+    trainer = tiny_trainer(tmp_path)
+    guarded = SelfHealingTrainer(trainer)
+    guarded.label = "mine"
+    assert trainer.label == "mine"
+    assert guarded.model is trainer.model
+    assert guarded.trainer is trainer
+    assert "eval_loss" in guarded.evaluate()
+    with pytest.raises(AttributeError):
+        _ = guarded.there_is_no_such_thing
+
+
+def test_the_context_manager_does_the_same_and_puts_train_back(clean, tmp_path):
+    trainer = tiny_trainer(tmp_path)
+    FAULTS["nan-loss"]().plant(trainer)
+    with healing(trainer):
+        trainer.train()
+    assert "train" not in vars(trainer)
+    assert same(trainer, clean("default"))
+
+
+def test_a_second_train_two_trainers_and_a_copy_work(tmp_path):
+    first, second = tiny_trainer(tmp_path / "1", max_steps=5), tiny_trainer(tmp_path / "2", max_steps=5)
+    guarded = SelfHealingTrainer(first)
+    guarded.train()
+    SelfHealingTrainer(second).train()
+    assert same(first, second)
+    guarded.train()
+    copied = copy.deepcopy(guarded)
+    assert copied.trainer is not first
+    copied.args.output_dir = str(tmp_path / "3")
+    copied.train()
+    SelfHealingTrainer(SelfHealingTrainer(second)).train()
+    attempts = {json.loads(line)["attempt"] for line in (tmp_path / "1/healing/ledger.jsonl").read_text().splitlines()}
+    assert attempts == {1, 2}
+
+
+def test_the_switch_in_the_environment_turns_it_off(tmp_path, monkeypatch):
+    monkeypatch.setenv("SELF_HEALING", "off")
+    trainer = tiny_trainer(tmp_path, max_steps=3)
+    SelfHealingTrainer(trainer).train()
+    assert not (tmp_path / "healing").exists()
