@@ -362,7 +362,9 @@ def test_the_users_hook_may_veto_or_replace_and_is_fenced(answer):
     notes = training.names("note")
     asked = {"veto": [], "replace": ["alert"], "crash": ["stop_run"], "nonsense": ["stop_run"], "above": ["stop_run"]}
     assert training.run.asked == asked[answer]
-    assert notes == [{"veto": "hook-vetoed", "replace": "hook-replaced", "crash": "hook-crashed"}.get(answer, "hook-misused")]
+    assert notes == [
+        {"veto": "hook-vetoed", "replace": "hook-replaced", "crash": "hook-crashed"}.get(answer, "hook-misused")
+    ]
 
 
 def test_a_plan_wished_for_by_another_rank_is_carried_out_and_judged_here_too():

@@ -55,7 +55,9 @@ class Book:
         self.step = 0
 
     def plan(self, incident_=None, hypotheses=()):
-        return self.policy.plan(Diagnosis(incident=incident_ or incident(), hypotheses=hypotheses), self.memory, self.now)
+        return self.policy.plan(
+            Diagnosis(incident=incident_ or incident(), hypotheses=hypotheses), self.memory, self.now
+        )
 
     def write(self, kind, name, body):
         self.memory.remember(self.ledger.append(kind, name, step=self.step, time_s=0.0, body=body))

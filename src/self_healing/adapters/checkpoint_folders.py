@@ -47,7 +47,7 @@ def checkpoints_in(output_dir: str | Path) -> list[CheckpointFolder]:
 
 def newest_usable(output_dir: str | Path, before_step: int | None) -> tuple[CheckpointFolder | None, list[str]]:
     """Return the newest usable checkpoint from before a step, and what was wrong with those passed over."""
-    passed_over = []
+    passed_over: list[str] = []
     for folder in checkpoints_in(output_dir):
         if before_step is not None and folder.step >= before_step:
             continue

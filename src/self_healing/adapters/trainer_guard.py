@@ -65,7 +65,7 @@ class TrainerGuard:
         self.made_up_steps = 0
         self.skipped_steps = 0
         self.replaced_steps = 0
-        self.on_unsound: Callable[[Window], None] = lambda window: None
+        self.on_unsound: Callable[[Window], None] = lambda _window: None
         """Told of a step that is unsound again when made up, before other data take its place."""
         self._wrapping = Wrapping()
         self._window: Window | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from ..core.plan import Plan
 from ..core.signal import Fact, Facts, Metrics, Raised, Signal, SnapshotTaken
 from .checkpoint_folders import newest_usable
 from .exceptions import describe
+from .interrupts import WARNINGS, Interrupts
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class TrainerSession:
         self.stop_reason: str | None = None
         self.restart_from: str | None = None
         self.opened = OpenRun(trainer.args.output_dir, config, self, rank=trainer.args.process_index)
+        self.interrupts = Interrupts(_signals_left_to_us(trainer.args))
+        self.interrupted_by: signal.Signals | None = None
         self._changes = Wrapping()
         self._step_began = time.perf_counter()
         self._step_time_s = 0.0
@@ -69,10 +73,13 @@ class TrainerSession:
     def attach(self) -> None:
         """Put the guard into the trainer."""
         self.guard.attach()
+        if self.mode is Mode.HEAL:
+            self.interrupts.install()
         self._attached = True
 
     def detach(self) -> None:
         """Take it out again and put the trainer's settings back."""
+        self.interrupts.restore()
         if self._attached:
             self.guard.detach()
             self._changes.restore()
@@ -100,7 +107,7 @@ class TrainerSession:
         }
         vocabulary = getattr(getattr(self.trainer.model, "config", None), "vocab_size", None)
         if isinstance(vocabulary, int):
-            facts["vocabulary_size"] = vocabulary
+            facts["vocab_size"] = vocabulary
         self._step_began = time.perf_counter()
         self.signal(Facts(step=int(state.global_step), time_s=time.time(), facts=facts))
 
@@ -113,6 +120,7 @@ class TrainerSession:
         readings = list(self.guard.readings(wait=must_know))
         if any(not reading.is_applied for reading in readings) and self.mode is Mode.HEAL:
             self.guard.make_up()
+        self._answer_interrupt()
         for reading in readings:
             values = {
                 "loss": reading.loss,
@@ -121,6 +129,48 @@ class TrainerSession:
                 "step_time_s": self._step_time_s,
             }
             self.signal(Metrics(step=reading.step, time_s=time.time(), values=values))
+
+    def _answer_interrupt(self) -> None:
+        """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
+        number = self.interrupts.take()
+        if number is None:
+            return
+        self.note("interrupted", f"{number.name} came; {self.emergency_checkpoint()}")
+        if number in WARNINGS:
+            self.interrupts.pass_on(number)
+            return
+        self.interrupted_by = number
+        self.trainer.control.should_training_stop = True
+
+    def emergency_checkpoint(self) -> str:
+        """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
+        step = self._step()
+        if step == 0:
+            return "no step is complete yet, nothing to save"
+        if not self.weights_are_finite():
+            return "the weights are not finite, no checkpoint was written"
+        folder, _ = newest_usable(self.trainer.args.output_dir, None)
+        if folder is not None and folder.step == step:
+            return f"{folder.path.name} was there already"
+        try:
+            self.trainer._save_checkpoint(self.trainer.model, None)  # noqa: SLF001  # what the loop itself calls
+        except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
+            return f"the emergency checkpoint failed: {type(error).__name__}: {error}"
+        self.saved()
+        return f"checkpoint-{step} was written"
+
+    def weights_are_finite(self) -> bool:
+        """Look at every parameter; waits for the device."""
+        import torch
+
+        return all(bool(torch.isfinite(p).all()) for p in self.trainer.model.parameters())
+
+    def note(self, name: str, text: str) -> None:
+        """Write a remark into the ledger and the log."""
+        logger.warning("%s", text)
+        ledger = self.opened.ledger
+        if ledger is not None:
+            ledger.append("note", name, step=self._step(), time_s=time.time(), body={"text": text})
 
     def evaluated(self, metrics: dict[str, Any] | None) -> None:
         """Report an evaluation."""
@@ -141,10 +191,10 @@ class TrainerSession:
             Raised(step=self._step(), time_s=time.time(), rank=self.trainer.args.process_index, **described)
         )
 
-    def signal(self, signal: Signal) -> Plan | None:
+    def signal(self, seen: Signal) -> Plan | None:
         """Let the healer decide and do; return the last plan it made."""
         healer = self.opened.healer
-        plan = healer.agree(healer.observe(signal))
+        plan = healer.agree(healer.observe(seen))
         last = plan
         while plan is not None:
             last = plan
@@ -217,6 +267,12 @@ class TrainerSession:
     def _rate(self) -> float:
         groups = self.trainer.optimizer.param_groups
         return float(groups[0]["lr"]) if groups else 0.0
+
+
+def _signals_left_to_us(args: Any) -> list[signal.Signals]:
+    """Return the signals we may take: transformers' own just-in-time checkpoint wins where it is switched on."""
+    taken = {signal.SIGTERM} if getattr(args, "enable_jit_checkpoint", False) else set()
+    return [number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) if number not in taken]
 
 
 def _clips_always(config: HealingConfig) -> bool:

@@ -31,12 +31,11 @@ class SelfHealingTrainer:
     """
 
     def __init__(self, trainer: Any, config: HealingConfig | None = None) -> None:
-        if config is None:
-            from ..config import HealingConfig
+        from ..config import HealingConfig
 
-            config = HealingConfig()
-        self.trainer = trainer.trainer if isinstance(trainer, SelfHealingTrainer) else trainer
-        self.config = config
+        inner: Any = trainer.trainer if isinstance(trainer, SelfHealingTrainer) else trainer
+        self.trainer: Any = inner
+        self.config: HealingConfig = config or HealingConfig()
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as the trainer does, healing on the way; the result's metrics hold the healing figures."""
@@ -98,6 +97,8 @@ def train_guarded(
         trainer.remove_callback(callback)
         _guarded_now.discard(id(trainer))
         session.close()
+        if session.interrupted_by is not None:  # saved and put in order: now the signal may do what it came for
+            session.interrupts.pass_on(session.interrupted_by)
 
 
 def _train_until_done(
@@ -108,9 +109,10 @@ def _train_until_done(
             return train(*args, **kwargs)
         except RestartFromError as restart:
             logger.warning("training goes on from %s", restart.path)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  # becomes a signal; healed or raised again
             session.raised(error)
             if session.restart_from is None:
+                session.note("emergency", session.emergency_checkpoint())
                 give_up(session.stop_reason or "nothing in this process can help", error)
         args, kwargs = (), {**kwargs, "resume_from_checkpoint": session.restart_from}
         session.restart_from = None

@@ -144,7 +144,9 @@ class Care:
             case.reopen()
             return None
         if plan.effect is Effect.RECIPE and case.reference is not None and case.reference.is_worse(tuple(case.recent)):
-            because = f"{case.incident.metric} got worse: now about {case.recent[-1]:.4g}, was {case.reference.level:.4g}"
+            because = (
+                f"{case.incident.metric} got worse: now about {case.recent[-1]:.4g}, was {case.reference.level:.4g}"
+            )
             return self._take_back(case, because, step)
         if plan.effect is Effect.RECIPE and case.eval_before is not None:
             self.trials.append(Trial(plan, case.eval_before))

@@ -24,13 +24,9 @@ def execute(plan: Plan, run: object, clock: Callable[[], float]) -> Outcome:
         except Exception as error:  # noqa: BLE001  # the fence: recorded in the outcome, and the policy goes on
             failed = True
             text = f"{type(error).__name__}: {error}"
-            results.append(
-                ActionResult(action=action.name(), status="failed", text=text, seconds=clock() - started)
-            )
+            results.append(ActionResult(action=action.name(), status="failed", text=text, seconds=clock() - started))
             continue
         restored = done.restored or restored
         step = done.step if done.step is not None else step
-        results.append(
-            ActionResult(action=action.name(), status="done", text=done.text, seconds=clock() - started)
-        )
+        results.append(ActionResult(action=action.name(), status="done", text=done.text, seconds=clock() - started))
     return Outcome(plan=plan, results=tuple(results), restored=restored, step=step)

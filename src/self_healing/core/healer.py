@@ -199,9 +199,7 @@ class Healer:
 
     def _write(self, kind: str, name: str, body: dict[str, object], *, keep: bool = False) -> None:
         now = self._now
-        entry = self.ledger.append(
-            kind, name, step=now.step, time_s=now.time_s, body=body, rank=now.rank, keep=keep
-        )
+        entry = self.ledger.append(kind, name, step=now.step, time_s=now.time_s, body=body, rank=now.rank, keep=keep)
         self.memory.remember(entry)
 
 

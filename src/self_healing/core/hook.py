@@ -35,10 +35,12 @@ def consult(
         return None, HookNote("hook-vetoed", f"on_instability vetoed {plan.rung}")
     if not isinstance(answer, Plan):
         return plan, HookNote(
-            "hook-misused", f"on_instability returned {type(answer).__name__}, not a Plan, None or False; the plan stands"
+            "hook-misused",
+            f"on_instability returned {type(answer).__name__}, not a Plan, None or False; the plan stands",
         )
     if answer.effect > ceiling:
         return plan, HookNote(
-            "hook-misused", f"on_instability asked for effect {answer.effect}, above the ceiling {ceiling}; the plan stands"
+            "hook-misused",
+            f"on_instability asked for effect {answer.effect}, above the ceiling {ceiling}; the plan stands",
         )
     return answer, HookNote("hook-replaced", f"on_instability replaced {plan.rung} by {answer.rung or 'its own plan'}")

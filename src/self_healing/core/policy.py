@@ -90,9 +90,9 @@ class Policy:
         times = memory.times_tried(failure, chosen.name)
         incident = diagnosis.incident
         actions = tuple(
-            action.again(times).filled(self.settings).for_incident(
-                onset_step=incident.onset_step, because=incident.because
-            )
+            action.again(times)
+            .filled(self.settings)
+            .for_incident(onset_step=incident.onset_step, because=incident.because)
             for action in chosen.actions
         )
         because = _why_final(incident.fingerprint in memory.faithful_retries, exhausted) if chosen.is_final else ""
@@ -115,9 +115,7 @@ class Policy:
             return f"budget spent: {exhausted}"
         return self._reason_from_the_past(rung, diagnosis, memory, now)
 
-    def _reason_from_the_past(
-        self, rung: Rung, diagnosis: Diagnosis, memory: Memory, now: Circumstances
-    ) -> str | None:
+    def _reason_from_the_past(self, rung: Rung, diagnosis: Diagnosis, memory: Memory, now: Circumstances) -> str | None:
         failure = diagnosis.failure
         if memory.times_tried(failure, rung.name) >= rung.repeats:
             return "already tried"
@@ -125,7 +123,12 @@ class Policy:
         if rung.repeats == 1 and rung.retries_faithfully and fingerprint in memory.faithful_retries:
             return "the same failure came back after a faithful retry"
         record = memory.rungs.get((failure, rung.name))
-        if record is None or rung.effect is Effect.NOTHING or rung.repeats > 1 or memory.times_tried(failure, rung.name):
+        if (
+            record is None
+            or rung.effect is Effect.NOTHING
+            or rung.repeats > 1
+            or memory.times_tried(failure, rung.name)
+        ):
             return None
         if not any(action.counts for action in rung.actions):
             return None

@@ -60,7 +60,9 @@ class per_class(_Composable):  # noqa: N801  # reads as a word in a sentence, li
         """Say whether the class has used up its attempts."""
         if spent.recent < self.attempts:
             return None
-        return f"{spent.recent} recoveries from {spent.failure} within {WINDOW_STEPS} steps; the limit is {self.attempts}"
+        return (
+            f"{spent.recent} recoveries from {spent.failure} within {WINDOW_STEPS} steps; the limit is {self.attempts}"
+        )
 
 
 class per_run(_Composable):  # noqa: N801

@@ -51,7 +51,7 @@ class GradientExplosion(Detector):
     ZClip (arXiv 2504.02507) for z-scores of the gradient norm against its recent past.
     """
 
-    z: float = 6.0
+    sigmas: float = 6.0
     """Distance from the usual norm, in standard deviations of its logarithm."""
     ratio: float = 2.0
     """Multiple of the usual norm that must also be reached."""
@@ -87,7 +87,7 @@ class GradientExplosion(Detector):
 
     @cached_property
     def _outliers(self) -> Outliers:
-        return Outliers("grad_norm", z=self.z, ratio=self.ratio, certain_ratio=self.certain_ratio)
+        return Outliers("grad_norm", z=self.sigmas, ratio=self.ratio, certain_ratio=self.certain_ratio)
 
     @property
     def needs(self) -> tuple[Statistic, ...]:

@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-from ..actions.alert import Alert
 from ..actions.roll_back import RollBack
 from ..actions.skip_batches import SkipBatches
 from ..actions.wait import Wait
@@ -43,7 +42,7 @@ class LossSpike(Detector):
     OLMo-core's stability monitor uses six standard deviations over 128 observations; this rule uses robust estimates.
     """
 
-    z: float = 6.0
+    sigmas: float = 6.0
     """Distance from the level, in standard deviations."""
     relative: float = 0.10
     """Distance from the level, as a share of it, that a spike must also have."""
@@ -59,7 +58,6 @@ class LossSpike(Detector):
     remedy = (
         Rung((Wait(),), success=0.8),
         Rung((RollBack(), SkipBatches()), success=0.7),
-        Rung((Alert(),), success=0.1),
     )
     examples = (
         fires("one loss far above the others", at_step=100, severity=Severity.WARNING, loss=(*_CALM, 4.5, 2.5)),
@@ -96,7 +94,11 @@ class LossSpike(Detector):
             return None
         baseline = past.stat(_LEVEL)
         size = max(abs(baseline.level), 0.2 * baseline.top)
-        if past.finite_count("loss") <= FIRST_JUDGED or baseline.z <= self.z or baseline.excess <= self.relative * size:
+        if (
+            past.finite_count("loss") <= FIRST_JUDGED
+            or baseline.z <= self.sigmas
+            or baseline.excess <= self.relative * size
+        ):
             return by_factor
         return self.incident(
             now,

@@ -16,7 +16,7 @@ from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Statistic, Trend
 
-GAUGES = ("memory_allocated", "memory_reserved", "host_memory")
+GAUGES = ("memory_bytes", "memory_reserved_bytes", "host_memory_bytes")
 """Metrics that say how much memory is in use, in any unit."""
 
 
@@ -51,9 +51,9 @@ class MemoryCreep(Detector):
     metric = None
     remedy = (Rung((Alert(),), success=0.1),)
     examples = (
-        fires("a little more every step", at_step=256, memory_allocated=[10.0 + 0.01 * i for i in range(300)]),
-        quiet("a jump at the start", memory_allocated=[4.0] * 10 + [10.0] * 490),
-        quiet("up and down", memory_allocated=[10.0 + math.sin(i / 40) for i in range(500)]),
+        fires("a little more every step", at_step=256, memory_bytes=[10.0 + 0.01 * i for i in range(300)]),
+        quiet("a jump at the start", memory_bytes=[4.0] * 10 + [10.0] * 490),
+        quiet("up and down", memory_bytes=[10.0 + math.sin(i / 40) for i in range(500)]),
     )
 
     @cached_property

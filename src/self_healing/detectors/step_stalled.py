@@ -46,9 +46,13 @@ class StepStalled(Detector):
     listens = (Tick,)
     remedy = (rung(Alert(), success=0.1), rung(RestartProcess(), success=0.8), rung(StopRun(), success=1.0))
     examples = (
-        fires("ninety seconds after one-second steps", signals=(*_STEADY, Tick(step=19, time_s=19.0 + 90.0)), at_step=19),
+        fires(
+            "ninety seconds after one-second steps", signals=(*_STEADY, Tick(step=19, time_s=19.0 + 90.0)), at_step=19
+        ),
         quiet("a short pause", signals=(*_STEADY, Tick(step=19, time_s=19.0 + 30.0))),
-        quiet("still compiling", signals=(Metrics(step=0, time_s=0.0, values={"loss": 2.0}), Tick(step=0, time_s=600.0))),
+        quiet(
+            "still compiling", signals=(Metrics(step=0, time_s=0.0, values={"loss": 2.0}), Tick(step=0, time_s=600.0))
+        ),
     )
 
     def check(self, now: Signal, past: History) -> Incident | None:

@@ -29,7 +29,7 @@ class Cleaner:
 
     def text(self, value: object, longest: int = LONGEST_TEXT) -> str:
         """Return a text without secrets and control characters, at most so long."""
-        text = _as_text(value)[:_LONGEST_LOOKED_AT]
+        text = as_text(value)[:_LONGEST_LOOKED_AT]
         # Masked twice: an escape inside a secret hides it the first time, stripping a known secret's own would later.
         text = self._masker.text(strip_control(self._masker.text(text)))
         return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
@@ -92,7 +92,8 @@ def step_of(value: object) -> int | None:
     return int(number) if number is not None and math.isfinite(number) else None
 
 
-def _as_text(value: object) -> str:
+def as_text(value: object) -> str:
+    """Return what a value prints as; one that cannot be printed is named."""
     if type(value) is str:
         return value
     try:

@@ -12,7 +12,7 @@ from ..core.diagnosis import CONVINCING
 from ..core.failure import Effect, Severity
 from ..core.ledger import Entry
 from .changes import Changes, spelled
-from .clean import Cleaner, number_of, seconds_of, step_of
+from .clean import Cleaner, as_text, number_of, seconds_of, step_of
 
 MOST_LISTED = 500
 """Incidents, plans and attempts listed, the newest; older ones are counted and stay in the totals."""
@@ -99,7 +99,7 @@ class Story:
             case "outcome":
                 self._take_outcome(entry, attempt)
             case "verdict":
-                unjudged = self._unjudged.pop((*_key_of(entry), str(entry.body.get("rung"))), None)
+                unjudged = self._unjudged.pop((*_key_of(entry), as_text(entry.body.get("rung"))), None)
                 if unjudged is not None:
                     unjudged["verdict"] = self._clean.line(entry.name)
             case "note" if entry.name == "lines-lost":
@@ -187,7 +187,7 @@ class Story:
         self.actions_seen += 1
         attempt.recovery_actions += 1
         if body.get("succeeded") and not body.get("is_undo"):
-            self._unjudged[(*key, str(body.get("rung")))] = action
+            self._unjudged[(*key, as_text(body.get("rung")))] = action
         incident = self._latest.get(key)
         if incident is not None:
             incident["steps_lost"] = (step_of(incident["steps_lost"]) or 0) + lost
@@ -208,10 +208,10 @@ class Story:
         for place, raw in enumerate(_list(entry.body.get("results"))):
             result = _mapping(raw)
             parameters = _mapping(described[place]) if place < len(described) else {}
-            name = str(result.get("action"))
+            name = as_text(result.get("action"))
             spelling = self._clean.line(spelled(name, parameters, self._actions))
             if result.get("text"):
-                said.append(str(result["text"]))
+                said.append(as_text(result["text"]))
             if result.get("status") != "done":
                 failed.append(spelling)
                 continue
@@ -233,7 +233,7 @@ class Story:
 
 def _key_of(entry: Entry) -> Key:
     """Return the incident an entry is about; verdicts are named after the judgement, so the body comes first."""
-    return str(entry.body.get("incident") or entry.name), str(entry.body.get("failure"))
+    return as_text(entry.body.get("incident") or entry.name), as_text(entry.body.get("failure"))
 
 
 def _keep_newest(metrics: dict[str, object], values: Mapping[str, object]) -> None:

@@ -1,4 +1,4 @@
-"""Batches taken apart into rows, and what is odd about a row.
+"""Batches taken apart into rows, which rows are guilty, and what is odd about them.
 
 A batch may be a mapping of tensors (a `BatchEncoding` too), a tuple or list of tensors, or a list of records. What a
 field means is told from its name, as transformers and TRL use them; without a name, from its dtype.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import statistics
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,6 +18,8 @@ from torch import Tensor
 
 Role = Literal["tokens", "mask", "labels", "features", "numbers", "none"]
 
+SMALL = 8
+"""Rows up to which each is tried alone; of more, halves are."""
 EXTREME_LENGTH = 4.0
 """Times the batch's median from which a sequence is extremely long."""
 LONG = 32
@@ -60,6 +62,88 @@ def name_rows(rows: Sequence[int]) -> str:
     shown = ", ".join(map(str, rows[:8]))
     more = f" and {len(rows) - 8} more" if len(rows) > 8 else ""
     return f"row{'s' if len(rows) > 1 else ''} {shown}{more}"
+
+
+class CannotRun(Exception):
+    """Part of a batch cannot be run, for a reason that the whole batch does not have."""
+
+
+class _Spent(Exception):
+    """No more runs are granted."""
+
+
+class GuiltyRows:
+    """The search for the rows that fail alone, in a batch that fails as a whole."""
+
+    def __init__(self, size: int, fails: Callable[[Sequence[int]], bool], budget: int) -> None:
+        self.size = size
+        self.guilty: list[int] = []
+        self.notes: list[str] = []
+        """What was found, in sentences."""
+        self._fails = fails
+        self._budget = budget
+        self._known: dict[tuple[int, ...], bool] = {}
+
+    def find(self) -> None:
+        """Try each row of a small batch; halve a larger one, in about 2 log2(rows) runs for each guilty row."""
+        try:
+            if self.size <= SMALL:
+                for row in range(self.size):
+                    self._confirm(row)
+            elif all(self._test([self.size * i // 4]) for i in range(4)) and self._test([self.size - 1]):
+                # Trying all the others as well would tell nothing new.
+                self.guilty = list(range(self.size))
+                self.notes.append(f"five rows of {self.size} were tried alone and all failed: it is not single rows")
+                return
+            else:
+                self._halve(list(range(self.size)))
+        except _Spent:
+            self.notes.append("the runs granted for finding guilty rows were used up: there may be more")
+        if not self.guilty:
+            self.notes.append(f"no single row of {self.size} fails alone")
+        elif len(self.guilty) == self.size:
+            self.notes.append(f"each of the {self.size} rows fails alone")
+        else:
+            self.notes.append(f"{name_rows(self.guilty)} of {self.size} fails alone")
+
+    def acquit(self, suspicious: set[int]) -> None:
+        """Let go of rows that fail alone but not beside healthy ones, and see whether the healthy ones are fine."""
+        healthy = [row for row in range(self.size) if row not in self.guilty]
+        try:
+            for row in [row for row in self.guilty if row in suspicious] if healthy else []:
+                if not self._test(sorted([*healthy, row])):
+                    self.guilty.remove(row)
+                    self.notes.append(f"row {row} fails alone, but does no harm beside other rows")
+            if self.guilty and healthy:
+                fine = "fail as well" if self._test(healthy) else "are finite"
+                self.notes.append(f"the other {len(healthy)} rows together {fine}")
+        except _Spent:
+            pass
+
+    def _test(self, rows: list[int]) -> bool:
+        key = tuple(rows)
+        if key not in self._known:
+            if self._budget <= 0:
+                raise _Spent
+            self._budget -= 1
+            self._known[key] = self._fails(rows)
+        return self._known[key]
+
+    def _confirm(self, row: int) -> None:
+        if self._test([row]):
+            self.guilty.append(row)
+
+    def _halve(self, rows: list[int]) -> None:
+        """Search among rows that fail together."""
+        if len(rows) == 1:
+            self._confirm(rows[0])
+            return
+        left, right = rows[: len(rows) // 2], rows[len(rows) // 2 :]
+        left_fails = self._test(left)
+        if left_fails:
+            self._halve(left)
+        if not left_fails or self._test(right):
+            self._halve(right)
 
 
 def count_rows(batch: Any) -> int | None:

@@ -66,7 +66,7 @@ class TelemetryRing:
         slot = self._slot_for(vector)
         stream = self._streams.get(vector.device)
         if stream is None:
-            stream = self._streams[vector.device] = torch.cuda.Stream(vector.device)  # type: ignore[no-untyped-call]
+            stream = self._streams[vector.device] = torch.cuda.Stream(vector.device)
         # Off the training stream, so that the copy holds up no kernel that comes after it.
         stream.wait_stream(torch.cuda.current_stream(vector.device))
         with torch.cuda.stream(stream):
@@ -80,7 +80,7 @@ class TelemetryRing:
         for i, slot in enumerate(self._free):
             if slot.host.shape == vector.shape and slot.host.dtype == vector.dtype:
                 return self._free.pop(i)
-        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves its streams and events untyped
+        event = torch.cuda.Event()
         return _Slot(torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True), event)
 
     def _take(self) -> tuple[int, list[float]]:
@@ -97,5 +97,5 @@ class TelemetryRing:
 def _has_arrived(place: _Slot | Tensor) -> bool:
     if not isinstance(place, _Slot):
         return True
-    arrived: bool = place.event.query()  # type: ignore[no-untyped-call]
+    arrived: bool = place.event.query()
     return arrived

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 
 import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
 from self_healing.tensors.adagc import AdaGC
-from self_healing.tensors.gate import CLIP_Z, READY, TELEMETRY, GradientGate, LogNormBaseline
+from self_healing.tensors.baseline import CLIP_Z, READY, LogNormBaseline
+from self_healing.tensors.gate import TELEMETRY, GradientGate
 from self_healing.tensors.zclip import ZClip
 
 pytestmark = pytest.mark.torch
@@ -101,7 +104,7 @@ def test_a_float16_norm_that_only_torch_overflows_is_finite():
 def test_a_finite_outlier_is_brought_down_by_the_reciprocal_rule():
     gate = settled()
     baseline = gate.baseline
-    level, scale = baseline.level.item(), baseline.scale.item()
+    level, scale = baseline.state[0].item() + max(baseline.state[1].item(), 0.0), baseline.state[2].item()
     state = baseline.state.clone()
     grads = one(50.0)
     assert gate.judge(grads, None).item() == pytest.approx(50.0)
@@ -179,8 +182,7 @@ def simulate(logs):
 
     def step(state, x):
         baseline.state = state
-        baseline._read()
-        usable, distance, _, strange = baseline.compare(x)
+        _, usable, distance, _, strange = baseline.compare(x)
         baseline.learn(x, usable, strange)
         return baseline.state, strange & (distance > 0.0)
 
@@ -287,7 +289,17 @@ def test_its_state_continues_bit_for_bit(settings):
         second.load_state_dict({"baseline": [0.0]})
 
 
-def test_loaded_while_it_has_gradients_of_several_dtypes():
+def test_a_copy_of_a_gate_goes_its_own_way():
+    gate = settled()
+    copied = copy.deepcopy(gate)
+    before = gate.baseline.state.clone()
+    copied.judge(one(50.0), 1.0)
+    assert torch.equal(gate.baseline.state, before)
+    assert not torch.equal(copied.baseline.state, before)
+    assert torch.equal(pickle.loads(pickle.dumps(copied)).baseline.state, copied.baseline.state)
+
+
+def test_gradients_of_several_dtypes_are_clipped_as_torch_clips_them():
     gate = GradientGate()
     for seed in range(30):
         grads = [torch.randn(5), torch.randn(4, 4).bfloat16(), torch.randn(3).double(), None]

@@ -49,6 +49,14 @@ def test_the_norm_and_the_scaling_are_torchs_bit_for_bit(dtypes):
         assert all(torch.equal(p.grad, g) for p, g in zip(parameters, grads, strict=True))
 
 
+def test_rounding_in_half_precision_is_torchs_for_every_tensor():
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.randint(1, 3000, (3000,), generator=generator).tolist()
+    grads = [torch.randn(size, generator=generator).bfloat16() for size in sizes]
+    rounded = Norms(grads)._parts[0].as_torch
+    assert torch.equal(rounded, torch.stack(torch._foreach_norm(grads, 2.0)))
+
+
 def test_half_precision_is_measured_in_single_precision():
     grads = [torch.full((1000,), 60000.0, dtype=torch.float16), torch.ones(3, dtype=torch.float16)]
     norm = total_norm(grads)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -77,6 +78,60 @@ def test_nothing_waits_for_the_device(settings, waits_are_errors):
     assert [row[4] for row in flags] == [0.0, 1.0, 0.0, 0.0]
     assert optimizer.state[made[0]]["step"].item() == 4.0
     assert all(p.isfinite().all() for p in made)
+
+
+@pytest.mark.parametrize("settings", [{}, {"clip_outliers": False}], ids=str)
+def test_the_fused_baseline_is_the_ordinary_one(settings):
+    fused, ordinary = GradientGate(**settings), GradientGate(**settings)
+    ordinary.baseline.fused.enabled = False
+    generator = torch.Generator().manual_seed(3)
+    logs = (0.3 * torch.randn(500, generator=generator) - 0.01 * torch.arange(500)).tolist()
+    for i in [*range(50, 500, 41), *range(200, 206), *range(300, 302)]:
+        logs[i] += 5.0
+    norms = [math.exp(x) for x in logs]
+    norms[0] = norms[30] = norms[201] = math.nan
+    norms[60], norms[61] = math.inf, 0.0
+    rows = []
+    for norm in norms:
+        a, b = (torch.tensor([0.6 * norm, 0.8 * norm], device="cuda") for _ in range(2))
+        fused.judge([a], 1.0)
+        ordinary.judge([b], 1.0)
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=0.0, equal_nan=True)
+        rows.append((fused.telemetry(), ordinary.telemetry()))
+    assert fused.baseline.fused.enabled
+    assert fused.baseline.fused.kernels(torch.device("cuda"), clip=not settings) is not None
+    a, b = (torch.stack(side) for side in zip(*rows, strict=True))
+    torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3, equal_nan=True)
+    assert torch.equal(a[:, 3:5], b[:, 3:5])
+    assert a[:, 4].sum().item() >= 10.0
+    torch.testing.assert_close(fused.baseline.state, ordinary.baseline.state, rtol=1e-3, atol=1e-3)
+    again = GradientGate(**settings)
+    again.load_state_dict(fused.state_dict())
+    for norm in norms[:40]:
+        a, b = (torch.tensor([0.6 * norm, 0.8 * norm], device="cuda") for _ in range(2))
+        fused.judge([a], 1.0)
+        again.judge([b], 1.0)
+    assert torch.equal(fused.baseline.state, again.baseline.state)
+
+
+def test_without_a_compiler_nothing_is_fused_and_everything_works(monkeypatch, caplog):
+    import torch.cuda.jiterator
+
+    monkeypatch.delattr(torch.cuda.jiterator, "_create_multi_output_jit_fn")
+    gate = GradientGate()
+    gate.judge([torch.ones(3, device="cuda")], 1.0)
+    assert gate.coefficient.item() < 1.0
+    assert not gate.baseline.fused.enabled
+    assert "sixty" in caplog.text
+
+
+def test_a_copy_of_a_gate_works():
+    gate = GradientGate()
+    gate.judge([torch.ones(3, device="cuda")], 1.0)
+    copied = copy.deepcopy(gate)
+    copied.judge([torch.ones(3, device="cuda")], 1.0)
+    assert copied.baseline.state[3].item() == 2.0
+    assert gate.baseline.state[3].item() == 1.0
 
 
 def test_public_classes_do_not_wait(waits_are_errors):

@@ -1,0 +1,102 @@
+"""Signals and exceptions end a run with a checkpoint that can be resumed, and then do what they came for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from self_healing.adapters.checkpoint_folders import newest_usable
+from self_healing.adapters.transformers import SelfHealingTrainer
+from self_healing.drills.tiny_training import tiny_trainer
+
+pytestmark = pytest.mark.torch
+
+
+def send_at(trainer, step, number):
+    from transformers import TrainerCallback
+
+    class Send(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            if state.global_step == step:
+                os.kill(os.getpid(), number)
+
+    trainer.add_callback(Send())
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_the_run_and_then_reaches_the_users_handler(number, tmp_path):
+    got = []
+    before = signal.signal(number, lambda n, frame: got.append(n))
+    mine = signal.getsignal(number)
+    try:
+        trainer = tiny_trainer(tmp_path)
+        send_at(trainer, 10, number)
+        SelfHealingTrainer(trainer).train()
+        assert got == [number]
+        assert signal.getsignal(number) is mine
+    finally:
+        signal.signal(number, before)
+    folder, _ = newest_usable(tmp_path, None)
+    assert folder.step == 11
+    resumed = tiny_trainer(tmp_path)
+    resumed.train(resume_from_checkpoint=str(folder.path))
+    clean = tiny_trainer(tmp_path / "clean")
+    clean.train()
+    assert all((a == b).all() for a, b in zip(resumed.model.parameters(), clean.model.parameters(), strict=True))
+
+
+def test_slurms_warning_saves_and_training_goes_on(tmp_path):
+    trainer = tiny_trainer(tmp_path)
+    send_at(trainer, 10, signal.SIGUSR1)
+    SelfHealingTrainer(trainer).train()
+    assert trainer.state.global_step == 60
+    assert (tmp_path / "checkpoint-11" / "trainer_state.json").exists()
+
+
+def test_without_a_handler_of_the_users_the_process_ends_as_it_would_have(tmp_path):
+    code = f"""
+import os, signal, torch
+torch.set_num_threads(1)
+from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.adapters.transformers import SelfHealingTrainer
+from transformers import TrainerCallback
+class Send(TrainerCallback):
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 5: os.kill(os.getpid(), signal.SIGTERM)
+trainer = tiny_trainer({str(tmp_path)!r}, callbacks=[Send()])
+SelfHealingTrainer(trainer).train()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
+    assert done.returncode == -signal.SIGTERM
+    assert newest_usable(tmp_path, None)[0].step == 6
+
+
+def test_an_unhandled_exception_leaves_a_checkpoint_of_the_last_complete_step(tmp_path):
+    trainer = tiny_trainer(tmp_path)
+
+    def fail(module, args):
+        if trainer.state.global_step == 7:
+            raise KeyError("mine")
+
+    trainer.model.register_forward_pre_hook(fail)
+    with pytest.raises(KeyError, match="mine"):
+        SelfHealingTrainer(trainer).train()
+    assert newest_usable(tmp_path, None)[0].step == 7
+
+
+def test_no_checkpoint_is_made_of_weights_that_are_not_finite(tmp_path):
+    trainer = tiny_trainer(tmp_path)
+
+    def fail(module, args):
+        if trainer.state.global_step == 7:
+            next(module.parameters()).data[0] = float("nan")
+            raise KeyError("mine")
+
+    trainer.model.register_forward_pre_hook(fail)
+    with pytest.raises(KeyError, match="mine"):
+        SelfHealingTrainer(trainer).train()
+    assert newest_usable(tmp_path, None)[0] is None

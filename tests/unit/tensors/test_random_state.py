@@ -1,0 +1,104 @@
+"""Random numbers set aside and put back, alone and through files."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
+
+from self_healing.tensors.random_state import RandomState  # noqa: E402
+
+
+def draw():
+    return (
+        random.random(),
+        random.gauss(),
+        float(np.random.rand()),
+        float(np.random.standard_normal()),
+        torch.rand(3).tolist(),
+        torch.nn.functional.dropout(torch.ones(8)).tolist(),
+    )
+
+
+def test_the_same_numbers_are_drawn_again():
+    draw()
+    state = RandomState.capture()
+    first = draw()
+    assert draw() != first
+    state.restore()
+    assert draw() == first
+    state.restore()
+    assert draw() == first, "a state can be restored more than once"
+
+
+def test_half_a_pair_of_normal_numbers_is_kept():
+    random.gauss(), np.random.standard_normal()
+    state = RandomState.capture()
+    first = random.gauss(), np.random.standard_normal()
+    state.restore()
+    assert (random.gauss(), np.random.standard_normal()) == first
+
+
+def test_a_state_survives_a_file_of_tensors(tmp_path):
+    state = RandomState.capture()
+    torch.save(state.state_dict(), tmp_path / "rng.pt")
+    first = draw()
+    RandomState.from_state(torch.load(tmp_path / "rng.pt", weights_only=True)).restore()
+    assert draw() == first
+
+
+def test_a_state_survives_json():
+    state = RandomState.capture()
+    text = json.dumps(state.state_dict(), default=lambda tensor: tensor.tolist())
+    first = draw()
+    RandomState.from_state(json.loads(text)).restore()
+    assert draw() == first
+
+
+def test_what_was_captured_does_not_move_with_the_generators():
+    state = RandomState.capture()
+    saved = state.state_dict()
+    draw()
+    torch.manual_seed(123)
+    assert torch.equal(saved["cpu"], state.cpu)
+    saved["cpu"].zero_()
+    assert state.cpu.any()
+
+
+def test_neither_numpy_nor_cuda_is_woken():
+    code = (
+        "import sys, torch\n"
+        "from self_healing.tensors.random_state import RandomState\n"
+        "for name in [name for name in sys.modules if name.split('.')[0] == 'numpy']: del sys.modules[name]\n"
+        "for devices in (None, ['cuda:0', 0]):\n"
+        "    state = RandomState.capture(devices)\n"
+        "    state.restore()\n"
+        "    assert state.numpy is None and not state.devices\n"
+        "assert not torch.cuda.is_initialized() and 'numpy.random' not in sys.modules\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_current_cuda_device_is_included():
+    torch.rand(1, device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        state = RandomState.capture()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert list(state.devices) == [f"cuda:{torch.cuda.current_device()}"]
+    first = torch.rand(4, device="cuda").tolist()
+    state.restore()
+    assert torch.rand(4, device="cuda").tolist() == first
+    RandomState.from_state(state.state_dict()).restore()
+    assert torch.rand(4, device="cuda").tolist() == first
