@@ -77,14 +77,8 @@ class Run:
         self._did("clip")
         return initial
 
-    def halve_batch_size(self, *, floor):
-        return self._did("halve")
-
     def clear_cache(self):
         return self._did("clear")
-
-    def quarantine_records(self):
-        return self._did("records 3, 17 of shard 2")
 
     def alert(self, text):
         return self._did("told")
@@ -151,7 +145,6 @@ def test_a_run_without_trouble_has_the_seeds_fields_and_nothing_to_tell(tmp_path
          "steps_lost": 0, "seconds_lost": 0.0}
     ]  # fmt: skip
     assert told.ledger == "healing/ledger.jsonl"
-    assert (tmp_path / told.ledger).is_file()
     assert postmortem_path(tmp_path) == tmp_path / FILE_NAME
     with pytest.raises(ValueError, match="finished"):
         postmortem([], "finished")
@@ -329,8 +322,7 @@ def test_a_torn_thinned_or_unreadable_ledger_is_used_as_far_as_it_goes(tmp_path,
 
     told = postmortem(broken(), "killed")
     assert len(told.incomplete) == 3
-    assert "to its end: the disk is gone" in told.incomplete[0]
-    assert "12 ledger lines" in told.incomplete[1]
+    assert told.incomplete[0].endswith("to its end: the disk is gone")
     assert postmortem([], "killed", last_step=4).last_step == 4
 
 
@@ -393,8 +385,7 @@ def test_memory_does_not_grow_with_signals_and_lists_are_bounded():
 
     peak(10)
     assert peak(40_000) < peak(2_000) + 100_000
-    opened = {"failure": "oom", "class": "c", "severity": "error", "because": "b", "event": "opened"}
-    told = postmortem([entry(n, "incident", "x", attempt=n, **opened) for n in range(1, MOST_LISTED + 8)])
+    told = postmortem([incident(n, "x", attempt=n) for n in range(1, MOST_LISTED + 8)])
     assert (len(told.incidents), told.not_listed["incidents"], told.not_listed["attempts"]) == (MOST_LISTED, 7, 7)
     assert told.incidents[-1]["attempt"] == MOST_LISTED + 7, "the newest are listed"
 

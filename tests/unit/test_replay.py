@@ -119,7 +119,7 @@ def test_a_plan_that_is_missing_or_too_many_is_a_difference(recorded, tmp_path):
     plans = [e.seq for e in read_ledger(recorded[0]).entries if e.kind == "plan"]
     missing = of(rewritten(recorded[0], tmp_path / "x.jsonl", lambda e: None if e.seq == plans[0] else e))
     assert missing.exact is False
-    assert "recorded no plan, replayed alert" in missing.differences[0]
+    assert "recorded no plan, replayed wait" in missing.differences[0]
     calm = next(e for e in read_ledger(recorded[0]).entries if e.kind == "signal" and e.step == 50)
     extra = changed(read_ledger(recorded[0]).entries[plans[0] - 1], seq=calm.seq)
     path = rewritten(recorded[0], tmp_path / "y.jsonl", lambda e: e)
@@ -134,7 +134,7 @@ def test_another_threshold_shows_its_consequences(recorded):
     assert strict.exact is None
     assert "warning" not in {str(i.severity) for i in strict.incidents if i.name == "loss-spike" and i.run == 0}
     assert "warning" in {str(i.severity) for i in of(recorded[0]).incidents if i.name == "loss-spike" and i.run == 0}
-    assert any("loss-spike: recorded alert, replayed no plan" in d for d in strict.differences)
+    assert any("loss-spike: recorded wait, replayed no plan" in d for d in strict.differences)
     tame = of(recorded[0], overrides=["max_effect=nothing"])
     assert {str(p.plan.effect) for p in tame.plans} == {"nothing"}
     assert any("is not what is planned now" in sentence for sentence in tame.approximate)

@@ -30,7 +30,7 @@ class Cleaner:
     def text(self, value: object, longest: int = LONGEST_TEXT) -> str:
         """Return a text without secrets and control characters, at most so long."""
         text = as_text(value)[:_LONGEST_LOOKED_AT]
-        # Masked twice: an escape inside a secret hides it the first time, stripping a known secret's own would later.
+        # Masked before and after: an escape in the middle hides a secret, and a secret may itself hold what is stripped.
         text = self._masker.text(strip_control(self._masker.text(text)))
         return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
 

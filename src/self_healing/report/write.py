@@ -88,7 +88,10 @@ def _lock(descriptor: int) -> None:
 
 def _remove_leftovers(target: Path) -> None:
     """Remove the temporary files of writers that were killed."""
-    for found in target.parent.iterdir():
+    places: list[Path] = []
+    with suppress(OSError):  # a folder may be writable and yet refuse to be listed
+        places.extend(target.parent.iterdir())
+    for found in places:
         if found.name.startswith(f".{target.name}.") and found.name.endswith(".tmp"):
             with suppress(ImportError, OSError):  # locked, hence in use; gone meanwhile; or nothing of ours
                 _remove_unless_in_use(found)

@@ -104,7 +104,8 @@ class GuiltyRows:
         elif len(self.guilty) == self.size:
             self.notes.append(f"each of the {self.size} rows fails alone")
         else:
-            self.notes.append(f"{name_rows(self.guilty)} of {self.size} fails alone")
+            alone = "fails alone" if len(self.guilty) == 1 else "fail each alone"
+            self.notes.append(f"{name_rows(self.guilty)} of {self.size} {alone}")
 
     def acquit(self, suspicious: set[int]) -> None:
         """Let go of rows that fail alone but not beside healthy ones, and see whether the healthy ones are fine."""

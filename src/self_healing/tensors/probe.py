@@ -357,9 +357,22 @@ class _Probe:
             search.acquit(masked)
         except CannotRun as reason:
             self.evidence.append(str(reason))
-            return None
+            return self._missed_rows()
         self.evidence.extend(search.notes)
         return tuple(search.guilty)
+
+    def _missed_rows(self) -> tuple[int, ...] | None:
+        """Where rows cannot be run alone, see whether the batch is fine without those that could explain it."""
+        guilty = sorted(self._explained())
+        rest = [row for row in range(self.size or 0) if row not in guilty]
+        outcome = self._run(self.select(self.batch, rest)) if guilty and rest else None
+        if outcome is None or not outcome.fine:
+            return None
+        self.evidence.append(f"without {name_rows(guilty)} the batch is finite")
+        return tuple(guilty)
+
+    def _explained(self) -> set[int]:
+        return {row for odd in self.odd if odd.explains for row in odd.rows}
 
     def _fails(self, rows: Sequence[int]) -> bool:
         outcome = self._run(self.select(self.batch, rows))
@@ -368,7 +381,7 @@ class _Probe:
         return bool(outcome.error) if self.whole.error else not outcome.fine
 
     def _kind(self, rows: tuple[int, ...] | None) -> Kind:
-        explained = {row for odd in self.odd if odd.explains for row in odd.rows}
+        explained = self._explained()
         otherwise: Kind = "unknown" if self.whole.error else "overflow"
         if rows is None:
             return "data" if explained else otherwise
