@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from self_healing import UnrecoverableError
 from self_healing.adapters.checkpoint_folders import newest_usable
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_trainer
@@ -100,3 +101,35 @@ def test_no_checkpoint_is_made_of_weights_that_are_not_finite(tmp_path):
     with pytest.raises(KeyError, match="mine"):
         SelfHealingTrainer(trainer).train()
     assert newest_usable(tmp_path, None)[0] is None
+
+
+@pytest.mark.parametrize("ending", ["completed", "exception", "unrecoverable", "sigterm"])
+def test_there_is_a_postmortem_whatever_ended_the_run(ending, tmp_path):
+    from self_healing.drills.faults.nan_from_then_on import NanFromThenOn
+    from self_healing.drills.faults.nan_loss import NanLoss
+    from self_healing.report.postmortem import read_postmortem
+
+    trainer = tiny_trainer(tmp_path, max_steps=40)
+    NanLoss(at_step=5).plant(trainer)
+    before = signal.signal(signal.SIGTERM, lambda n, frame: None)
+    try:
+        if ending == "exception":
+            trainer.model.register_forward_pre_hook(
+                lambda *a: (_ for _ in ()).throw(KeyError("mine")) if trainer.state.global_step == 9 else None
+            )
+        elif ending == "unrecoverable":
+            NanFromThenOn(at_step=9).plant(trainer)
+        elif ending == "sigterm":
+            send_at(trainer, 9, signal.SIGTERM)
+        try:
+            SelfHealingTrainer(trainer).train()
+        except (KeyError, UnrecoverableError):
+            assert ending in ("exception", "unrecoverable")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    told = read_postmortem(tmp_path / "postmortem.json")
+    assert told.exit_reason == ending
+    assert told.exception_type == {"exception": "KeyError", "unrecoverable": "UnrecoverableError"}.get(ending)
+    assert told.last_step == trainer.state.global_step
+    assert told.recovery_actions[0]["failure"] == "nan_loss"
+    assert "transformers" in told.versions

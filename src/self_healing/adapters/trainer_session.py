@@ -11,8 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ..api import OpenRun
 from ..core.errors import ActionFailed
 from ..core.failure import Effect, Mode
+from ..core.ledger import LedgerReading, iter_ledger
 from ..core.plan import Plan
 from ..core.signal import Fact, Facts, Metrics, Raised, Signal, SnapshotTaken
+from ..report.environment import hardware, versions
+from ..report.postmortem import build_postmortem, postmortem_path
+from ..report.write import write_json_atomically
 from .checkpoint_folders import newest_usable
 from .exceptions import describe
 from .interrupts import WARNINGS, Interrupts
@@ -64,6 +68,8 @@ class TrainerSession:
         self.interrupts = Interrupts(_signals_left_to_us(trainer.args))
         self.interrupted_by: signal.Signals | None = None
         self._changes = Wrapping()
+        self._started_s = time.time()
+        self._last_metrics: dict[str, float] = {}
         self._step_began = time.perf_counter()
         self._step_time_s = 0.0
         self._attached = False
@@ -128,6 +134,7 @@ class TrainerSession:
                 "learning_rate": reading.rate,
                 "step_time_s": self._step_time_s,
             }
+            self._last_metrics = values
             self.signal(Metrics(step=reading.step, time_s=time.time(), values=values))
 
     def _answer_interrupt(self) -> None:
@@ -171,6 +178,32 @@ class TrainerSession:
         ledger = self.opened.ledger
         if ledger is not None:
             ledger.append("note", name, step=self._step(), time_s=time.time(), body={"text": text})
+
+    def ended(self, exit_reason: str, error: BaseException | None) -> None:
+        """Write how the run ended: a line in the ledger, the postmortem, and one sentence in the log."""
+        ledger, args = self.opened.ledger, self.trainer.args
+        if ledger is None or args.process_index != 0:
+            return
+        told = {"exit_reason": exit_reason, "exception": type(error).__name__ if error is not None else None}
+        ledger.append("note", "run-ended", step=self._step(), time_s=time.time(), body=told)
+        ledger.flush()
+        reading = LedgerReading()
+        skipped = {"healing/skipped_steps": self.guard.skipped_steps} if self.guard.skipped_steps else {}
+        postmortem = build_postmortem(
+            iter_ledger(ledger.path, reading),
+            exit_reason=exit_reason,
+            exception=error,
+            last_step=self._step(),
+            final_metrics={**self._last_metrics, **skipped},
+            started_s=self._started_s,
+            ended_s=time.time(),
+            versions=versions(),
+            hardware=hardware(),
+            reading=reading,
+        )
+        path = postmortem_path(args.output_dir)
+        if write_json_atomically(path, postmortem.to_json()):
+            logger.info("%s at step %d; the postmortem is %s", exit_reason, self._step(), path)
 
     def evaluated(self, metrics: dict[str, Any] | None) -> None:
         """Report an evaluation."""

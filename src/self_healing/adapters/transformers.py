@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import give_up
+from ..core.errors import UnrecoverableError, give_up
 from ..core.failure import Mode
 from .trainer_session import RestartFromError, TrainerSession
 from .wrapping import Wrapping
@@ -92,7 +92,11 @@ def train_guarded(
         output = _train_until_done(session, train, args, kwargs)
         if session.stop_reason is not None:
             give_up(session.stop_reason, None)
+        session.ended("completed" if session.interrupted_by is None else session.interrupted_by.name.lower(), None)
         return _with_figures(output, session)
+    except BaseException as error:
+        session.ended(_reason(error), error)
+        raise
     finally:
         trainer.remove_callback(callback)
         _guarded_now.discard(id(trainer))
@@ -116,6 +120,12 @@ def _train_until_done(
                 give_up(session.stop_reason or "nothing in this process can help", error)
         args, kwargs = (), {**kwargs, "resume_from_checkpoint": session.restart_from}
         session.restart_from = None
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, UnrecoverableError):
+        return "unrecoverable"
+    return "sigint" if isinstance(error, KeyboardInterrupt) else "exception"
 
 
 def _with_figures(output: Any, session: TrainerSession) -> Any:

@@ -133,16 +133,26 @@ class Resumed(Signal):
 Signal.kinds.update({cls.kind(): cls for cls in Signal.__subclasses__()})
 
 
+MOST_TEXT = 20_000
+"""Characters of one message that are looked at: patterns cost time, and what matters stands at the ends."""
+
+
 def masked(signal: Signal, mask: Callable[[str], str]) -> Signal:
     """Return the signal with secrets masked in what people and programs said; numbers pass as they are."""
     match signal:
         case Raised():
-            return replace(signal, message=mask(signal.message), where=mask(signal.where))
+            return replace(signal, message=mask(_ends(signal.message)), where=mask(_ends(signal.where)))
         case LogLine():
-            return replace(signal, text=mask(signal.text))
+            return replace(signal, text=mask(_ends(signal.text)))
         case Exited():
-            return replace(signal, last_lines=tuple(mask(line) for line in signal.last_lines))
+            return replace(signal, last_lines=tuple(mask(_ends(line)) for line in signal.last_lines[-400:]))
     return signal
+
+
+def _ends(text: str) -> str:
+    """Return a long text without its middle."""
+    half = MOST_TEXT // 2
+    return text if len(text) <= MOST_TEXT else f"{text[:half]}\n[...]\n{text[-half:]}"
 
 
 def to_json(signal: Signal) -> dict[str, object]:

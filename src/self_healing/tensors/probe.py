@@ -35,6 +35,7 @@ from .watch import (
     set_aside,
     unwrapped,
     version_of,
+    vocabulary_of,
 )
 
 Kind = Literal["weights", "transient", "data", "overflow", "unknown"]
@@ -126,7 +127,7 @@ def probe(
             run.size = rows = count_rows(batch) if size is None else size
             if rows:
                 run.budget = 2 * math.ceil(math.log2(rows)) + SPARE if budget is None else budget
-                known = _vocabulary_of(model) if vocabulary_size is None else vocabulary_size
+                known = vocabulary_of(model) if vocabulary_size is None else vocabulary_size
                 run.odd = find_oddities(batch, rows, vocabulary_size=known, ignore_index=ignore_index, fp8=run.fp8)
             verdict = run.attribute()
         return replace(verdict, evidence=tuple(run.evidence), forwards=run.forwards)
@@ -202,7 +203,7 @@ class _Probe:
         elif again.fine:
             return self._flaky(broken)
         module, oddities = self._locate(phase, watch)
-        if broken and any(_owns(module, name) or module == type(self.inner).__name__ for name in broken):
+        if broken and any(name.startswith(f"{module}.") or module == type(self.inner).__name__ for name in broken):
             return Attribution(kind="weights", phase=phase, module=module, tensors=broken)
         rows = self._guilty_rows()
         return Attribution(
@@ -395,13 +396,3 @@ class _Probe:
             theirs = tuple(row for row in odd.rows if row in rows) if rows else odd.rows
             if theirs:
                 yield replace(odd, rows=theirs)
-
-
-def _owns(module: str, tensor: str) -> bool:
-    return bool(module) and tensor.startswith(f"{module}.")
-
-
-def _vocabulary_of(model: nn.Module) -> int | None:
-    embeddings = getattr(unwrapped(model), "get_input_embeddings", lambda: None)()
-    count = getattr(embeddings, "num_embeddings", None)
-    return count if isinstance(count, int) else None

@@ -67,6 +67,13 @@ def unwrapped(model: nn.Module) -> nn.Module:
         model = inner
 
 
+def vocabulary_of(model: nn.Module) -> int | None:
+    """Return the number of tokens the model has embeddings for, if it says so."""
+    embeddings = getattr(unwrapped(model), "get_input_embeddings", lambda: None)()
+    count = getattr(embeddings, "num_embeddings", None)
+    return count if isinstance(count, int) else None
+
+
 def clean(path: str) -> str:
     """Leave out of a module's or parameter's path what only compiling it has put there."""
     return ".".join(part for part in path.split(".") if part != "_orig_mod")

@@ -197,6 +197,12 @@ def test_an_infinite_gradient_that_anomaly_detection_does_not_see():
     assert "'0' is the first module on the way back with a non-finite gradient" in found.evidence
 
 
+def test_a_shared_weight_is_not_what_the_backward_pass_is_blamed_on():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), Boom(Infinite.apply), nn.Linear(8, 8, bias=False))
+    model[3].weight = model[0].weight
+    assert examine(model, mlp_step(model), {"x": torch.randn(4, 8)}).module == "1"
+
+
 def test_a_fault_that_does_not_come_back_is_transient(llama):
     faults = iter([True])
 
@@ -247,6 +253,7 @@ def test_a_step_that_raises_leaves_no_trace_either():
         model(batch["x"]).sum().backward()
         torch.rand(5)
         model[1].running_mean += 1.0
+        model[1].running_var = torch.zeros(4)
         raise RuntimeError("no more disk")
 
     found = examine(model, step, {"x": torch.randn(4, 8)})
