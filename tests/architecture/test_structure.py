@@ -30,6 +30,7 @@ FENCES = {
     "adapters/transformers.py": 2,  # an exception left the loop: becomes a signal and part of the postmortem
     "adapters/trainer_session.py": 1,  # an emergency checkpoint failed: said in the ledger, the first error stays
     "api.py": 1,  # opening a run failed: the lock is given back and the error raised again
+    "tensors/probe.py": 2,  # the probed step raises: a finding; the probe itself fails: kind unknown, with the reason
     "core/detect.py": 1,  # a rule crashes: becomes a rule-crashed incident
     "core/diagnosis.py": 1,  # a cause crashes: likewise
     "core/execute.py": 1,  # an action fails: recorded in the outcome

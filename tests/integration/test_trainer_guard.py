@@ -196,3 +196,22 @@ def test_the_switch_in_the_environment_turns_it_off(tmp_path, monkeypatch):
     trainer = tiny_trainer(tmp_path, max_steps=3)
     SelfHealingTrainer(trainer).train()
     assert not (tmp_path / "healing").exists()
+
+
+@pytest.mark.parametrize(
+    ("fault", "kind"), [("nan-record", "data"), ("nan-loss", "transient"), ("nan-from-then-on", "overflow")]
+)
+def test_the_diagnosis_says_why_it_was_nan(fault, kind, tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=30)
+    FAULTS[fault](at_step=5).plant(trainer)
+    try:
+        SelfHealingTrainer(trainer).train()
+    except UnrecoverableError:
+        assert fault == "nan-from-then-on"
+    entries = read_ledger(tmp_path / "healing" / "ledger.jsonl").entries
+    facts = [e.body["facts"] for e in entries if e.name == "facts" and "nan_kind" in e.body["facts"]]
+    assert facts[0]["nan_kind"] == kind
+    if kind == "data":
+        assert facts[0]["nan_rows"] == "0", "the fault marks the first row of its batch"
+    told = [h for e in entries if e.kind == "diagnosis" for h in e.body["hypotheses"] if h["name"] == "found-by-probe"]
+    assert told, "the answer is part of the diagnosis"

@@ -126,6 +126,7 @@ FIELDS = {  # key: default, another value, values refused
     "min_batch_size": (1, 2, (0, *WHOLE)),
     "rollback_steps": (None, 100, (0, True, 3.0, "3", -1, 10**10)),
     "backoff_base_s": (30.0, 0, NUMBER),
+    "dry_run_steps": (0, 2, WHOLE),
     "on_instability": (None, "os.path:join", ("nonsense", "a:", ":b", "a b:c", "a:b c", 3, ["a:b"])),
     "select": (None, ("loss-spike",), (3, True, ["loss-spike", 3], {"loss-spike": 1})),
     "ignore": ((), ("loss-spike",), (None, 3, ["los-spike"], ["loss-spike", 3])),

@@ -129,7 +129,7 @@ class TrainerGuard:
         return get_batch_samples
 
     def _around_training_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        self._training_step = original
+        self.original_training_step = original
 
         def training_step(model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Tensor:
             window = self._window
@@ -328,7 +328,7 @@ class TrainerGuard:
         self._micro_batch = micro_batch
         micro_batch.random_state.restore()
         with nullcontext() if is_last else trainer.accelerator.no_sync(model=model):
-            self._account(window, self._training_step(model, micro_batch.inputs, window.num_items))
+            self._account(window, self.original_training_step(model, micro_batch.inputs, window.num_items))
 
     def _clip(self, model: Any) -> None:
         limit = self.trainer.args.max_grad_norm

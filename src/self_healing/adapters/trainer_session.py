@@ -18,8 +18,10 @@ from ..report.environment import hardware, versions
 from ..report.postmortem import build_postmortem, postmortem_path
 from ..report.write import write_json_atomically
 from .checkpoint_folders import newest_usable
+from .examination import Examiner
 from .exceptions import describe
 from .interrupts import WARNINGS, Interrupts
+from .window import Window
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
@@ -62,6 +64,9 @@ class TrainerSession:
         per_tensor = AdaGC() if config.adagc_enabled and may_clip and always is None else None
         gate = GradientGate(clip_outliers=may_clip and config.zclip_enabled, always=always, per_tensor=per_tensor)
         self.guard = TrainerGuard(trainer, gate, acts=acts)
+        self.guard.on_unsound = self._examine
+        self._examiner = Examiner(trainer)
+        self._found_unsound = False
         self.stop_reason: str | None = None
         self.restart_from: str | None = None
         self.opened = OpenRun(trainer.args.output_dir, config, self, rank=trainer.args.process_index)
@@ -125,7 +130,7 @@ class TrainerSession:
         must_know = control.should_log or control.should_save or control.should_evaluate or control.should_training_stop
         readings = list(self.guard.readings(wait=must_know))
         if any(not reading.is_applied for reading in readings) and self.mode is Mode.HEAL:
-            self.guard.make_up()
+            self._make_up()
         self._answer_interrupt()
         for reading in readings:
             values = {
@@ -136,6 +141,24 @@ class TrainerSession:
             }
             self._last_metrics = values
             self.signal(Metrics(step=reading.step, time_s=time.time(), values=values))
+
+    def _make_up(self) -> None:
+        self._found_unsound = False
+        applied = self.guard.make_up()
+        if applied and not self._found_unsound:
+            text = "it was finite when the same step was run again, with the same data and the same random numbers"
+            self._learn({"nan_kind": "transient", "nan_because": text})
+
+    def _examine(self, window: Window) -> None:
+        """Find out why a step is not finite even when it is run again."""
+        self._found_unsound = True
+        found = self._examiner.examine(window, self.guard.original_training_step)
+        if found:
+            self.note("nan-examined", str(found["nan_because"]))
+            self._learn(found)
+
+    def _learn(self, facts: dict[str, Fact]) -> None:
+        self.signal(Facts(step=self._step(), time_s=time.time(), facts=facts))
 
     def _answer_interrupt(self) -> None:
         """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""

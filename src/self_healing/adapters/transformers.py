@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UnrecoverableError, give_up
 from ..core.failure import Mode
+from .dry_run import dry_run, dry_run_or_stop
 from .trainer_session import RestartFromError, TrainerSession
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ..config import HealingConfig
+    from .dry_run_report import DryRunReport
 
 logger = logging.getLogger("self_healing.trainer")
 
@@ -40,6 +42,10 @@ class SelfHealingTrainer:
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as the trainer does, healing on the way; the result's metrics hold the healing figures."""
         return train_guarded(self.trainer, self.config, self.trainer.train, args, kwargs)
+
+    def dry_run(self, num_steps: int = 2) -> DryRunReport:
+        """Rehearse a few steps, an evaluation batch and a save; the trainer is untouched afterwards."""
+        return dry_run(self.trainer, num_steps)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in OWN:  # a copy under construction has no trainer yet
@@ -88,6 +94,8 @@ def train_guarded(
     _guarded_now.add(id(trainer))
     trainer.add_callback(callback)
     try:
+        if config.dry_run_steps:
+            dry_run_or_stop(trainer, config.dry_run_steps)
         session.attach()
         output = _train_until_done(session, train, args, kwargs)
         if session.stop_reason is not None:

@@ -104,6 +104,8 @@ class HealingConfig(LayeredConfig):
     """Steps a rollback goes back at least; the newest known good state where not set."""
     backoff_base_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     """Seconds before the first retry of a failed operation; each further one waits longer."""
+    dry_run_steps: CountOrZero = 0
+    """Steps rehearsed before training begins, on the largest batches and without a trace; 0 rehearses none."""
     on_instability: Hook = None
     """A function asked before a plan is carried out, or its name as `module:function`."""
 

@@ -212,10 +212,70 @@ def test_trends_over_1000_steps_are_no_outliers():
     generator = torch.Generator().manual_seed(6)
     series = [
         shape + sigma * torch.randn(1000, generator=generator)
-        for shape in (3.0 * t, -3.0 * t, 4.6 * t, -4.6 * t, 1.7 * torch.cos(20.0 * t), -2.3 * (1 - torch.exp(-50 * t)))
+        for shape in (
+            3.0 * t,
+            -3.0 * t,
+            6.9 * t,
+            -6.9 * t,
+            1.7 * torch.cos(20.0 * t),
+            -2.3 * (1 - torch.exp(-50 * t)),
+            2.3 * (5.0 * t - 2.5).clamp(0.0, 1.0),
+        )
         for sigma in (0.0, 0.02, 0.1, 0.35)
     ]
     assert simulate(torch.stack(series)).sum().item() == 0
+
+
+def test_a_trend_does_not_widen_the_scale_and_a_rising_one_moves_the_level():
+    gate = GradientGate()
+    noise = 0.1 * torch.randn(600, generator=torch.Generator().manual_seed(1))
+    for i, x in enumerate(noise.tolist()):
+        gate.judge(one(math.exp(0.01 * i + x)), None)
+    location, drift, scale = gate.baseline.state[:3].tolist()
+    assert scale == pytest.approx(0.1, rel=0.25)
+    assert location + drift == pytest.approx(0.01 * 600, abs=0.15)
+    assert drift > 0.2
+    assert gate.typical.item() == pytest.approx(math.exp(6.0), rel=0.2)
+
+
+def test_what_is_less_than_twice_the_typical_norm_is_never_an_outlier():
+    gate = settled(sigma=0.0, count=400)
+    assert gate.baseline.state[2].item() == pytest.approx(0.05)
+    gate.judge(one(1.8), None)
+    assert gate.z.item() > 10.0
+    assert not gate.is_outlier
+    gate.judge(one(2.3), None)
+    assert gate.is_outlier
+
+
+def test_early_on_the_scale_is_not_trusted_and_one_wild_norm_does_not_count_for_much():
+    gate = settled(sigma=0.0, count=READY)
+    gate.judge(one(2.4), None)
+    assert not gate.is_outlier
+    gate.judge(one(4.5), None)
+    assert gate.is_outlier
+    gate = settled(sigma=0.0, count=10)
+    gate.judge(one(1000.0), None)
+    for _ in range(6):
+        gate.judge(one(1.0), None)
+    assert gate.typical.item() < 1.3
+
+
+def test_the_first_norm_is_the_first_location():
+    gate = GradientGate()
+    gate.judge(one(math.exp(8.0)), None)
+    assert gate.baseline.state[0].item() == pytest.approx(8.0, rel=1e-5)
+    assert gate.baseline.state[2].item() < 0.5
+
+
+def test_one_extreme_outlier_among_three_does_not_set_the_level():
+    for row in ((20.0, 1000.0, 21.0), (1000.0, 20.0, 21.0), (20.0, 21.0, 1000.0)):
+        gate = settled()
+        for norm in row:
+            gate.judge(one(norm), None)
+            assert gate.is_outlier
+        gate.judge(one(20.0), None)
+        assert gate.typical.item() == pytest.approx(21.0, rel=1e-3)
 
 
 @pytest.mark.parametrize("settings", [{}, {"clip_outliers": False}, {"always": "z"}, {"per_tensor": "a"}], ids=str)
@@ -239,6 +299,9 @@ def test_published_behaviours_take_the_place_of_the_gates_own():
     gate.judge(a, None)
     zclip.step([b])
     assert torch.equal(a[0], b.grad)
+    c = one(9.0)
+    gate.judge(c, 100.0)
+    assert c[0].norm().item() < 4.0
     adagc, gate = AdaGC(warmup_steps=2), GradientGate(per_tensor=AdaGC(warmup_steps=2))
     for seed in range(6):
         ours, theirs = model_with_gradients(seed, missing=seed % 2), model_with_gradients(seed, missing=seed % 2)
@@ -270,7 +333,7 @@ def test_telemetry_is_one_vector_in_the_documented_order():
 @pytest.mark.parametrize("settings", [{}, {"always": "z"}, {"per_tensor": "a"}], ids=str)
 def test_its_state_continues_bit_for_bit(settings):
     def build():
-        return {k: {"z": ZClip, "a": AdaGC}[v]() for k, v in settings.items()}
+        return {k: {"z": ZClip, "a": AdaGC}[v](warmup_steps=10) for k, v in settings.items()}
 
     first = settled(count=30, **build())
     first.judge(one(40.0), None)  # in the middle of a row of outliers
@@ -278,8 +341,8 @@ def test_its_state_continues_bit_for_bit(settings):
     second.load_state_dict(first.state_dict())
     for norm in (41.0, math.nan, 42.0, 43.0, 1.0, 1.1, 0.9, 1.0, 44.0):
         a, b = one(norm), one(norm)
-        first.judge(a, 1.0)
-        second.judge(b, 1.0)
+        first.judge(a, None)
+        second.judge(b, None)
         assert a[0].tolist() == b[0].tolist() or math.isnan(norm)
         assert first.telemetry().tolist()[1:] == second.telemetry().tolist()[1:]
     assert torch.equal(first.baseline.state, second.baseline.state)

@@ -49,10 +49,11 @@ def test_the_norm_and_the_scaling_are_torchs_bit_for_bit(dtypes):
         assert all(torch.equal(p.grad, g) for p, g in zip(parameters, grads, strict=True))
 
 
-def test_rounding_in_half_precision_is_torchs_for_every_tensor():
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_rounding_in_half_precision_is_torchs_for_every_tensor(dtype):
     generator = torch.Generator().manual_seed(0)
     sizes = torch.randint(1, 3000, (3000,), generator=generator).tolist()
-    grads = [torch.randn(size, generator=generator).bfloat16() for size in sizes]
+    grads = [(0.1 * torch.randn(size, generator=generator)).to(dtype) for size in sizes]
     rounded = Norms(grads)._parts[0].as_torch
     assert torch.equal(rounded, torch.stack(torch._foreach_norm(grads, 2.0)))
 

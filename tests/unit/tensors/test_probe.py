@@ -153,7 +153,8 @@ def test_a_mask_of_minus_infinities_is_no_broken_buffer():
             return (self.inner(x) + self.mask).softmax(-1)
 
     model = Masked()
-    assert examine(model, mlp_step(model), {"x": torch.randn(4, 8)}).kind == "transient"
+    found = examine(model, mlp_step(model), {"x": torch.randn(4, 8)})
+    assert (found.kind, found.tensors) == ("transient", ())
     batch = {"x": torch.randn(4, 8)}
     batch["x"][0] = math.nan
     assert examine(model, mlp_step(model), batch).rows == (0,)
@@ -327,6 +328,47 @@ def test_a_compiled_model_is_looked_into(in_place):
     assert not mlp_step(compiled)(batch).isfinite()
     found = examine(compiled, mlp_step(compiled), batch)
     assert (found.kind, found.module) == ("overflow", "1.1")
+
+
+def test_the_backward_pass_of_a_compiled_model_is_looked_into():
+    model = nn.Sequential(nn.Linear(8, 8, bias=False), Boom(lambda x: x.abs().sqrt()), nn.Linear(8, 2))
+    compiled = torch.compile(model, backend="eager")
+    batch = {"x": torch.randn(4, 8)}
+    batch["x"][3] = 0.0
+    assert mlp_step(compiled)(batch).isfinite()
+    found = examine(compiled, mlp_step(compiled), batch)
+    assert (found.kind, found.phase, found.module, found.rows) == ("data", "backward", "0", (3,))
+
+
+def test_only_the_first_run_of_a_forward_fault_keeps_a_graph():
+    model = mlp()
+    modes = []
+
+    def step(batch):
+        modes.append(torch.is_grad_enabled())
+        return mlp_step(model)(batch)
+
+    batch = {"x": torch.randn(4, 8)}
+    batch["x"][3] = math.nan
+    found = examine(model, step, batch)
+    assert modes == [True] + [False] * (found.forwards - 1)
+
+
+def test_a_module_that_gives_up_inside_another_does_not_confuse_the_names():
+    class Careful(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.risky = nn.Linear(3, 3)
+            self.plain = nn.Linear(8, 4)
+
+        def forward(self, x):
+            try:
+                return self.risky(x)
+            except RuntimeError:
+                return self.plain(x) * math.inf
+
+    model = nn.Sequential(Careful())
+    assert examine(model, mlp_step(model), {"x": torch.randn(3, 8)}).module == "0"
 
 
 def test_logits_near_the_limit_overflow_the_log_softmax():

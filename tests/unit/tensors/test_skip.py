@@ -155,3 +155,7 @@ def test_the_attributes_go_on_the_optimizer_inside_a_wrapper():
     before = parameters[1].detach().clone()
     SkippingOptimizer(wrapper).step_unless(SKIP, optimizer.step)
     assert torch.equal(parameters[1], before)
+    parameters, wrapper.optimizer = make(torch.optim.RMSprop, {})
+    give_gradients(parameters, 1, math.nan)
+    SkippingOptimizer(wrapper).step_unless(SKIP, wrapper.optimizer.step)
+    assert all(p.grad is None and p.isfinite().all() for p in parameters)

@@ -1,0 +1,114 @@
+"""What one process of a Hugging Face Trainer holds of a run, set aside and put back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..tensors.state import Captured
+
+COUNTS = (
+    "_tr_loss",
+    "_total_loss_scalar",
+    "_globalstep_last_logged",
+    "_initial_global_step",
+    "current_flos",
+    "current_gradient_accumulation_steps",
+)
+"""What the trainer counts while it runs."""
+
+TRL_COUNTS = (
+    "_metrics",
+    "_total_train_tokens",
+    "_step",
+    "_buffered_inputs",
+    "_current_train_step_time",
+    "_stored_metrics",
+    "_logs",
+)
+"""What TRL's trainers count and buffer besides."""
+
+_ABSENT = object()
+
+
+class TrainerCapture:
+    """Weights, optimizer, scheduler, scaler, random generators, trainer state and counts at one moment.
+
+    Take it between two steps. Where the data stand is not part of it: whoever replays or rewinds data adds that with
+    `add`, and it is put back after everything else.
+    """
+
+    def __init__(self, trainer: Any, *, to_cpu: bool = False, only_trainable: bool = False) -> None:
+        from ..tensors.random_state import RandomState
+        from ..tensors.state import ModuleState, capture, keep
+
+        self.trainer = trainer
+        self._module = ModuleState(trainer.model, to_cpu=to_cpu, only_trainable=only_trainable)
+        self._parts: list[Captured] = [self._module]
+        scaler = getattr(trainer.accelerator, "scaler", None)
+        for thing in (trainer.optimizer, trainer.lr_scheduler, scaler):
+            if thing is not None:
+                self._parts.append(capture(thing, to_cpu=to_cpu))
+        self._references = {name: getattr(trainer, name) for name in ("model", "optimizer", "lr_scheduler")}
+        self._counts = {
+            name: keep(vars(trainer)[name], to_cpu=to_cpu) if name in vars(trainer) else _ABSENT
+            for name in (*COUNTS, *TRL_COUNTS)
+        }
+        self._objects = [(name, getattr(trainer, name), keep(vars(getattr(trainer, name)))) for name in OBJECTS]
+        self._callbacks = [(callback, keep(callback.state())) for callback in _with_state(trainer)]
+        self._added: list[Captured] = []
+        self._random = capture(RandomState)
+
+    def add(self, part: Captured) -> None:
+        """Put something else back together with the trainer."""
+        self._added.append(part)
+
+    def nbytes(self) -> int:
+        """Return how much memory the copies of weights and gradients take."""
+        return self._module.nbytes()
+
+    def restore(self) -> None:
+        """Put everything back, and remove the counts that did not exist yet."""
+        for name, reference in self._references.items():
+            setattr(self.trainer, name, reference)
+        for part in self._parts:
+            part.restore()
+        self._restore_counts()
+        self._restore_callbacks()
+        for added in self._added:
+            added.restore()
+        self._random.restore()  # last: nothing above may draw after it
+
+    def _restore_counts(self) -> None:
+        from ..tensors.state import give_back
+
+        trainer = self.trainer
+        for name, kept in self._counts.items():
+            if kept is not _ABSENT:
+                setattr(trainer, name, give_back(kept))
+            elif name in vars(trainer):
+                delattr(trainer, name)
+        for name, thing, kept in self._objects:
+            vars(thing).clear()
+            vars(thing).update(give_back(kept))
+            setattr(trainer, name, thing)
+
+    def _restore_callbacks(self) -> None:
+        from ..tensors.state import give_back
+
+        for callback, kept in self._callbacks:
+            state = give_back(kept)
+            for name, value in {**state.get("args", {}), **state.get("attributes", {})}.items():
+                if hasattr(callback, name):
+                    setattr(callback, name, value)
+
+
+OBJECTS = ("state", "control")
+"""What the trainer hands to callbacks: the same objects are used again, with their former contents."""
+
+
+def _with_state(trainer: Any) -> list[Any]:
+    """Return the callbacks that have a state of their own to export."""
+    from transformers.trainer_callback import ExportableState
+
+    return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, ExportableState)]
