@@ -28,8 +28,6 @@ TRL_COUNTS = (
 )
 """What TRL's trainers count and buffer besides."""
 
-_ABSENT = object()
-
 
 class TrainerCapture:
     """Weights, optimizer, scheduler, scaler, random generators, trainer state and counts at one moment.
@@ -51,7 +49,7 @@ class TrainerCapture:
                 self._parts.append(capture(thing, to_cpu=to_cpu))
         self._references = {name: getattr(trainer, name) for name in ("model", "optimizer", "lr_scheduler")}
         self._counts = {
-            name: keep(vars(trainer)[name], to_cpu=to_cpu) if name in vars(trainer) else _ABSENT
+            name: (vars(trainer)[name], keep(vars(trainer)[name], to_cpu=to_cpu)) if name in vars(trainer) else None
             for name in (*COUNTS, *TRL_COUNTS)
         }
         self._objects = [(name, getattr(trainer, name), keep(vars(getattr(trainer, name)))) for name in OBJECTS]
@@ -83,9 +81,9 @@ class TrainerCapture:
         from ..tensors.state import give_back
 
         trainer = self.trainer
-        for name, kept in self._counts.items():
-            if kept is not _ABSENT:
-                setattr(trainer, name, give_back(kept))
+        for name, count in self._counts.items():
+            if count is not None:
+                setattr(trainer, name, _same_container(count[0], give_back(count[1])))
             elif name in vars(trainer):
                 delattr(trainer, name)
         for name, thing, kept in self._objects:
@@ -105,6 +103,15 @@ class TrainerCapture:
 
 OBJECTS = ("state", "control")
 """What the trainer hands to callbacks: the same objects are used again, with their former contents."""
+
+
+def _same_container(container: Any, contents: Any) -> Any:
+    """Return a list or dictionary itself, refilled: others may hold it too; anything else as it is given."""
+    if not isinstance(container, dict | list):
+        return contents
+    container.clear()
+    (container.update if isinstance(container, dict) else container.extend)(contents)
+    return container
 
 
 def _with_state(trainer: Any) -> list[Any]:
