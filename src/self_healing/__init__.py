@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .adapters.transformers import SelfHealingTrainer, healing
     from .api import HealingActions
     from .config import HealingConfig
     from .core.errors import (
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
         UnrecoverableError,
     )
     from .core.failure import Effect, FailureType, Mode, Severity
+    from .tensors.adagc import AdaGC
+    from .tensors.zclip import ZClip
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ActionFailed",
+    "AdaGC",
     "CapabilityMissing",
     "CatalogueError",
     "ConfigError",
@@ -40,14 +44,22 @@ __all__ = [
     "Mode",
     "RunDirectoryLocked",
     "SelfHealingError",
+    "SelfHealingTrainer",
     "Severity",
     "UnrecoverableError",
+    "ZClip",
     "__version__",
+    "healing",
 ]
 
-_HOMES = {"HealingActions": "api", "HealingConfig": "config"} | dict.fromkeys(
-    ("Effect", "FailureType", "Mode", "Severity"), "core.failure"
-)
+_HOMES = {
+    "HealingActions": "api",
+    "HealingConfig": "config",
+    "SelfHealingTrainer": "adapters.transformers",
+    "healing": "adapters.transformers",
+    "AdaGC": "tensors.adagc",
+    "ZClip": "tensors.zclip",
+} | dict.fromkeys(("Effect", "FailureType", "Mode", "Severity"), "core.failure")
 
 
 def __getattr__(name: str) -> object:

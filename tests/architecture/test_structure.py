@@ -153,7 +153,8 @@ def test_no_signal_handler_is_set_at_import(path):
 def test_importing_the_package_and_every_room_imports_no_framework():
     code = (
         "import sys, importlib, pkgutil, self_healing\n"
-        "from self_healing import *\n"
+        "for name in self_healing.__all__:\n"
+        "    if name not in ('ZClip', 'AdaGC'): getattr(self_healing, name)  # these two are made of tensors\n"
         "for m in pkgutil.walk_packages(self_healing.__path__, 'self_healing.'):\n"
         "    if m.name.endswith(('__main__', 'trainer_guard')) or '.tensors.' in m.name: continue\n"
         "    importlib.import_module(m.name)\n"

@@ -66,6 +66,8 @@ def trace(trainer):
         "identity": [id(p) for p in model.parameters()],
         "weights": [p.detach().view(-1)[:7].tolist() for p in model.parameters()],
         "config": model.config.to_dict(),
+        "optimizer": {} if trainer.optimizer is None else {n: id(v) for n, v in vars(trainer.optimizer).items()},
+        "schedule": {} if trainer.lr_scheduler is None else {n: repr(v) for n, v in vars(trainer.lr_scheduler).items()},
         "state": dict(vars(trainer.state)),
         "control": dict(vars(trainer.control)),
         "callbacks": list(map(id, trainer.callback_handler.callbacks)),
@@ -167,27 +169,51 @@ def make_with_model_init(folder):
     )  # fmt: skip
 
 
-def make_sft(folder):
-    trl = pytest.importorskip("trl")
-    from datasets import Dataset
+def word_tokenizer():
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     words = {word: place for place, word in enumerate(["<pad>", "<eos>", *"abcdefghijklmnopqrstuvwxyz"])}
     raw = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>")
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>")
+
+
+def of_trl(folder, kind, columns, model_arguments=None, **arguments):
+    """Return a trainer of TRL for sentences of letters."""
+    import trl
+    from datasets import Dataset
+
     draw = random.Random(0)
-    texts = [" ".join(draw.choices("abcdefgh", k=draw.randrange(3, 14))) for _ in range(40)]
-    args = trl.SFTConfig(
+    data = Dataset.from_dict(
+        {name: [" ".join(draw.choices("abcdefgh", k=draw.randrange(2, 6))) for _ in range(24)] for name in columns}
+    )
+    args = getattr(trl, f"{kind}Config")(
         output_dir=str(folder), max_steps=4, logging_steps=1, per_device_train_batch_size=4, report_to="none",
-        use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True, gradient_accumulation_steps=2, max_length=LENGTH,
+        use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True, **arguments,
     )  # fmt: skip
-    data = Dataset.from_dict({"text": texts})
-    return trl.SFTTrainer(
-        model=tiny_model(dropout=0.1), args=args, train_dataset=data, eval_dataset=data.select(range(8)),
-        processing_class=tokenizer,
+    return getattr(trl, f"{kind}Trainer")(
+        model=tiny_model(dropout=0.1), args=args, train_dataset=data, processing_class=word_tokenizer(),
+        eval_dataset=data.select(range(8)), **(model_arguments or {}),
     )  # fmt: skip
+
+
+def variety(completions, **_):
+    """A reward that differs between completions."""
+    return [float(len(set(text))) for text in completions]
+
+
+def make_sft(folder):
+    return of_trl(folder, "SFT", ["text"], gradient_accumulation_steps=2, max_length=LENGTH)
+
+
+def make_dpo(folder):
+    return of_trl(folder, "DPO", ["prompt", "chosen", "rejected"], {"ref_model": tiny_model()})
+
+
+def make_grpo(folder):
+    rewards = {"reward_funcs": variety}
+    return of_trl(folder, "GRPO", ["prompt"], rewards, num_generations=2, max_completion_length=6)
 
 
 MADE = {
@@ -214,6 +240,8 @@ MADE = {
     "own-randomness": make_noisy_collator,
     "model-init": make_with_model_init,
     "sft": make_sft,
+    "dpo": make_dpo,
+    "grpo": make_grpo,
 }
 
 

@@ -141,7 +141,9 @@ def test_train_can_begin_with_a_dry_run(tmp_path):
     first, second = make_default(tmp_path / "1"), None
     SelfHealingTrainer(first, HealingConfig(dry_run_steps=2)).train()
     second = make_default(tmp_path / "2")
-    with healing(second, HealingConfig(dry_run_steps=1)):
+    with healing(second, HealingConfig(dry_run_steps=1)) as guarded:
+        assert guarded.dry_run(1).ok
+        assert list((tmp_path / "2").iterdir()) == [], "a rehearsal is not a guarded run"
         second.train()
     for trainer in (first, second):
         assert logged(trainer)[:-1] == logged(plain)[:-1]

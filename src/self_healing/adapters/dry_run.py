@@ -119,8 +119,12 @@ class Rehearsal:
     def _rehearse(self, untouched: Untouched) -> None:
         trainer, args = self.trainer, self.trainer.args
         check_device(self)
-        if getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False):
-            self.note("sharded training cannot be rehearsed in place", "the trainer", name="sharded", is_fatal=False)
+        sharded = getattr(trainer, "is_deepspeed_enabled", False) or getattr(trainer, "is_fsdp_enabled", False)
+        if sharded or args.world_size > 1:  # a step that fails on one rank alone would leave the others waiting
+            self.note(
+                "training in several processes cannot be rehearsed; nothing was checked", "the trainer",
+                "Start one process without DeepSpeed or FSDP for a dry run.", name="several-processes", is_fatal=False,
+            )  # fmt: skip
             return
         if untouched.data.one_shot:
             self.note(
@@ -132,6 +136,7 @@ class Rehearsal:
             if trainer.eval_dataset is not None and not untouched.eval_data.one_shot and self.report.steps:
                 self.attempt("the evaluation", self._evaluate, is_fatal=_is_on(args.eval_strategy))
                 check_evaluation(self)
+        self._measure()
         if args.should_save:
             self.attempt("saving a checkpoint", lambda: rehearse_save(self), is_fatal=_is_on(args.save_strategy))
         if self.report.planned_steps is not None:
@@ -239,21 +244,26 @@ class Rehearsal:
 
     def end_step(self) -> None:
         """Note what the step took, and leave after the last one."""
-        import psutil
-        import torch
-
         report = self.report
-        report.losses.append(float(sum(float(loss) for loss in self._losses)))
+        report.losses.append(float(sum(float(loss) for loss in self._losses)))  # waits for the device
         self._losses.clear()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-            report.peak_device_bytes = torch.cuda.max_memory_allocated()
-            report.device_bytes = torch.cuda.mem_get_info()[1]
-        report.peak_host_bytes = max(report.peak_host_bytes, psutil.Process().memory_info().rss - self._copies)
+        self._measure()
         report.seconds.append(time.perf_counter() - self._began)
         report.steps += 1
         if report.steps >= self.num_steps:
             raise _EnoughError
+
+    def _measure(self) -> None:
+        """Note the most memory that was used so far; on the host as seen now, less the copies kept for the end."""
+        import psutil
+        import torch
+
+        report = self.report
+        if torch.cuda.is_available() and report.planned_steps is not None:
+            torch.cuda.synchronize()
+            report.peak_device_bytes = torch.cuda.max_memory_allocated()
+            report.device_bytes = torch.cuda.mem_get_info()[1]
+        report.peak_host_bytes = max(report.peak_host_bytes, psutil.Process().memory_info().rss - self._copies)
 
     def _release(self) -> None:
         """Give back the memory of what is over."""

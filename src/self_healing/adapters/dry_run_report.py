@@ -82,7 +82,7 @@ class DryRunReport:
     def __str__(self) -> str:
         rows = [
             ("result", "ok" if self.ok else "NOT ok"),
-            ("steps", f"{self.steps} on {self.device}, {self.batch}"),
+            ("steps", ", ".join(filter(None, (f"{self.steps} on {self.device}", self.batch)))),
             ("loss", ", ".join(f"{loss:.4g}" for loss in self.losses)),
             ("eval loss", "" if self.eval_loss is None else f"{self.eval_loss:.4g}"),
             ("step time", "" if self.seconds_per_step is None else f"{self.seconds_per_step:.3g} s"),

@@ -163,11 +163,11 @@ def test_an_optimizer_whose_tensors_and_groups_were_replaced_gets_its_own_back()
     moment, group = optimizer.state[model.weight]["exp_avg"], optimizer.param_groups[0]
     before = bits(moment)
     held = capture(optimizer)
+    group["extra"] = 1
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
     optimizer.step()
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))], "lr": 3.0})
     optimizer.param_groups[0]["lr"] = 7.0
-    optimizer.param_groups[0]["extra"] = 1
     held.restore()
     assert optimizer.state[model.weight]["exp_avg"] is moment
     assert bits(moment) == before
