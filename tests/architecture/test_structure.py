@@ -32,6 +32,7 @@ FENCES = {
     "api.py": 1,  # opening a run failed: the lock is given back and the error raised again
     "tensors/probe.py": 2,  # the probed step raises: a finding; the probe itself fails: kind unknown, with the reason
     "core/detect.py": 1,  # a rule crashes: becomes a rule-crashed incident
+    "core/healer.py": 2,  # a ladder crashes: a rule-crashed incident; the healer itself: noted, and it steps aside
     "core/diagnosis.py": 1,  # a cause crashes: likewise
     "core/execute.py": 1,  # an action fails: recorded in the outcome
     "core/hook.py": 1,  # the user's hook crashes: recorded in a note

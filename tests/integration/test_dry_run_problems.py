@@ -175,3 +175,28 @@ def test_a_disk_that_is_full_or_closed_is_noticed(tmp_path, monkeypatch):
     assert names(report) == ["permission-denied"]
     assert report.ok, "nothing would be saved in this run"
     assert not (tmp_path / "closed").exists() or not list((tmp_path / "closed").iterdir())
+
+
+def test_a_checkpoint_that_reads_back_otherwise_is_noticed_and_folders_are_not_left_behind(tmp_path):
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    def break_it(trainer):
+        original = trainer.save_model
+
+        def save_model(folder, **kwargs):
+            original(folder, **kwargs)
+            path = Path(folder) / "model.safetensors"
+            held = {name: values.clone() for name, values in load_file(path).items()}
+            held["model.norm.weight"][3] += 1.0
+            save_file(held, path)
+
+        trainer.save_model = save_model
+        shutil.rmtree(trainer.args.output_dir)
+
+    report = fails(tmp_path / "new" / "deep", break_it=break_it, save_strategy="steps")
+    assert ["model.norm.weight is not what was saved" in problem.what for problem in report.problems] == [True]
+    assert not report.ok
+    assert list(tmp_path.iterdir()) == [tmp_path / "new"], "which the trainer had made itself"
+    assert list((tmp_path / "new").iterdir()) == []

@@ -258,7 +258,7 @@ def test_a_crashing_rule_is_named_and_switched_off_and_the_run_goes_on():
     crashes = [e for e in training.ledger.entries if e.name == "rule-crashed" and e.body["event"] == "opened"]
     assert len(crashes) == 1
     assert "broken" in crashes[0].body["because"]
-    assert "ZeroDivisionError" in crashes[0].body["text"]
+    assert "ZeroDivisionError" in crashes[0].body["trace"]
     assert "loss-spike" in training.names("incident"), "the others go on"
 
 

@@ -53,6 +53,7 @@ class Book:
         self.ledger = MemoryLedger()
         self.now = Circumstances(capabilities=capabilities, ladder=ladder, watch=32)
         self.step = 0
+        self.go(0)
 
     def plan(self, incident_=None, hypotheses=()):
         return self.policy.plan(
@@ -264,6 +265,35 @@ def test_no_plan_ever_exceeds_the_ceiling_or_the_budgets(ladder, events, ceiling
         book.carry_out(plan, status=status, seconds=seconds)
         if verdict is not None:
             book.judge(plan, verdict)
+
+
+def test_what_was_tried_long_ago_may_be_tried_again():
+    book = Book(ladder=(rung(Alert(text="x")),))
+    warning = incident(Severity.WARNING)
+    book.carry_out(book.plan(warning))
+    assert book.plan(warning) is None
+    book.go(999)
+    assert book.plan(warning) is None
+    book.go(2)
+    assert book.plan(warning) is not None
+
+
+def test_ticks_and_backward_steps_do_not_stretch_the_budgets_window():
+    book = Book()
+    book.go(50)
+    for step in (0, 50, 0, 50):
+        book.memory.remember(book.ledger.append("signal", "tick", step=step, time_s=0.0, body={}))
+        book.memory.remember(book.ledger.append("signal", "metrics", step=step, time_s=0.0, body={}))
+    assert book.memory.trained_steps == 50
+
+
+def test_actions_called_by_hand_are_no_experience_of_the_policy():
+    book = Book()
+    before = book.memory.total
+    body = Outcome(plan=book.plan(), results=()).to_json()
+    book.memory.remember(book.ledger.append("outcome", "by-hand", step=1, time_s=0.0, body={**body, "counts": True}))
+    assert book.memory.total == before
+    assert book.memory.tried == {}
 
 
 def test_memory_is_the_same_when_it_is_rebuilt_from_the_ledger():

@@ -41,7 +41,10 @@ class LearningRateScale:
 
     def scale(self, factor: float, *, rate: float, floor: float | None) -> float:
         """Multiply for good, down to the floor at most; return the resulting rate."""
+        was_cut = self.kept < 1.0
         self.kept *= self._allowed(factor, rate, floor)
+        if was_cut and factor > 1.0:  # taking a cut back ends at the schedule's own rate, also if the cut met its floor
+            self.kept = min(self.kept, 1.0)
         return rate * self.value
 
     def rewarm(self, factor: float, steps: int, *, rate: float, floor: float | None) -> float:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from .failure import Effect, FailureType, Severity
 from .history import History
 from .incident import Incident
-from .lifecycle import Case, OpenCases, Phase
+from .lifecycle import Case, Key, OpenCases, Phase, key_of
 from .memory import Memory
 from .plan import Outcome, Plan, merge
 from .policy import Policy
@@ -30,6 +30,10 @@ class Office(Protocol):
     memory: Memory
     policy: Policy
 
+    @property
+    def now_s(self) -> float:
+        """The time of the signal being looked at."""
+
     def classify(self, incident: Incident) -> Incident:
         """Give an incident that carries text the class of failure its text gives away."""
 
@@ -41,6 +45,24 @@ class Office(Protocol):
 
     def record_verdict(self, verdict: Verdict) -> None:
         """Write a verdict."""
+
+
+STALE_AFTER = 2000
+"""Observations without the metric an incident is paced by, after which it is closed: nobody reports it any more."""
+
+WORTH_KEEPING = 512
+"""Observations after its opening for which the ledger keeps every signal of an incident."""
+
+MOST_UNDO_TRIES = 3
+"""How often taking a change back is tried before it is given up, loudly."""
+
+
+@dataclass(slots=True)
+class OwedUndo:
+    """A change that must be taken back, until that has succeeded."""
+
+    plan: Plan
+    tries: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,19 +80,21 @@ class Care:
         self.office = office
         self.cases = OpenCases()
         self.trials: list[Trial] = []
+        self.owed: list[OwedUndo] = []
 
     # -- one observation -----------------------------------------------------------------------------
 
     def review(self, signal: Signal, found: Iterable[Incident]) -> Plan | None:
         """Take in what the rules found and return the most urgent plan, if any."""
-        wishes: list[Plan | None] = []
         if isinstance(signal, Metrics):
             self._feed(signal)
         for incident in found:
             self._fired(self.office.classify(incident))
         if isinstance(signal, Metrics):
-            wishes.extend(self._judge_trials(signal))
-            wishes.extend([self._aged(case, signal.step) for case in self.cases])
+            self._judge_trials(signal)
+            for case in self.cases:
+                self._aged(case, signal.step)
+        wishes = [replace(owed.plan, step=signal.step) for owed in self.owed]
         asking = {case.key: self.office.plan_for(case.incident) for case in self._asking()}
         wish = merge([*wishes, *asking.values()])
         for key, plan in asking.items():
@@ -82,17 +106,24 @@ class Care:
                 asked.wants_plan = True
         return wish
 
+    def is_busy(self) -> bool:
+        """Say whether an incident is young enough for every observation around it to be worth keeping."""
+        return any(case.age < WORTH_KEEPING and case.incident.severity > Severity.INFO for case in self.cases)
+
     def _feed(self, signal: Metrics) -> None:
         for case in self.cases:
             pace = case.incident.paced_by
             if pace is None or pace in signal.values:
                 metric = case.incident.metric
                 case.feed(signal.values[metric] if metric and signal.is_finite(metric) else None)
+                continue
+            case.unpaced += 1
+            if case.unpaced >= STALE_AFTER:
+                self._close(case, "no-longer-reported")
 
     def _fired(self, incident: Incident) -> None:
         self._fail_relapsed_trials(incident)
-        key = (incident.name, incident.failure)
-        case = self.cases.get(key)
+        case = self.cases.get(key_of(incident))
         if case is None:
             past = self.office.history.last(incident.metric, 32) if incident.metric else []
             case = self.cases.add(Case(incident=incident, opened_step=incident.step, before=Reference.of(past)))
@@ -108,21 +139,24 @@ class Care:
     def _is_relapse(self, watching: Case, incident: Incident, fired: Case) -> bool:
         """Say whether a firing means that the plan being watched has failed."""
         assert watching.plan is not None
+        silent_for = incident.time_s - watching.acted_s
+        if incident.patience_s is not None and watching.watched == 0 and silent_for < incident.patience_s:
+            return False  # the same silence: the remedy has not had its time yet
         if watching.plan.hold_longest is not None:  # a hold expects firings; only something worse ends it early
             return fired.wants_plan and incident.severity > watching.plan.severity
         return incident.severity >= watching.plan.severity
 
-    def _aged(self, case: Case, step: int) -> Plan | None:
+    def _aged(self, case: Case, step: int) -> None:
         """Let time pass for one case: judge a plan whose window is over, close what has passed."""
-        if case.phase is Phase.WATCHING:
-            return self._end_of_watch(case, step) if case.watched >= case.watch else None
         if case.phase is Phase.CLOSED:  # closed with another one of the same metric
-            return None
-        if case.quiet >= QUIET_AFTER:
+            return
+        if case.phase is Phase.WATCHING:
+            if case.watched >= case.watch:
+                self._end_of_watch(case, step)
+        elif case.quiet >= QUIET_AFTER:
             self._close(case, "passed")
         elif case.age >= NEW_NORMAL_AFTER:
             self._accept_as_normal(case)
-        return None
 
     def _accept_as_normal(self, case: Case) -> None:
         """Close every case about a metric that nobody acts on, so that its samples are let in together."""
@@ -133,40 +167,41 @@ class Care:
         for other in about_it:
             self._close(other, "new-normal")
 
-    def _end_of_watch(self, case: Case, step: int) -> Plan | None:
+    def _end_of_watch(self, case: Case, step: int) -> None:
         plan = case.plan
         assert plan is not None
-        if plan.hold_longest is not None and case.quiet < QUIET_AFTER:
+        if plan.hold_longest is not None and case.quiet < min(QUIET_AFTER, plan.watch):
             if case.is_healing() and case.watched < plan.hold_longest:
                 case.watch += plan.watch
-                return None
+                return
             self._conclude(case, VerdictKind.RELAPSED, "it was still there after the hold")
             case.reopen()
-            return None
+            return
         if plan.effect is Effect.RECIPE and case.reference is not None and case.reference.is_worse(tuple(case.recent)):
             because = (
                 f"{case.incident.metric} got worse: now about {case.recent[-1]:.4g}, was {case.reference.level:.4g}"
             )
-            return self._take_back(case, because, step)
+            self._conclude(case, VerdictKind.WORSE, because)
+            self._close(case, "worse")
+            self._owe_undo(plan, because, step)
+            return
         if plan.effect is Effect.RECIPE and case.eval_before is not None:
             self.trials.append(Trial(plan, case.eval_before))
         else:
             self._conclude(case, VerdictKind.RECOVERED, f"no {plan.failure} for {case.watched} observations")
         self._close(case, "recovered")
-        return None
 
-    def _take_back(self, case: Case, because: str, step: int) -> Plan | None:
-        assert case.plan is not None
-        self._conclude(case, VerdictKind.WORSE, because)
-        self._close(case, "worse")
-        return self.office.policy.undo(case.plan, because, self.office.memory, step)
+    def _owe_undo(self, plan: Plan, because: str, step: int) -> None:
+        """Take a change back as soon as no more urgent plan is in the way."""
+        undo = self.office.policy.undo(plan, because, self.office.memory, step)
+        if undo is not None:
+            self.owed.append(OwedUndo(undo))
 
     # -- recipe changes on trial ---------------------------------------------------------------------
 
-    def _judge_trials(self, signal: Metrics) -> list[Plan | None]:
+    def _judge_trials(self, signal: Metrics) -> None:
         if not self.trials or "eval_loss" not in signal.values:
-            return []
-        wishes: list[Plan | None] = []
+            return
         value = signal.values["eval_loss"]
         for trial in self.trials:
             worse = not signal.is_finite("eval_loss") or Reference(trial.eval_before, 0.0).is_worse((value,))
@@ -174,9 +209,8 @@ class Care:
             kind = VerdictKind.WORSE if worse else VerdictKind.RECOVERED
             self.office.record_verdict(Verdict(kind=kind, plan=trial.plan, because=because))
             if worse:
-                wishes.append(self.office.policy.undo(trial.plan, because, self.office.memory, signal.step))
+                self._owe_undo(trial.plan, because, signal.step)
         self.trials.clear()
-        return wishes
 
     def _fail_relapsed_trials(self, incident: Incident) -> None:
         for trial in [t for t in self.trials if t.plan.failure is incident.failure]:
@@ -192,6 +226,7 @@ class Care:
         """Start watching what a plan did; after a rollback every other incident is undone with it."""
         plan = outcome.plan
         if plan.is_undo:
+            self._after_undo(outcome)
             return
         case = self._case_of(plan)
         if case.phase is Phase.WATCHING:  # another rank's plan overtook the one being watched here
@@ -199,25 +234,36 @@ class Care:
         if case.phase is Phase.OPEN:
             case.start_acting(plan)
         if not outcome.succeeded:
+            done = tuple(
+                action for action, result in zip(plan.actions, outcome.results, strict=False) if result.status == "done"
+            )
+            self._owe_undo(replace(plan, actions=done), "the plan it was part of could not be carried out", plan.step)
             case.reopen()
             return
         for other in self.cases:
             if other is not case and (rewound or other.incident.failure is plan.failure):
                 self._close(other, "rewound" if rewound else "covered", release=not rewound)
-        case.start_watching(rewound=rewound, eval_before=self.office.history.latest("eval_loss"))
+        evals = self.office.history.last("eval_loss", 1)
+        case.start_watching(rewound=rewound, eval_before=evals[0] if evals else None, at_s=self.office.now_s)
         if case.incident.metric is not None and plan.hold_longest is None and not rewound:
             self.office.history.forget_evidence(case.incident.metric)
 
+    def _after_undo(self, outcome: Outcome) -> None:
+        for owed in [o for o in self.owed if o.plan.rung == outcome.plan.rung and o.plan.actions == outcome.plan.actions][:1]:
+            owed.tries += 1
+            if outcome.succeeded or owed.tries >= MOST_UNDO_TRIES:
+                self.owed.remove(owed)
+
     def wish_not_granted(self, wish: Plan, *, ask_again: bool) -> None:
         """Take back that a plan was chosen: another rank's came first, or the user's hook said no."""
-        case = self.cases.get((wish.incident, wish.failure))
+        case = self.cases.get(_key(wish))
         if case is not None and case.phase is Phase.ACTING:
             case.reopen()
             case.wants_plan = ask_again
 
     def ask_again(self, plan: Plan) -> Plan | None:
         """Return the next plan after one that could not be carried out."""
-        case = self.cases.get((plan.incident, plan.failure))
+        case = self.cases.get(_key(plan))
         if case is None:
             return None
         wish = self.office.plan_for(case.incident)
@@ -228,7 +274,7 @@ class Care:
 
     def incident_of(self, plan: Plan) -> Incident | None:
         """Return the incident a plan answers, where it is open on this rank."""
-        case = self.cases.get((plan.incident, plan.failure))
+        case = self.cases.get(_key(plan))
         return case.incident if case is not None else None
 
     # -- small steps ---------------------------------------------------------------------------------
@@ -258,7 +304,7 @@ class Care:
 
     def _case_of(self, plan: Plan) -> Case:
         """Return the plan's case; a plan that another rank wished for gets one here too, so that all ranks learn."""
-        case = self.cases.get((plan.incident, plan.failure))
+        case = self.cases.get(_key(plan))
         if case is not None:
             return case
         incident = Incident(
@@ -268,3 +314,7 @@ class Care:
         case = self.cases.add(Case(incident=incident, opened_step=plan.step))
         self.office.record_case(case, "opened")
         return case
+
+
+def _key(plan: Plan) -> Key:
+    return plan.incident, plan.failure, ""

@@ -35,22 +35,27 @@ class RuleSet:
         found: list[Incident] = []
         for rule in tuple(listeners):
             try:
-                incident = rule.check(now, past)
+                incident: object = rule.check(now, past)  # a rule of a user may return anything
             except Exception as error:  # noqa: BLE001  # the fence: becomes a rule-crashed incident
                 found.append(self.switch_off(rule.name(), error, now))
                 continue
-            if incident is not None:
-                found.append(incident)
+            if incident is None:
+                continue
+            if not isinstance(incident, Incident):
+                wrong = TypeError(f"check() returned {type(incident).__name__}, not an Incident or None")
+                found.append(self.switch_off(rule.name(), wrong, now))
+                continue
+            found.append(incident)
         return found
 
     def switch_off(self, name: str, error: Exception, now: Signal) -> Incident:
         """Take a crashed rule out and describe the crash as an incident of its own."""
         self.rules.pop(name, None)
         self._listeners.clear()
-        return crashed_entry(f"rule {name}", error, now)
+        return crashed(f"rule {name}", error, now)
 
 
-def crashed_entry(what: str, error: Exception, now: Signal) -> Incident:
+def crashed(what: str, error: Exception, now: Signal) -> Incident:
     """Describe the crash of a piece of the catalogue as an incident, with the end of its traceback."""
     trace = "".join(traceback.format_exception(error))[-2000:]
     return Incident(
@@ -60,6 +65,8 @@ def crashed_entry(what: str, error: Exception, now: Signal) -> Incident:
         severity=Severity.WARNING,
         step=now.step,
         rank=now.rank,
+        time_s=now.time_s,
+        subject=what,
         because=f"{what} crashed and is switched off: {type(error).__name__}: {error}",
-        text=trace,
+        trace=trace,
     )

@@ -91,6 +91,8 @@ class Detector:
     """The metric whose samples wait outside the baseline while an incident of this rule is open."""
     paced_by: ClassVar[str | None] = None
     """The metric by whose observations an incident of this rule ages; `metric`, else every observation."""
+    patience_s: ClassVar[float | None] = None
+    """For a rule about silence: seconds a remedy may take before more silence means that it failed."""
     listens: ClassVar[tuple[type[Signal], ...]] = (Metrics,)
     """The kinds of signal the rule wants to see; it is not called for others."""
     remedy: ClassVar[Ladder] = ()
@@ -161,6 +163,8 @@ class Detector:
             step=now.step,
             because=because,
             rank=now.rank,
+            time_s=now.time_s,
+            patience_s=self.patience_s,
             onset_step=onset_step,
             metric=self.metric,
             paced_by=self.paced_by or self.metric,

@@ -1,18 +1,21 @@
 """The data flow of the whole product: signal, incident, diagnosis, plan, outcome, verdict. Read this first.
 
-wish = healer.observe(signal)        # pure: same signals, same plans
-plan = healer.agree(wish)            # one plan for all ranks
-outcome = healer.act(plan, run)      # the one place where something is done
+* `wish = healer.observe(signal)` is pure: same signals, same plans.
+* `plan = healer.agree(wish)` makes one plan for all ranks.
+* `outcome = healer.act(plan, run, clock)` is the one place where something is done.
 """
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable, Iterable
 
+from .action import Ladder
 from .care import Care
 from .cause import Cause, Pattern
 from .consensus import LocalTransport, Transport
-from .detect import RuleSet, crashed_entry
+from .detect import RuleSet, crashed
 from .detector import Detector
 from .diagnosis import classify, diagnose
 from .execute import execute
@@ -28,6 +31,10 @@ from .policy import Circumstances, Policy
 from .settings import Settings
 from .signal import Facts, Heartbeat, Metrics, Resumed, Signal, SnapshotDropped, SnapshotTaken, masked, to_json
 from .verdict import Verdict
+
+logger = logging.getLogger("self_healing")
+
+STRICT = "SELF_HEALING_STRICT"
 
 
 class Healer:
@@ -58,36 +65,65 @@ class Healer:
         self.history = History(need for rule in self.rules.rules.values() for need in rule.needs)
         self.policy = Policy(settings)
         self.memory = Memory() if memory is None else memory
-        for entry in past:
-            self.memory.remember(entry)
+        self.damaged_lines = sum(not self._remembers(entry) for entry in past)
+        """Lines of an earlier process's ledger that could not be understood and were left out."""
         self.care = Care(self)
         self._kept_histories: dict[str, dict[str, object]] = {}
         self._now: Signal = Facts(step=0, facts={})
+        self.is_strict = bool(os.environ.get(STRICT))
+        """True lets a bug of ours be raised instead of noted: for our own tests."""
+        self.is_broken = False
 
     def begin(self, config: dict[str, object], time_s: float) -> None:
         """Write the first line of this attempt: the resolved configuration and what the run can do."""
-        self._now = Facts(step=self.memory.last_step, time_s=time_s, facts={})
+        self._now = Facts(step=self.memory.last_step or 0, time_s=time_s, facts={})
         body = {**config, "mode": str(self.settings.mode), "capabilities": sorted(self.capabilities)}
         self._write("config", "resolved-configuration", body)
+        if self.damaged_lines:
+            text = f"{self.damaged_lines} lines of the earlier ledger could not be understood and were left out"
+            self._write("note", "lines-not-understood", {"text": text, "lines": self.damaged_lines})
 
     # -- deciding: no clock, no framework, no network ------------------------------------------------
 
     def observe(self, signal: Signal) -> Plan | None:
-        """Decide what this rank wishes to do about what was just observed."""
+        """Decide what this rank wishes to do about what was just observed; a bug of ours is noted, never raised."""
+        if self.is_broken:
+            return None
+        try:
+            return self._observe(signal)
+        except Exception as error:
+            if self.is_strict:
+                raise
+            self.is_broken = True
+            logger.exception("self-healing has failed and watches no longer; training goes on without it")
+            self._write("note", "healer-crashed", {"text": f"{type(error).__name__}: {error}"})
+            return None
+
+    def _observe(self, signal: Signal) -> Plan | None:
         signal = masked(signal, self.ledger.mask)  # decide on what the ledger will hold, so that a replay does too
         self._now = signal
-        self._write("signal", signal.kind(), to_json(signal), keep=len(self.care.cases) > 0)
         self._take_in(signal)
         found = self.rules.detect(signal, self.history)
+        keep = bool(found) or not isinstance(signal, Metrics) or self.care.is_busy()
+        self._write("signal", signal.kind(), to_json(signal), keep=keep)
         trouble = self.ledger.trouble()
         if trouble:
+            logger.warning("the ledger cannot be written, training goes on: %s", trouble)
             found.append(_ledger_unwritable(signal, trouble))
         wish = self.care.review(signal, found)
         if isinstance(signal, Metrics):
             self.history.settle(self.care.cases.held_metrics())
-        if wish is not None:
-            self._write("plan", wish.incident, wish.to_json())
+        if wish is None:
+            return None
+        self._write("plan", wish.incident, wish.to_json())
+        if not self._may_carry_out(wish):  # it is only shown; what it answers stays open for worse
+            self.care.wish_not_granted(wish, ask_again=False)
         return wish
+
+    def _may_carry_out(self, plan: Plan) -> bool:
+        """Say whether the mode allows it: advice is shown, and only what asks nothing of the run is done."""
+        asks_nothing = all(action.needs is None for action in plan.actions)
+        return self.settings.mode is Mode.HEAL or (self.settings.mode is Mode.ADVISE and asks_nothing)
 
     def agree(self, wish: Plan | None) -> Plan | None:
         """Turn every rank's wish into one plan. All ranks call this at the same step boundary."""
@@ -100,15 +136,14 @@ class Healer:
 
     def act(self, plan: Plan, run: object, clock: Callable[[], float]) -> Outcome | None:
         """Carry the plan out, unless the mode or the user's hook forbids it. The only caller of `execute`."""
-        asks_nothing = all(action.needs is None for action in plan.actions)
-        if self.settings.mode is not Mode.HEAL and not (self.settings.mode is Mode.ADVISE and asks_nothing):
+        if not self._may_carry_out(plan):
             return None
         granted: Plan | None = plan
         if self.hook is not None:
             granted, note = consult(self.hook, self.care.incident_of(plan), plan, run, self.settings.max_effect)
             if note:
                 self._write("note", note.name, {"text": note.text, "incident": plan.incident})
-        if granted is None:
+        if granted is None or not self._may_carry_out(granted):
             self.care.wish_not_granted(plan, ask_again=False)
             return None
         outcome = execute(granted, run, clock)
@@ -126,6 +161,7 @@ class Healer:
         kept = self._kept_histories.get(key)
         if kept is not None:
             self.history.load_state_dict(kept)
+            self.history.set_clock(self._now.time_s)  # time does not go back with the run
         return kept is not None
 
     def next_plan(self, outcome: Outcome) -> Plan | None:
@@ -151,9 +187,18 @@ class Healer:
             capabilities=self.capabilities,
             step_time_s=self.history.latest("step_time_s") or 1.0,
             watch=rule.watch if rule is not None else 32,
-            ladder=rule.ladder(incident) if rule is not None else (),
+            ladder=self._ladder(rule, incident),
         )
         return self.policy.plan(diagnosis, self.memory, now)
+
+    def _ladder(self, rule: Detector | None, incident: Incident) -> Ladder:
+        if rule is None:
+            return ()
+        try:
+            return rule.ladder(incident)
+        except Exception as error:  # noqa: BLE001  # the fence: becomes a rule-crashed incident
+            self.record_case(Case(incident=self.rules.switch_off(rule.name(), error, self._now)), "opened")
+            return ()
 
     def record_case(self, case: Case, event: str, **more: object) -> None:
         """Write what became of an incident: opened, worsened or closed."""
@@ -168,7 +213,7 @@ class Healer:
             "numbers": dict(incident.numbers),
             **more,
         }
-        for name in ("exception", "where", "text"):
+        for name in ("subject", "exception", "where", "text", "trace"):
             if getattr(incident, name):
                 body[name] = getattr(incident, name)
         self._write("incident", incident.name, body)
@@ -190,17 +235,33 @@ class Healer:
             case SnapshotDropped():
                 self._kept_histories.pop(signal.key, None)
             case Resumed():
-                self.history.load_state_dict(signal.history)
+                if signal.history:
+                    self.history.load_state_dict(signal.history)
+                    self.history.set_clock(signal.time_s)
 
     def _cause_crashed(self, name: str, error: Exception) -> None:
         self.causes = [cause for cause in self.causes if cause.name() != name]
-        incident = crashed_entry(f"cause {name}", error, self._now)
-        self.record_case(Case(incident=incident), "opened")
+        case = Case(incident=crashed(f"cause {name}", error, self._now))
+        self.record_case(case, "opened")
+        self.record_case(case, "closed", reason="switched-off")
 
     def _write(self, kind: str, name: str, body: dict[str, object], *, keep: bool = False) -> None:
         now = self._now
         entry = self.ledger.append(kind, name, step=now.step, time_s=now.time_s, body=body, rank=now.rank, keep=keep)
         self.memory.remember(entry)
+
+    def _remembers(self, entry: Entry) -> bool:
+        """Take in a line of an earlier process's ledger; say whether it could be understood."""
+        try:
+            self.memory.remember(entry)
+        except (KeyError, TypeError, ValueError):
+            return False
+        return True
+
+    @property
+    def now_s(self) -> float:
+        """The time of the signal being looked at."""
+        return self._now.time_s
 
 
 def _ledger_unwritable(now: Signal, trouble: str) -> Incident:

@@ -18,6 +18,11 @@ MOST_METRICS = 512
 """Distinct metrics that are remembered; later names that no rule needs are ignored, so that a run that invents names
 cannot grow us."""
 
+ALWAYS_REMEMBERED = frozenset(
+    {"loss", "grad_norm", "learning_rate", "eval_loss", "reward", "reward_std", "kl", "loss_scale", "step_time_s"}
+)
+"""Metrics that rules and causes look up by name without a statistic: never crowded out by others."""
+
 
 class History:
     """The past of one run, as far as the rules need it."""
@@ -38,7 +43,15 @@ class History:
 
     def learn(self, facts: Mapping[str, Fact]) -> None:
         """Remember facts of the run; a later value of the same name replaces the earlier one."""
-        self.facts.update(facts)
+        for name, fact in facts.items():
+            if name in self.facts or len(self.facts) < MOST_METRICS:
+                self.facts[name] = fact
+
+    def set_clock(self, time_s: float) -> None:
+        """Start measuring silence from now: the past that was just taken over is older than its clock says."""
+        self.time_s = time_s
+        if self.last_beat_s is not None:
+            self.last_beat_s = time_s
 
     def hear(self, time_s: float, phase: str) -> None:
         """Remember a heartbeat."""
@@ -199,6 +212,7 @@ class History:
 
     def _series_of(self, metric: str) -> Series | None:
         series = self._series.get(metric)
-        if series is None and (len(self._series) < MOST_METRICS or metric in self._by_metric):
+        wanted = metric in self._by_metric or metric in ALWAYS_REMEMBERED
+        if series is None and (len(self._series) < MOST_METRICS or wanted):
             series = self._series[metric] = Series(deque(maxlen=self.recent), deque(maxlen=self.recent))
         return series

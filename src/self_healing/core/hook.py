@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .failure import Effect
 from .incident import Incident
@@ -43,4 +43,10 @@ def consult(
             "hook-misused",
             f"on_instability asked for effect {answer.effect}, above the ceiling {ceiling}; the plan stands",
         )
+    # It answers the same incident, whatever it says: the watch and the budgets belong to that one.
+    holds = [held for action in answer.actions if (held := action.watch_for()) is not None]
+    answer = replace(
+        answer, incident=plan.incident, failure=plan.failure, step=plan.step, rank=plan.rank,
+        hold_longest=max(longest for _, longest in holds) if holds else None,
+    )  # fmt: skip
     return answer, HookNote("hook-replaced", f"on_instability replaced {plan.rung} by {answer.rung or 'its own plan'}")

@@ -22,6 +22,12 @@ class Incident:
     because: str
     """One sentence with the decisive numbers."""
     rank: int = 0
+    time_s: float = 0.0
+    """When it was seen, by the adapter's clock."""
+    subject: str = ""
+    """What it is about, where one name covers several things: the rule that crashed."""
+    patience_s: float | None = None
+    """For an incident of silence: seconds a remedy may take before more silence means that it failed."""
     onset_step: int | None = None
     """Where the trouble began, if the rule can tell; a rollback must go back to before it."""
     metric: str | None = None
@@ -39,6 +45,8 @@ class Incident:
     text: str = ""
     """Exception message or last lines of output: what patterns look at."""
     where: str = ""
+    trace: str = ""
+    """The end of a traceback of ours; never matched against patterns."""
 
     @property
     def fingerprint(self) -> str:

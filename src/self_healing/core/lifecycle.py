@@ -32,8 +32,13 @@ TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.CLOSED: frozenset(),
 }
 
-Key = tuple[str, FailureType]
-"""What tells cases apart: the rule, and the class of failure (one rule reports every exception)."""
+Key = tuple[str, FailureType, str]
+"""What tells cases apart: the rule, the class of failure (one rule reports every exception), and the subject."""
+
+
+def key_of(incident: Incident) -> Key:
+    """Return what tells an incident's case from others."""
+    return incident.name, incident.failure, incident.subject
 
 
 @dataclass
@@ -64,12 +69,16 @@ class Case:
     reference: Reference | None = None
     """What the metric is compared with when the plan is judged."""
     eval_before: float | None = None
+    acted_s: float = 0.0
+    """When the plan was carried out, by the adapter's clock."""
+    unpaced: int = 0
+    """Observations since the metric it is paced by was last reported."""
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     @property
     def key(self) -> Key:
         """Return what tells this case from others."""
-        return self.incident.name, self.incident.failure
+        return key_of(self.incident)
 
     def move(self, phase: Phase) -> None:
         """Go to another phase; a transition that the table does not have is a programming error."""
@@ -91,6 +100,7 @@ class Case:
         """Count one observation and remember the metric's value."""
         self.age += 1
         self.quiet += 1
+        self.unpaced = 0
         if self.phase is Phase.WATCHING:
             self.watched += 1
         if value is not None:
@@ -104,9 +114,10 @@ class Case:
         self.wants_plan = False
         self.excess_when_acted = self.incident.excess
 
-    def start_watching(self, *, rewound: bool, eval_before: float | None) -> None:
+    def start_watching(self, *, rewound: bool, eval_before: float | None, at_s: float) -> None:
         """Record that the plan was carried out."""
         self.move(Phase.WATCHING)
+        self.acted_s = at_s
         assert self.plan is not None
         self.watch = self.plan.watch
         self.watched = 0

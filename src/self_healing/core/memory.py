@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import cast
 
 from .failure import FailureType
 from .ledger import Entry
 from .stop import WINDOW_STEPS, Spent
+
+BY_HAND = "by-hand"
+"""The incident name under which actions called by hand are recorded; they are no experience of the policy's."""
 
 PRIOR_STRENGTH = 2.0
 """How many observed trials a prior success probability is worth."""
@@ -38,14 +41,15 @@ class Memory:
 
     trained_steps: int = 0
     """Optimizer steps observed, those lost to rollbacks counted too."""
-    last_step: int = 0
+    last_step: int | None = None
+    """The step observed last; None where a process has just begun."""
     recoveries: deque[tuple[int, FailureType]] = field(default_factory=lambda: deque(maxlen=4096))
     """Trained steps and class of each recovery that counts."""
     total: int = 0
     seconds: float = 0.0
     rungs: dict[tuple[str, str], RungRecord] = field(default_factory=dict)
-    tried: dict[FailureType, Counter[str]] = field(default_factory=dict)
-    """Rungs tried since the class last recovered: none of them has helped for good."""
+    tried: dict[FailureType, list[tuple[int, str]]] = field(default_factory=dict)
+    """Rungs tried since the class last recovered, and when in trained steps: none of them has helped for good."""
     faithful_retries: set[str] = field(default_factory=set)
     """Fingerprints of failures that were already retried without changing anything."""
 
@@ -60,22 +64,28 @@ class Memory:
         return Spent(failure=failure, recent=recent, total=self.total, seconds=self.seconds)
 
     def times_tried(self, failure: FailureType, name: str) -> int:
-        """Return how often a rung was tried since the class last recovered."""
-        return self.tried.get(failure, Counter())[name]
+        """Return how often a rung was tried lately and since the class last recovered."""
+        since = self.trained_steps - WINDOW_STEPS
+        return sum(1 for at, tried in self.tried.get(failure, ()) if tried == name and at > since)
 
     def remember(self, entry: Entry) -> None:
         """Take in one ledger entry, whether it was just written or read from an earlier process's file."""
         if entry.kind == "signal":
-            self._see_step(entry.step)
-        elif entry.kind == "outcome":
+            self._see_step(entry)
+        elif entry.kind == "config":
+            self.last_step = None
+        elif entry.kind == "outcome" and entry.name != BY_HAND:
             self._remember_outcome(entry)
         elif entry.kind == "verdict":
             self._remember_verdict(entry)
 
-    def _see_step(self, step: int) -> None:
-        if step > self.last_step:
-            self.trained_steps += step - self.last_step
-        self.last_step = step
+    def _see_step(self, entry: Entry) -> None:
+        """Count steps forward; only a rollback, a resumption or a new process may take the counting back."""
+        if entry.name == "resumed" or (entry.name == "metrics" and self.last_step is None):
+            self.last_step = entry.step
+        elif entry.name == "metrics" and self.last_step is not None and entry.step > self.last_step:
+            self.trained_steps += entry.step - self.last_step
+            self.last_step = entry.step
 
     def _remember_outcome(self, entry: Entry) -> None:
         body = entry.body
@@ -88,8 +98,12 @@ class Memory:
         record.uses += 1
         record.seconds += (seconds - record.seconds) / record.uses
         record.last_used = self.trained_steps
-        self.tried.setdefault(failure, Counter())[name] += 1
+        tries = self.tried.setdefault(failure, [])
+        tries.append((self.trained_steps, name))
+        del tries[:-64]
         self.seconds += seconds
+        if isinstance(body.get("step_after"), int):
+            self.last_step = cast("int", body["step_after"])
         if body.get("counts"):
             self.recoveries.append((self.trained_steps, failure))
             self.total += 1

@@ -140,6 +140,8 @@ MOST_TEXT = 20_000
 def masked(signal: Signal, mask: Callable[[str], str]) -> Signal:
     """Return the signal with secrets masked in what people and programs said; numbers pass as they are."""
     match signal:
+        case Metrics():
+            return signal if all(type(v) is float for v in signal.values.values()) else _numbers_only(signal)
         case Raised():
             return replace(signal, message=mask(_ends(signal.message)), where=mask(_ends(signal.where)))
         case LogLine():
@@ -147,6 +149,17 @@ def masked(signal: Signal, mask: Callable[[str], str]) -> Signal:
         case Exited():
             return replace(signal, last_lines=tuple(mask(_ends(line)) for line in signal.last_lines[-400:]))
     return signal
+
+
+def _numbers_only(signal: Metrics) -> Metrics:
+    """Return the metrics as floats; what is no number, or too large for one, is left out."""
+    values: dict[str, float] = {}
+    for name, value in signal.values.items():
+        try:
+            values[str(name)] = float(value)
+        except (TypeError, ValueError, OverflowError):
+            continue
+    return replace(signal, values=values)
 
 
 def _ends(text: str) -> str:

@@ -38,6 +38,7 @@ class HeartbeatLost(Detector):
     fine = "hang"
     severity = Severity.ERROR
     listens = (Tick,)
+    patience_s = 300.0
     remedy = (rung(RestartProcess(), success=0.8), rung(StopRun(), success=1.0))
     examples = (
         fires("silent for ten minutes", signals=(*_ALIVE, Tick(step=4, time_s=640.0)), at_step=4),

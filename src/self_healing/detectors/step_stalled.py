@@ -44,6 +44,7 @@ class StepStalled(Detector):
     fine = "stalled"
     severity = Severity.ERROR
     listens = (Tick,)
+    patience_s = 300.0
     remedy = (rung(Alert(), success=0.1), rung(RestartProcess(), success=0.8), rung(StopRun(), success=1.0))
     examples = (
         fires(
