@@ -46,7 +46,7 @@ class OpenRun:
     ) -> None:
         environ = os.environ if environ is None else environ
         self.ledger: Ledger | None = None
-        self.lock = lock_run_directory(run_dir) if rank == 0 else None
+        self.lock = lock_run_directory(run_dir, rank)
         try:
             path = ledger_path(run_dir, rank)
             past = iter_ledger(path) if path.exists() else ()  # read as a stream while the healer is built
@@ -62,14 +62,19 @@ class OpenRun:
         except BaseException:  # whatever went wrong, the directory must not stay locked
             self.close()
             raise
-        self.healer.begin({"config": config.to_dict(), "resolved": config.resolved(), "version": __version__}, clock())
+        written = config.to_dict()
+        hook = written.get("on_instability")
+        if hook is not None:  # code cannot be recorded, and a replay never calls it
+            del written["on_instability"]
+        resolved = {key: value for key, value in config.resolved().items() if key != "on_instability"}
+        described: dict[str, object] = {"config": written, "resolved": resolved, "version": __version__}
+        self.healer.begin(described | ({"hook": str(hook)} if hook is not None else {}), clock())
 
     def close(self) -> None:
         """Write what is left and let others write to the directory."""
         if self.ledger is not None:
             self.ledger.close()
-        if self.lock is not None:
-            self.lock.release()
+        self.lock.release()
 
     def __enter__(self) -> Self:
         return self

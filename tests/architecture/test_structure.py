@@ -27,6 +27,7 @@ LAYERS = {
 CORE_MAY_TOUCH_DISK = {"ledger.py", "run_directory.py"}
 # A broad except must record what it caught. Each of these does; a new one needs a reason in review.
 FENCES = {
+    "adapters/dry_run.py": 1,  # what the run would die of: becomes a problem of the report
     "adapters/transformers.py": 2,  # an exception left the loop: becomes a signal and part of the postmortem
     "adapters/trainer_session.py": 1,  # an emergency checkpoint failed: said in the ledger, the first error stays
     "api.py": 1,  # opening a run failed: the lock is given back and the error raised again

@@ -140,6 +140,8 @@ STORIES = (
         "gradient-overflow", "the loss failed after a healthy norm", "loss-not-finite",
         {"loss": [*CALM, NAN], "grad_norm": [*NORMS, NAN]},
     ),
+    speaks("found-by-probe", "the rows were named", "loss-not-finite", nan_kind="data", nan_because="row 3 did it"),
+    ruled_out("found-by-probe", "nothing was examined", "loss-not-finite", {"loss": [*CALM, NAN]}),
     speaks("empty-or-bad-sequences", "NaNs come and go", "loss-not-finite", {"loss": [*CALM, NAN, *CALM, NAN]}),
     ruled_out("empty-or-bad-sequences", "NaN from now on", "loss-not-finite", {"loss": [*CALM, NAN, NAN, NAN, NAN]}),
     speaks("log-softmax-overflow", "infinite after calm norms", "loss-not-finite", {"loss": [*CALM, INF], "grad_norm": [*NORMS, INF]}),

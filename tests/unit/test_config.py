@@ -239,8 +239,9 @@ def test_presets_have_the_numbers_of_the_issue():
     assert HealingConfig.aggressive(nan_patience=2).nan_patience == 2
     assert set(PRESETS) == set(get_args(get_args(HealingConfig.model_fields["preset"].annotation)[0]))
     assert sources(load(code=bold))["nan_patience"] == "preset aggressive"
-    assert rules_of(bold)["loss-spike"].given == {"factor"}
-    assert rules_of(bold)["loss-not-finite"] == LossNotFinite(patience=1, given=frozenset({"patience"}))
+    assert rules_of(bold)["loss-spike"].factor == 3.0
+    assert rules_of(bold)["loss-spike"].given == frozenset(), "a preset chooses values, it is not a person's threshold"
+    assert rules_of(bold)["loss-not-finite"] == LossNotFinite(patience=1)
 
 
 def test_setting_the_zclip_threshold_changes_the_mode_even_to_its_default():
@@ -271,7 +272,7 @@ def test_later_sources_win_and_every_value_knows_its_own(toml):
     assert found["rules.loss-spike.metrics"] == (("loss",), "healing.toml:9")
     assert found["rules.loss-spike.factor"] == (3.0, "preset aggressive")
     assert found["rules.gradient-not-finite.patience"] == (4, "healing.toml:2")
-    assert rules_of(config)["loss-spike"].given == {"sigmas", "min_samples", "metrics", "factor"}
+    assert rules_of(config)["loss-spike"].given == {"sigmas", "min_samples", "metrics"}
     assert sources(load(code=load(path)))["nan_patience"] == "healing.toml:2", "a config in code keeps its sources"
     assert load(path, HealingConfig.conservative()).max_recovery_attempts == 2
     assert sources(config.replace(min_batch_size=5))["min_batch_size"] == "code"

@@ -22,10 +22,10 @@ class FoundByProbe(Cause):
         "Look at the rows or the module it names; the finding is reproducible from the batch and the random state."
     )
     fixes = (
-        "data: fix or remove the records it names, and look for others like them (empty, fully masked, out of range)",
-        "overflow: use bf16 or fp32 for the module it names, lower the learning rate, or clip harder",
-        "weights: return to a checkpoint from before; nothing computed from these weights means anything",
-        "transient: nothing to fix in the recipe; repeated ones point at the hardware",
+        "data: fix or remove the records it names, and look for others like them (empty, fully masked, out of range).",
+        "overflow: use bf16 or fp32 for the module it names, lower the learning rate, or clip harder.",
+        "weights: return to a checkpoint from before; nothing computed from these weights means anything.",
+        "transient: nothing to fix in the recipe; repeated ones point at the hardware.",
     )
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
 

@@ -38,8 +38,10 @@ def patterns() -> Mapping[str, Pattern]:
 
 
 def offered(action: type[Action]) -> bool:
-    """Say whether any run can do what an action asks; there are no adapters yet, so only what asks nothing."""
-    return action.capability() is None
+    """Say whether any adapter's run can do what an action asks; an action that asks nothing needs none."""
+    from ..adapters.trainer_session import TrainerSession
+
+    return action.needs is None or any(issubclass(run, action.needs) for run in (TrainerSession,))
 
 
 def options_of(thing: type[Detector | Action]) -> dict[str, object]:

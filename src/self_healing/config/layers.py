@@ -262,7 +262,9 @@ class LayeredConfig(BaseModel):
             values, wrong = checked(rule, options.get(name, {}))
             problems += wrong
             if not wrong:
-                built.append(build(rule, values))
+                # A preset chooses values; only what a person wrote makes a fixed threshold a trigger.
+                own = {key for key in values if not options[name][key].given.source.startswith("preset")}
+                built.append(build(rule, values, own))
         refuse(problems)
         return built
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, get_origin, get_type_hints
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -126,9 +126,9 @@ def checked(rule: type[Detector], options: Mapping[str, Option]) -> tuple[dict[s
     return values, []
 
 
-def build(rule: type[Detector], values: Mapping[str, Any]) -> Detector:
-    """Return the rule with its options, knowing which of them were set."""
-    return rule(**values, given=frozenset(values))
+def build(rule: type[Detector], values: Mapping[str, Any], own: Collection[str]) -> Detector:
+    """Return the rule with its options, knowing which of them a person has set."""
+    return rule(**values, given=frozenset(own))
 
 
 def _missing_option(rule: type[Detector], name: str, given: Given, path: KeyPath) -> str:

@@ -249,7 +249,9 @@ class Care:
             self.office.history.forget_evidence(case.incident.metric)
 
     def _after_undo(self, outcome: Outcome) -> None:
-        for owed in [o for o in self.owed if o.plan.rung == outcome.plan.rung and o.plan.actions == outcome.plan.actions][:1]:
+        for owed in [
+            o for o in self.owed if o.plan.rung == outcome.plan.rung and o.plan.actions == outcome.plan.actions
+        ][:1]:
             owed.tries += 1
             if outcome.succeeded or owed.tries >= MOST_UNDO_TRIES:
                 self.owed.remove(owed)

@@ -98,7 +98,7 @@ def _plugins(package_name: str) -> list[tuple[str, object]]:
     for point in sorted(importlib.metadata.entry_points(group=package_name), key=lambda p: (p.name, p.value)):
         try:
             loaded.append((f"{point.name} = {point.value}", point.load()))
-        except Exception as error:  # a broken plugin must be named, not skipped
+        except (Exception, SystemExit) as error:  # a broken plugin must be named, not skipped
             raise CatalogueError(
                 f"plugin {point.name} = {point.value} (group {package_name}) cannot be loaded: {error!r}; "
                 f"uninstall it or set {PLUGINS_SWITCH}=0"

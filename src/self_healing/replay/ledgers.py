@@ -105,6 +105,8 @@ class LedgerReplay:
         attempt.failed = None
         attempt.book.next_trouble = _trouble_in(group)
         wish = attempt.healer.observe(signal)
+        if attempt.healer.is_broken:
+            self._doubt(f"step {first.step}: the core failed on what was recorded here and judged nothing after it")
         self._compare(attempt, wish, next((entry for entry in group if entry.kind == "plan"), None), first.step)
 
     def _answer(self, entry: Entry) -> None:

@@ -53,6 +53,8 @@ def replay_observations(observations: Iterable[Observation], config: HealingConf
             healer = build_healer(config, book, CAPABILITIES, settings=settings)
         result.observations += isinstance(signal, Metrics)
         plan = healer.observe(signal)
+        if healer.is_broken and not result.approximate:
+            result.approximate.append(f"step {signal.step}: the core failed here and judged nothing after it")
         if plan is None:
             continue
         book.planned(plan)

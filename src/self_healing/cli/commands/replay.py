@@ -132,7 +132,11 @@ def _tell(result: ReplayResult) -> None:
         rows = [(i.step, i.name, i.severity, i.fine, i.because) for i in result.incidents]
         show_table("Incidents", ("step", "incident", "severity", "class", "because"), rows, widest="because")
     else:
-        show("Nothing wrong was found.")
+        show(
+            "Nothing wrong was found."
+            if result.observations
+            else "There was nothing to judge: no observation was read."
+        )
     if result.plans:
         show_table(
             "What it would have done" if result.exact is None else "What it decided",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Annotated
 
 import typer
@@ -96,6 +97,10 @@ def _show_config(path: str | None, overrides: list[str], *, as_json: bool) -> No
 
     config = HealingConfig.load(toml=path, overrides=overrides)
     rows = config.provenance()
+    switch = os.environ.get("SELF_HEALING")
+    if switch:
+        mode = config.effective_mode()
+        rows = [r._replace(value=mode, source="SELF_HEALING") if r.key == "mode" else r for r in rows]
     for sentence in config.ineffective():
         warn(sentence)
     if as_json:
