@@ -33,21 +33,23 @@ test: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not soak"
+	$(BIN)/python -m pytest -q -n 2 -m "not soak"
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not soak and not torch"
+	$(BIN)/python -m pytest -q -n 2 -m "not soak and not torch"
 
 soak: $(VENV)/.test
-	$(BIN)/python -m pytest -q -m soak
+	$(BIN)/python -m pytest -q -n 2 -m soak
 	$(BIN)/python bench/detectors.py
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/detectors.py --quick
 	$(BIN)/python bench/ledger.py
+	$(BIN)/python bench/clipping.py
+	$(BIN)/python bench/overhead.py
 
 drills: $(VENV)/.test
 	$(BIN)/python -m pytest -q tests/integration

@@ -77,14 +77,14 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[objec
     from rich.text import Text
 
     table = Table(title=strip_control(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    rows = [tuple(str(cell) for cell in row) for row in rows]
+    cells = [tuple(str(cell) for cell in row) for row in rows]
     for place, name in enumerate(columns):
         # Names stay whole as long as they are names: they are there to be copied.
-        longest = max((len(row[place]) for row in rows), default=0)
+        longest = max((len(row[place]) for row in cells), default=0)
         is_name = place == 0 and longest <= 40
         table.add_column(name, overflow="fold", ratio=1 if name == widest else None, no_wrap=is_name)
-    for row in rows:
-        table.add_row(*(Text(strip_control(str(cell))) for cell in row))
+    for row in cells:
+        table.add_row(*(Text(strip_control(cell)) for cell in row))
     _render(table)
 
 
