@@ -31,13 +31,15 @@ while True:
 
 def test_nothing_complete_is_ever_lost(tmp_path):
     dice = random.Random(1)
-    synced = 0
-    for attempt in range(1, KILLS + 1):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+    for kill in range(KILLS):
+        attempt = kill % 10 + 1  # a new run after every tenth kill, or reading would take longer than writing
+        run_dir = tmp_path / str(kill // 10)
+        synced = 0 if attempt == 1 else synced
+        with subprocess.Popen([sys.executable, "-c", WRITER, str(run_dir)], stdout=subprocess.PIPE) as writer:
             assert writer.stdout.readline() == b"ready\n"
             time.sleep(dice.uniform(0.0, 0.05))
             writer.send_signal(signal.SIGKILL)
-        reading = read_ledger(tmp_path / "healing" / "ledger.jsonl")
+        reading = read_ledger(run_dir / "healing" / "ledger.jsonl")
         assert reading.out_of_order == 0
         assert reading.torn <= attempt
         assert len(reading.entries) >= synced
