@@ -68,10 +68,17 @@ def _check(config: HealingConfig | None, overrides: Sequence[str]) -> None:
 
 
 def _replay(path: str, config: HealingConfig | None, overrides: Sequence[str]) -> ReplayResult:
+    from ...core.errors import ConfigError, InputError
     from ...readers import open_recording
     from ...replay import replay
 
-    return replay(open_recording(path), config, overrides=overrides)
+    try:
+        result = replay(open_recording(path), config, overrides=overrides)
+    except ConfigError as error:  # the user's own was checked before any file was read
+        raise InputError(f"{path}: the configuration recorded in it cannot be used here: {error}") from error
+    if not result.observations and not result.incidents:
+        raise InputError(f"{path}: holds no observation that could be judged; expected metrics such as step and loss")
+    return result
 
 
 def _worst(results: Sequence[ReplayResult | str]) -> int:
