@@ -31,10 +31,12 @@ while True:
 
 def test_nothing_complete_is_ever_lost(tmp_path):
     dice = random.Random(1)
+    synced = 0
     for kill in range(KILLS):
         attempt = kill % 10 + 1  # a new run after every tenth kill, or reading would take longer than writing
         run_dir = tmp_path / str(kill // 10)
-        synced = 0 if attempt == 1 else synced
+        if attempt == 1:
+            synced = 0
         with subprocess.Popen([sys.executable, "-c", WRITER, str(run_dir)], stdout=subprocess.PIPE) as writer:
             assert writer.stdout.readline() == b"ready\n"
             time.sleep(dice.uniform(0.0, 0.05))
