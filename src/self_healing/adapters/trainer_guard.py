@@ -73,6 +73,8 @@ class TrainerGuard:
         self._is_making_up = False
         self._held_back: Tensor | None = None
         self._is_judged = False
+        self._prepares = False
+        """True once the trainer was seen to prepare its inputs inside `training_step`."""
         self._way = "host"
         self._fetch_next: Callable[[], tuple[list[Any], Any]] | None = None
         """Fetches the data of the step after the one that was fetched last."""
@@ -135,7 +137,9 @@ class TrainerGuard:
             window = self._window
             if window is None:
                 return original(model, inputs, *args, **kwargs)  # type: ignore[no-any-return]
-            self._micro_batch = MicroBatch(inputs, RandomState.capture() if self.acts else None)
+            # Taken after the inputs are prepared, where the trainer prepares them: generation draws random numbers too.
+            early = RandomState.capture() if self.acts and not self._prepares else None
+            self._micro_batch = MicroBatch(inputs, early)
             window.micro_batches.append(self._micro_batch)
             try:
                 loss: Tensor = original(model, inputs, *args, **kwargs)
@@ -148,11 +152,10 @@ class TrainerGuard:
     def _account(self, window: Window, loss: Tensor) -> Tensor:
         """Add a loss to its window; a non-finite one counts as zero, so that it cannot spoil the logged mean."""
         value = loss.detach()
-        finite = torch.isfinite(value)
-        counted = torch.where(finite, value, torch.zeros_like(value))
-        window.loss = counted if window.loss is None else window.loss + counted
+        counted = torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
         window.losses.append(counted)
-        window.is_sound = finite if window.is_sound is None else window.is_sound & finite
+        # The plain sum is not finite as soon as one loss is not: one number says whether the window is sound.
+        window.loss = value if window.loss is None else window.loss + value
         return counted if self.acts else loss
 
     def _around_prepare(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -163,6 +166,7 @@ class TrainerGuard:
             if self._is_making_up and micro_batch.prepared is not None:
                 return micro_batch.again()
             prepared = original(inputs)
+            self._prepares = True
             if self.acts:
                 micro_batch.keep(prepared, RandomState.capture())
             return prepared
@@ -188,7 +192,7 @@ class TrainerGuard:
 
         def step(*args: Any, **kwargs: Any) -> Any:
             window, self._window = self._window, None
-            if window is None or window.is_sound is None:
+            if window is None or window.loss is None:
                 return original(*args, **kwargs)
             return self._update(window, lambda: original(*args, **kwargs))
 
@@ -200,7 +204,8 @@ class TrainerGuard:
         optimizer = self.trainer.optimizer
         groups = optimizer.param_groups
         window.rates = [float(group["lr"]) for group in groups]
-        unsound = torch.maximum(self.gate.found_inf, (~window.is_sound).to(self.gate.found_inf))
+        loss = window.loss.reshape(()).to(self.gate.found_inf)
+        unsound = torch.where(torch.isfinite(loss), self.gate.found_inf, torch.ones_like(loss))
         scaler = self.trainer.accelerator.scaler
         if not self.acts or (scaler is not None and scaler.is_enabled()):
             skip = torch.zeros_like(unsound)  # a GradScaler skips by itself, and only looks for its scale by doing so
@@ -211,14 +216,10 @@ class TrainerGuard:
         self._held_back = skip
         if self.acts:
             self.kept.append(window)
-        nan = torch.full_like(window.loss, float("nan"))
-        loss = torch.where(window.is_sound, window.loss, nan)
-        self.ring.push(window.step + 1, torch.cat((self._head(loss, unsound, skip), self.gate.telemetry())))
+        head = torch.stack((loss, 1.0 - unsound, 1.0 - skip))
+        self.ring.push(window.step + 1, torch.cat((head, self.gate.telemetry())))
         self._rate = window.rates[0] * self.rate_scale.value if window.rates else 0.0
         return result
-
-    def _head(self, loss: Tensor, unsound: Tensor, skip: Tensor) -> Tensor:
-        return torch.stack((loss.reshape(()).to(unsound), 1.0 - unsound, 1.0 - skip))
 
     def _judge_if_needed(self) -> None:
         """Measure the gradients where the framework clips by itself and has not asked us (or is set not to clip)."""
@@ -301,7 +302,7 @@ class TrainerGuard:
         model.zero_grad()
         steps_before = trainer.current_gradient_accumulation_steps
         trainer.current_gradient_accumulation_steps = len(window.micro_batches)
-        window.loss = window.is_sound = None
+        window.loss = None
         window.losses = []
         self._is_making_up = True
         try:
@@ -312,7 +313,7 @@ class TrainerGuard:
             self._is_making_up = False
             self._micro_batch = None
             trainer.current_gradient_accumulation_steps = steps_before
-        if not bool(window.is_sound) or bool(self.gate.found_inf):
+        if not bool(torch.isfinite(window.loss).all()) or bool(self.gate.found_inf):
             model.zero_grad()
             return False
         self._step_at(window.rates)

@@ -43,10 +43,9 @@ class Window:
     rates: list[float] = field(default_factory=list)
     """Learning rate of each parameter group at the update."""
     loss: Any = None
-    """Sum of the finite losses, on the device."""
+    """Sum of the losses, on the device; not finite where one of them is not."""
     losses: list[Any] = field(default_factory=list)
-    is_sound: Any = None
-    """True on the device where every loss was finite."""
+    """The losses as they are counted: one that is not finite counts as zero."""
 
     @property
     def inputs(self) -> list[Any]:
