@@ -110,7 +110,7 @@ def main() -> None:
     cases = [(s, a) for s in ("52M", "136M") for a in (1, 4)] if CUDA else [("tiny", 1), ("tiny", 4)]
     print(f"{'model':6s} {'accum':>5s} " + " ".join(f"{way:>10s}" for way in ways) + "   ratio guarded/stock")
     for size, accumulation in cases:
-        steps = (40 if accumulation == 1 else 20) if CUDA else 200
+        steps = (60 if accumulation == 1 else 24) if CUDA else 200
         what = {"size": size, "batch": 8, "length": 1024 if CUDA else 16, "gradient_accumulation_steps": accumulation}
         taken: dict[str, list[float]] = {way: [] for way in ways}
         for _ in range(options.rounds):
