@@ -273,7 +273,7 @@ def test_advice_does_not_block_worse_advice():
     run.feed(20)
     for _ in range(3):
         run.feed(loss=math.nan)
-    assert [plan.split("+")[0] for plan in run.plans()] == ["alert", "tighten-clipping"] or len(run.plans()) == 2
+    assert run.plans() == ["alert", "roll-back+skip-batches"], "what it would do about three in a row is shown too"
     assert run.able.asked == []
 
 
