@@ -189,6 +189,12 @@ def test_two_rules_of_one_class_get_one_plan():
     run.feed(10, alarm=0.0, twin=0.0)
     assert run.able.asked == ["scale"]
     assert run.names("verdict") == ["recovered"]
+    closed = [e.body["reason"] for e in run.ledger.entries if e.kind == "incident" and e.body["event"] == "closed"]
+    assert closed == ["covered", "recovered"], "one was acted on, the other is covered by that"
+    held = Run(Alarm(), Twin(), Alarm=HOLD, Twin=CUT)
+    held.feed(1, alarm=2.0, twin=0.0)
+    held.feed(2, alarm=0.0, twin=2.0)
+    assert held.able.asked == [], "while one of the class holds, the other waits for it"
 
 
 def test_every_change_that_did_harm_is_taken_back_even_two_at_once():
