@@ -5,11 +5,12 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check soak drills bench clean help
+.PHONY: demo test test-oldest check soak drills bench clean help
 
 help:
 	@echo "make demo    set up and run the main job"
 	@echo "make test    set up and run the test suite (what CI runs)"
+	@echo "make test-oldest  the drills against the oldest supported transformers and trl, in an environment of its own"
 	@echo "make check   lint, types and the tests that need no torch, in seconds"
 	@echo "make bench   the speed and detection figures"
 	@echo "make soak    long proofs"
@@ -35,6 +36,17 @@ test: $(VENV)/.test
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n 2 -m "not soak"
 
+# The oldest versions that are supported, beside the newest ones that `make test` installs.
+OLDEST := .venv-oldest
+$(OLDEST)/.test: pyproject.toml constraints.txt constraints-oldest.txt
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-oldest.txt -e '.[test]'
+	@touch $@
+
+test-oldest: $(OLDEST)/.test
+	$(OLDEST)/bin/python -m pytest -q -n 2 $(addprefix tests/integration/test_, trainer_guard.py trainer_interrupts.py \
+		dry_run.py dry_run_problems.py core_on_a_torch_loop.py relied_on.py engines.py)
+
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -55,4 +67,4 @@ drills: $(VENV)/.test
 	$(BIN)/python -m pytest -q tests/integration
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

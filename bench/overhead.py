@@ -1,4 +1,4 @@
-"""What the guard costs: step time of a guarded Trainer beside the stock one, interleaved in one run.
+"""What the guard costs: step time of a guarded Trainer beside the stock one, in turns within one process.
 
 On CUDA: Llamas of 52M and 136M parameters, batch 8 x 1024, bf16, accumulation 1 and 4, and the number of device
 synchronisations per step. On CPU: host microseconds added per step on the tiny model.
@@ -9,10 +9,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import random
 import statistics
 import sys
 import tempfile
+import threading
 import time
+import traceback
 import warnings
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -32,20 +35,56 @@ SIZES = {
 }
 
 
-class Stopwatch(TrainerCallback):
-    """Times the steps after the first few, waiting for the device only at both ends."""
+class Rotation:
+    """Lets several trainings, each in a thread of its own, take turns of a few steps, in another order each round.
 
-    def __init__(self, skip: int) -> None:
-        self.skip, self.began, self.ended, self.steps = skip, 0.0, 0.0, 0
+    A shared machine changes its speed within seconds, by more than what is measured here. Turns of a fraction of a
+    second see the same machine, and a round compares them with one another.
+    """
+
+    def __init__(self, ways: list[str], rounds: int) -> None:
+        draw = random.Random(7)
+        self.order = [way for _ in range(rounds) for way in draw.sample(ways, len(ways))]
+        self.taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+        self.error: BaseException | None = None
+        self._place = 0
+        self._changed = threading.Condition()
+
+    def wait_for_turn(self, way: str) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._place >= len(self.order) or self.order[self._place] == way)
+
+    def pass_on(self, way: str, wall: float, host: float) -> None:
+        with self._changed:
+            self.taken[way].append((wall, host))
+            self._place += 1
+            self._changed.notify_all()
+
+    def give_up(self, error: BaseException) -> None:
+        with self._changed:
+            self.error, self._place = error, len(self.order)
+            self._changed.notify_all()
+
+
+class Turns(TrainerCallback):
+    """One training's part in the rotation; waits for the device only at both ends of a turn."""
+
+    def __init__(self, rotation: Rotation, way: str, steps: int) -> None:
+        self.rotation, self.way, self.steps = rotation, way, steps
+        self.began = self.host = 0.0
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step % self.steps == 0:
+            self.rotation.wait_for_turn(self.way)
+            self.began, self.host = time.perf_counter(), time.thread_time()
 
     def on_step_end(self, args, state, control, **kwargs):
-        if state.global_step == self.skip or state.global_step == state.max_steps:
+        if state.global_step % self.steps == 0:
+            host = time.thread_time() - self.host  # before the wait, which may be busy
             if CUDA:
                 torch.cuda.synchronize()
-            if state.global_step == self.skip:
-                self.began = time.perf_counter()
-            else:
-                self.ended, self.steps = time.perf_counter(), state.max_steps - self.skip
+            wall = time.perf_counter() - self.began
+            self.rotation.pass_on(self.way, wall / self.steps, host / self.steps)
 
 
 def build(size: str, batch: int, length: int, **arguments) -> Trainer:
@@ -64,13 +103,12 @@ def build(size: str, batch: int, length: int, **arguments) -> Trainer:
     return Trainer(model=model, args=args, train_dataset=data)
 
 
-def seconds_per_step(way: str, steps: int, skip: int, **what) -> float:
-    trainer = build(max_steps=steps, logging_nan_inf_filter=way != "no filter", **what)
-    watch = Stopwatch(skip)
-    trainer.add_callback(watch)
-    with contextlib.redirect_stdout(sys.stderr):
+def take_part(rotation: Rotation, way: str, trainer: Trainer) -> None:
+    try:
         run(trainer, way).train()
-    return (watch.ended - watch.began) / watch.steps
+    except BaseException as error:
+        rotation.give_up(error)
+        raise
 
 
 def run(trainer: Trainer, way: str):
@@ -101,30 +139,67 @@ def synchronisations(way: str, **what) -> float:
     return len(counted) / 10
 
 
+def quartiles(values: list[float]) -> str:
+    low, middle, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+    return f"{middle:.3f} [{low:.3f}, {high:.3f}]"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--ways", default="stock,no filter,guarded,zclip,adagc")
+    parser.add_argument("--models", default="52M,136M" if CUDA else "tiny")
+    parser.add_argument("--accumulation", default="1,4")
+    parser.add_argument("--no-synchronisations", action="store_true")
     options = parser.parse_args()
+    if not CUDA:
+        torch.set_num_threads(1)
     ways = options.ways.split(",")
-    cases = [(s, a) for s in ("52M", "136M") for a in (1, 4)] if CUDA else [("tiny", 1), ("tiny", 4)]
-    print(f"{'model':6s} {'accum':>5s} " + " ".join(f"{way:>10s}" for way in ways) + "   ratio guarded/stock")
-    for size, accumulation in cases:
-        steps = (60 if accumulation == 1 else 24) if CUDA else 200
-        what = {"size": size, "batch": 8, "length": 1024 if CUDA else 16, "gradient_accumulation_steps": accumulation}
-        taken: dict[str, list[float]] = {way: [] for way in ways}
-        for _ in range(options.rounds):
-            for way in ways:
-                taken[way].append(seconds_per_step(way, steps, steps // 4, **what))
-        median = {way: statistics.median(values) for way, values in taken.items()}
-        row = " ".join(f"{1e3 * median[way]:10.3f}" for way in ways)
-        ratio = median.get("guarded", float("nan")) / median["stock"]
-        added = 1e6 * (median.get("guarded", float("nan")) - median["stock"])
-        print(f"{size:6s} {accumulation:5d} {row}   {ratio:.4f}  ({added:+.0f} us per step)", flush=True)
-    if CUDA:
+    print(
+        "Medians per step. After a slash: ratio of step times, median [quartiles] over rounds, each within one round,\n"
+        "and the processor time the training thread takes more for a step."
+    )
+    for size in options.models.split(","):
+        for accumulation in [int(a) for a in options.accumulation.split(",")]:
+            measure(size, accumulation, ways, options.rounds)
+    if CUDA and not options.no_synchronisations:
         for way in [w for w in ways if w != "no filter"]:
             counts = synchronisations(way, size="52M", batch=8, length=1024)
             print(f"synchronisations per step, {way}: {counts:.1f}")
+
+
+WARM_UP = 5
+"""Rounds that are not counted: compilers, allocators and caches are still busy with themselves."""
+
+
+def measure(size: str, accumulation: int, ways: list[str], rounds: int) -> None:
+    steps = max(1, 4 // accumulation) if CUDA else 10
+    what = {"size": size, "batch": 8, "length": 1024 if CUDA else 16, "gradient_accumulation_steps": accumulation}
+    rotation = Rotation(ways, rounds + WARM_UP)
+    threads = []
+    for way in ways:  # built one after the other: accelerate keeps a state that is shared by all
+        total = steps * (rounds + WARM_UP)
+        trainer = build(max_steps=total, logging_nan_inf_filter=way != "no filter", **what)
+        trainer.add_callback(Turns(rotation, way, steps))
+        threads.append(threading.Thread(target=take_part, args=(rotation, way, trainer), daemon=True))
+    with contextlib.redirect_stdout(sys.stderr):
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if rotation.error is not None:
+        print("a training failed:", *traceback.format_exception(rotation.error), flush=True)
+        raise SystemExit(1)
+    taken = {way: seconds[WARM_UP:] for way, seconds in rotation.taken.items()}
+    for way in ways:
+        wall, host = (statistics.median(kind) for kind in zip(*taken[way], strict=True))
+        row = f"{size:5s} x{accumulation}  {way:10s} {1e3 * wall:8.2f} ms, training thread {1e6 * host:7.0f} us"
+        for other in ("stock", "guarded"):
+            if other in ways and other != way:
+                ratios = [a / b for (a, _), (b, _) in zip(taken[way], taken[other], strict=True)]
+                added = statistics.median(a - b for (_, a), (_, b) in zip(taken[way], taken[other], strict=True))
+                row += f"   / {other} {quartiles(ratios)} {1e6 * added:+5.0f} us"
+        print(row, flush=True)
 
 
 if __name__ == "__main__":

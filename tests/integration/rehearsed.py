@@ -176,7 +176,8 @@ def word_tokenizer():
     words = {word: place for place, word in enumerate(["<pad>", "<eos>", *"abcdefghijklmnopqrstuvwxyz"])}
     raw = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>")
+    names = ["input_ids", "attention_mask"]  # trl 0.24 hands everything the tokenizer makes to the model
+    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", model_input_names=names)
 
 
 def of_trl(folder, kind, columns, model_arguments=None, **arguments):

@@ -20,17 +20,17 @@ class Described(TypedDict):
 def describe(error: BaseException) -> Described:
     """Return what the patterns look at; never imports the exception's package."""
     names: list[str] = []
-    for link in _chain(error):
-        names.extend(_name(cls) for cls in type(link).__mro__ if cls not in (object, BaseException, Exception))
+    for link in chain(error):
+        names.extend(name_of(cls) for cls in type(link).__mro__ if cls not in (object, BaseException, Exception))
     return Described(
-        exception=_name(type(error)),
+        exception=name_of(type(error)),
         bases=tuple(dict.fromkeys(names[1:])),
         message=str(error)[:MOST_TEXT],
         where=_where(error),
     )
 
 
-def _chain(error: BaseException) -> list[BaseException]:
+def chain(error: BaseException) -> list[BaseException]:
     """Return the exception and those it was raised from, without going round in circles."""
     found: list[BaseException] = []
     link: BaseException | None = error
@@ -40,7 +40,8 @@ def _chain(error: BaseException) -> list[BaseException]:
     return found
 
 
-def _name(cls: type) -> str:
+def name_of(cls: type) -> str:
+    """Return the full name of a class, or the bare one of a builtin."""
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 

@@ -9,28 +9,33 @@ updates are applied in their order. A run whose fault was transient ends bit-ide
 from __future__ import annotations
 
 import logging
+import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..tensors.fused import READING
 from ..tensors.gate import GradientGate
 from ..tensors.random_state import RandomState
 from ..tensors.skip import SkippingOptimizer
 from ..tensors.telemetry import TelemetryRing
+from .engines import engines_of, has_scaler
 from .learning_rate import LearningRateScale
+from .loss_sum import LossSum
+from .make_up import MakeUp
+from .step_buffers import StepBuffers
 from .trl_counters import Counters
 from .window import MicroBatch, Window
 from .wrapping import Wrapping
 
-logger = logging.getLogger("self_healing.trainer")
+if TYPE_CHECKING:
+    from .micro_batch_retry import MicroBatchRetry
 
-READING = ("loss", "is_sound", "is_applied", "norm", "coefficient", "z", "found_inf", "is_outlier", "typical")
-"""What one row of telemetry holds, in this order."""
+logger = logging.getLogger("self_healing.trainer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class StepReading:
     z: float
     is_outlier: bool
     rate: float
+    is_routine_overflow: bool
+    """A GradScaler has skipped the step, and its scale is not yet so small that the gradients are to blame."""
 
 
 class TrainerGuard:
@@ -59,46 +66,56 @@ class TrainerGuard:
         self.gate = gate
         self.acts = acts
         """False only measures: nothing is clipped, skipped or made up."""
+        self.lets_through = False
+        """True applies unsound updates too, as the user has asked for."""
+        engines = engines_of(trainer)
+        self.clips = acts and not any(engine.clips_itself for engine in engines)
+        self.is_one_of_several = int(trainer.args.world_size) > 1
+        """Other processes must come to the same decisions at the same step."""
+        self.loss_sum = LossSum(trainer)
         self.rate_scale = LearningRateScale()
         self.ring = TelemetryRing()
         self.kept: deque[Window] = deque()
-        self.made_up_steps = 0
-        self.skipped_steps = 0
-        self.replaced_steps = 0
-        self.on_unsound: Callable[[Window], None] = lambda _window: None
-        """Told of a step that is unsound again when made up, before other data take its place."""
+        self.making_up = MakeUp(self)
+        self.retry: MicroBatchRetry | None = None
+        """Gets micro-batches through when memory runs out; None leaves that to the trainer."""
+        self.buffers = StepBuffers(trainer.model)
         self._wrapping = Wrapping()
         self._window: Window | None = None
         self._micro_batch: MicroBatch | None = None
-        self._is_making_up = False
-        self._held_back: Tensor | None = None
         self._is_judged = False
         self._prepares = False
         """True once the trainer was seen to prepare its inputs inside `training_step`."""
         self._way = "host"
-        self._fetch_next: Callable[[], tuple[list[Any], Any]] | None = None
-        """Fetches the data of the step after the one that was fetched last."""
-        self._borrowed = 0
-        """Steps' worth of data of this epoch used in the place of unsound ones."""
-        self._spare: Window | None = None
-        """The newest step that was applied: where an epoch has run out of data, it is used once more."""
+        self._stepped: Any = None
+        """The optimizer whose step is replaced."""
 
     # -- attaching -----------------------------------------------------------------------------------
 
     def attach(self) -> None:
         """Replace the methods the loop calls on its way to an update."""
         trainer, wrapping = self.trainer, self._wrapping
-        wrapping.wrap(trainer, "get_batch_samples", self._around_fetch)
-        wrapping.wrap(trainer, "training_step", self._around_training_step)
-        wrapping.wrap(trainer, "_prepare_inputs", self._around_prepare)
-        wrapping.wrap(trainer.accelerator, "clip_grad_norm_", self._around_clip)
+        for owner, name, around in (
+            (trainer, "get_batch_samples", self._around_fetch),
+            (trainer, "training_step", self._around_training_step),
+            (trainer, "_prepare_inputs", self._around_prepare),
+            (trainer.accelerator, "clip_grad_norm_", self._around_clip),
+        ):
+            if hasattr(owner, name):  # what is done without one is said in `relied_on`
+                wrapping.wrap(owner, name, around)
+        self.loss_sum.attach(wrapping)
         if self.acts:  # judged on the device instead, where it costs no wait
             wrapping.replace(trainer.args, "logging_nan_inf_filter", False)
 
     def attach_optimizer(self) -> str:
         """Replace the optimizer's step, once the trainer has made one; return the way a step is skipped."""
         optimizer = self.trainer.optimizer
-        self._wrapping.wrap(optimizer, "step", self._around_step)
+        self.loss_sum.begin()
+        self._window = None
+        self.kept.clear()
+        if optimizer is not self._stepped:  # a training that is entered again keeps its optimizer
+            self._wrapping.wrap(optimizer, "step", self._around_step)
+            self._stepped = optimizer
         self._way = SkippingOptimizer(optimizer).way
         return self._way
 
@@ -106,25 +123,26 @@ class TrainerGuard:
         """Put every method back."""
         for name in self._wrapping.restore():
             logger.warning("%s was replaced by somebody else during training and is left as it is", name)
+        self.ring.drain()  # the device may still be writing to it
         self.kept.clear()
-        self._window = self._spare = self._fetch_next = None
+        self._window = self._stepped = None
+        self.making_up.forget()
 
     # -- what the loop calls -------------------------------------------------------------------------
 
     def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
             batches, num_items = original(*args, **kwargs)
-            self._fetch_next = lambda: original(*args, **kwargs)
-            if not batches and self._borrowed and self._spare is not None:
-                self._borrowed -= 1
-                batches, num_items = self._spare.inputs, self._spare.num_items
+            self.making_up.fetch_next = lambda: original(*args, **kwargs)
+            if not batches:
+                batches, num_items = self.making_up.data_for_the_rest_of_the_epoch() or (batches, num_items)
             step = self.trainer.state.global_step
-            loss_sum = getattr(self.trainer, "_tr_loss", None)
             self._window = Window(
                 step=step,
                 num_items=num_items,
                 counters=Counters.of(self.trainer),
-                loss_sum=None if loss_sum is None else loss_sum.detach().clone(),
+                loss_sum=self.loss_sum.before_step() if self.acts else None,
+                buffers=self.buffers.before_step() if self.acts else {},
             )
             return batches, num_items
 
@@ -140,9 +158,14 @@ class TrainerGuard:
             # Taken after the inputs are prepared, where the trainer prepares them: generation draws random numbers too.
             early = RandomState.capture() if self.acts and not self._prepares else None
             self._micro_batch = MicroBatch(inputs, early)
+            place = len(window.micro_batches)
             window.micro_batches.append(self._micro_batch)
             try:
-                loss: Tensor = original(model, inputs, *args, **kwargs)
+                if self.retry is None:
+                    loss: Tensor = original(model, inputs, *args, **kwargs)
+                else:
+                    num_items = args[0] if args else kwargs.get("num_items_in_batch")
+                    loss = self.retry.run(original, model, self._micro_batch, num_items, place=place)
             finally:
                 self._micro_batch = None
             return self._account(window, loss)
@@ -163,9 +186,11 @@ class TrainerGuard:
             micro_batch = self._micro_batch
             if micro_batch is None:
                 return original(inputs)
-            if self._is_making_up and micro_batch.prepared is not None:
+            if self.making_up.is_running and micro_batch.prepared is not None:
                 return micro_batch.again()
+            before = Counters.of(self.trainer)
             prepared = original(inputs)
+            micro_batch.counted = before.added(self.trainer)
             self._prepares = True
             if self.acts:
                 micro_batch.keep(prepared, RandomState.capture())
@@ -177,24 +202,27 @@ class TrainerGuard:
         accelerator = self.trainer.accelerator
 
         def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2) -> Any:
-            if norm_type != 2 or not self.acts:
-                return original(parameters, max_norm, norm_type)
+            if norm_type != 2 or not self.clips:
+                norm = original(parameters, max_norm, norm_type)
+                self._note_norm(norm if norm_type == 2 else None)
+                return norm
             accelerator.unscale_gradients()
             limit = None if max_norm == float("inf") else float(max_norm)
-            norm = self.gate.judge([p.grad for p in parameters], limit)
-            self._is_judged = True
-            return norm
+            return self._judge([p.grad for p in parameters], limit)
 
         return clip_grad_norm_
 
     def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        self._optimizer_step = original
+        self.optimizer_step = original
 
         def step(*args: Any, **kwargs: Any) -> Any:
-            window, self._window = self._window, None
+            window = self._window
             if window is None or window.loss is None:
                 return original(*args, **kwargs)
-            return self._update(window, lambda: original(*args, **kwargs))
+            try:
+                return self._update(window, lambda: original(*args, **kwargs))
+            finally:
+                self._window = None
 
         return step
 
@@ -204,47 +232,79 @@ class TrainerGuard:
         optimizer = self.trainer.optimizer
         groups = optimizer.param_groups
         window.rates = [float(group["lr"]) for group in groups]
-        loss = window.loss.reshape(()).to(self.gate.found_inf)
-        unsound = torch.where(torch.isfinite(loss), self.gate.found_inf, torch.ones_like(loss))
-        scaler = self.trainer.accelerator.scaler
-        if not self.acts or (scaler is not None and scaler.is_enabled()):
-            skip = torch.zeros_like(unsound)  # a GradScaler skips by itself, and only looks for its scale by doing so
-        else:
-            skip = unsound if self._held_back is None else torch.maximum(unsound, self._held_back)
         with self.rate_scale.applied(groups):
-            result = SkippingOptimizer(optimizer).step_unless(skip, step)
-        self._held_back = skip
+            result = SkippingOptimizer(optimizer).step_unless(self.gate.skip, step) if self._may_skip() else step()
         if self.acts:
             self.kept.append(window)
-        head = torch.stack((loss, 1.0 - unsound, 1.0 - skip))
-        self.ring.push(window.step + 1, torch.cat((head, self.gate.telemetry())))
+        self.ring.push(window.step + 1, self.gate.telemetry())
         self._rate = window.rates[0] * self.rate_scale.value if window.rates else 0.0
         return result
 
+    def _may_skip(self) -> bool:
+        # A GradScaler skips by itself, with the attributes of the optimizer that we would use.
+        return (
+            self.acts
+            and not self.lets_through
+            and not self.making_up.is_running
+            and not has_scaler(self.trainer.accelerator)
+        )
+
+    def _judge(self, gradients: list[Tensor | None], limit: float | None) -> Tensor:
+        """Let the gate look at the gradients of the step at hand; return their norm."""
+        self._is_judged = True
+        return self.gate.judge(
+            gradients,
+            limit,
+            loss=None if self._window is None else self._window.loss,
+            holds=self._may_skip(),
+            by_loss=not self.is_one_of_several,  # several processes go by what they share
+            row=None if self.making_up.is_running else self.ring.place(len(READING), self.gate.norm.device),
+        )
+
+    def _note_norm(self, norm: Any) -> None:
+        """Judge a norm that somebody else has measured, before they clipped."""
+        if norm is not None:
+            # The norm of one number is that number.
+            self._measure([torch.as_tensor(norm, dtype=torch.float32, device=self.trainer.args.device).reshape(1)])
+
+    def _measure(self, gradients: list[Tensor | None]) -> None:
+        clipping, self.gate.clip_outliers = self.gate.clip_outliers, False
+        self._judge(gradients, None)
+        self.gate.clip_outliers = clipping
+
     def _judge_if_needed(self) -> None:
-        """Measure the gradients where the framework clips by itself and has not asked us (or is set not to clip)."""
+        """Look at the gradients where nobody has asked for their norm."""
         if not self._is_judged:
-            groups = self.trainer.optimizer.param_groups
-            clipping, self.gate.clip_outliers = self.gate.clip_outliers, False
-            self.gate.judge([p.grad for group in groups for p in group["params"]], None)
-            self.gate.clip_outliers = clipping
+            gradients = [p.grad for group in self.trainer.optimizer.param_groups for p in group["params"]]
+            if self.trainer.args.max_grad_norm:  # they were clipped, in a way that we do not see
+                self._measure(gradients)
+            else:  # older versions of transformers ask only where there is a limit
+                self.trainer.accelerator.unscale_gradients()
+                self._judge(gradients, None) if self.clips else self._measure(gradients)
         self._is_judged = False
 
     # -- reading what the device said ----------------------------------------------------------------
 
     def readings(self, *, wait: bool) -> Iterator[StepReading]:
         """Yield what is known of finished steps, and make up the skipped ones before the next is begun."""
-        rows = self.ring.drain() if wait else self.ring.ready()
+        rows = self.ring.drain() if wait or self.is_one_of_several else self.ring.ready()
         for step, values in rows:
             row = dict(zip(READING, values, strict=True))
             reading = StepReading(
                 step=step, loss=row["loss"], is_sound=row["is_sound"] > 0.5, is_applied=row["is_applied"] > 0.5,
                 norm=row["norm"], coefficient=row["coefficient"], z=row["z"], is_outlier=row["is_outlier"] > 0.5,
-                rate=self._rate,
+                rate=self._rate, is_routine_overflow=self._is_routine_overflow(row),
             )  # fmt: skip
             if self.acts and reading.is_applied and self.kept:
-                self._spare = self.kept.popleft()
+                self.making_up.spare = self.kept.popleft()
             yield reading
+
+    def _is_routine_overflow(self, row: dict[str, float]) -> bool:
+        accelerator = self.trainer.accelerator
+        if row["found_inf"] < 0.5 or not has_scaler(accelerator) or not math.isfinite(row["loss"]):
+            return False
+        # Only asked after an overflow, so waiting for the device is cheap. At a scale below one nothing is scaled up.
+        return bool(accelerator.scaler.get_scale() >= 1.0)
 
     def make_up(self) -> int:
         """Run the steps that were skipped or held back again, in their order; return how many were applied."""
@@ -252,98 +312,28 @@ class TrainerGuard:
         assert all(values[2] < 0.5 for _, values in rest), "an update was applied behind a skipped one"
         windows = list(self.kept)
         self.kept.clear()
-        self._held_back = None
-        now = RandomState.capture()
+        self.gate.release()
         interrupted = self._window
-        applied = 0
-        if windows:  # what the first attempts counted is forgotten, and counted again as they are made up
-            windows[0].counters.restore(self.trainer)
-            if windows[0].loss_sum is not None:
-                self.trainer._tr_loss.copy_(windows[0].loss_sum)  # noqa: SLF001  # the trainer's own sum
-        for window in windows:
-            applied += self._apply(window)
-        self._window = interrupted
-        now.restore()
-        self.made_up_steps += applied
-        return applied
-
-    def _apply(self, window: Window) -> bool:
-        """Apply a skipped step, with other data if its own are unsound every time; say whether it was applied."""
-        if self._run_again(window):
-            self._spare = window
-            return True
-        self.on_unsound(window)
-        for replacement in self._replacements(window):
-            if self._run_again(replacement):
-                self.replaced_steps += 1
-                self._spare = replacement
-                return True
-        self.skipped_steps += 1
-        return False
-
-    def _replacements(self, window: Window) -> Iterator[Window]:
-        """Yield other data for a step: what comes next, else what was used last."""
-        batches, num_items = self._fetch_next() if self._fetch_next is not None else ([], None)
-        if batches:
-            self._borrowed += 1
-            yield self._with_data(window, batches, num_items)
-        if self._spare is not None:
-            yield self._with_data(window, self._spare.inputs, self._spare.num_items)
-
-    def _with_data(self, window: Window, batches: list[Any], num_items: Any) -> Window:
-        state = RandomState.capture()
-        fresh = [MicroBatch(inputs, state) for inputs in batches]
-        return replace(window, micro_batches=fresh, num_items=num_items)
-
-    def _run_again(self, window: Window) -> bool:
-        """Do one step anew; return whether it was sound and has been applied."""
-        trainer = self.trainer
-        model = trainer.model_wrapped
-        model.zero_grad()
-        steps_before = trainer.current_gradient_accumulation_steps
-        trainer.current_gradient_accumulation_steps = len(window.micro_batches)
-        window.loss = None
-        window.losses = []
-        self._is_making_up = True
         try:
-            for place, micro_batch in enumerate(window.micro_batches):
-                self._pass(model, window, micro_batch, is_last=place == len(window.micro_batches) - 1)
-            self._clip(model)
+            return self.making_up.run(windows)
         finally:
-            self._is_making_up = False
-            self._micro_batch = None
-            trainer.current_gradient_accumulation_steps = steps_before
-        if not bool(torch.isfinite(window.loss).all()) or bool(self.gate.found_inf):
-            model.zero_grad()
-            return False
-        self._step_at(window.rates)
-        if window.loss_sum is not None:
-            for loss in window.losses:  # one by one: the sum must round as it does in the loop
-                trainer._tr_loss += loss  # noqa: SLF001
-        model.zero_grad()
-        return True
+            self._window = interrupted
+            self._is_judged = False
 
-    def _pass(self, model: Any, window: Window, micro_batch: MicroBatch, *, is_last: bool) -> None:
-        trainer = self.trainer
-        trainer.accelerator.gradient_state._set_sync_gradients(is_last)  # noqa: SLF001  # as the loop does itself
+    def run_micro_batch(self, model: Any, window: Window, micro_batch: MicroBatch, place: int) -> None:
+        """Run one micro-batch of a step that is made up, as the loop would."""
         self._micro_batch = micro_batch
-        micro_batch.random_state.restore()
-        with nullcontext() if is_last else trainer.accelerator.no_sync(model=model):
-            self._account(window, self.original_training_step(model, micro_batch.inputs, window.num_items))
-
-    def _clip(self, model: Any) -> None:
-        limit = self.trainer.args.max_grad_norm
-        self.trainer.accelerator.clip_grad_norm_(model.parameters(), limit if limit > 0 else float("inf"))
-        self._is_judged = False
-
-    def _step_at(self, rates: list[float]) -> None:
-        groups = self.trainer.optimizer.param_groups
-        now = [group["lr"] for group in groups]
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
+        run, num_items = self.original_training_step, window.num_items
         try:
-            with self.rate_scale.applied(groups):
-                self._optimizer_step()
+            if self.retry is None:
+                loss = run(model, micro_batch.inputs, num_items)
+            else:
+                loss = self.retry.run(run, model, micro_batch, num_items, place=place)
         finally:
-            for group, rate in zip(groups, now, strict=True):
-                group["lr"] = rate
+            self._micro_batch = None
+        self._account(window, loss)
+
+    def is_unsound(self, window: Window) -> bool:
+        """Say whether a step that was just judged must not be applied; waits for the device."""
+        is_finite = self.is_one_of_several or bool(torch.isfinite(window.loss).all())
+        return bool(self.gate.found_inf) or not is_finite

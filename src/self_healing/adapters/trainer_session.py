@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..api import OpenRun
-from ..core.errors import ActionFailed
-from ..core.failure import Effect, Mode
+from ..core.failure import Effect, FailureType, Mode
 from ..core.ledger import LedgerReading, iter_ledger
 from ..core.plan import Plan
+from ..core.run_directory import healing_folder
 from ..core.signal import Fact, Facts, Metrics, Raised, Signal, SnapshotTaken
 from ..report.environment import hardware, versions
 from ..report.postmortem import build_postmortem, postmortem_path
 from ..report.write import write_json_atomically
+from .abilities import TrainerAbilities
 from .checkpoint_folders import newest_usable
+from .engines import Surroundings
 from .examination import Examiner
 from .exceptions import describe
 from .interrupts import WARNINGS, Interrupts
+from .log_figures import LogFigures
+from .meanwhile import Meanwhile
+from .memory_care import MemoryCare
+from .quarantine import Limit
+from .reflexes import NOTE, Reflex
+from .step_profile import StepProfile
+from .trackers import TrackerFence
+from .trainer_data import TrainerData
 from .window import Window
 from .wrapping import Wrapping
 
@@ -30,26 +40,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger("self_healing.trainer")
 
 
-class RestartFromError(Exception):
-    """Leaves the training loop so that it can be entered again from a checkpoint."""
-
-    def __init__(self, path: str) -> None:
-        super().__init__(path)
-        self.path = path
-
-
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """The state a rollback returned to."""
-
-    key: str
-    step: int
+class LeaveLoopError(Exception):
+    """Leaves the training loop so that it can be entered again elsewhere."""
 
 
 class TrainerSession:
-    """What an adapter is to the core: it emits signals, and its methods are the run's capabilities."""
+    """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
     def __init__(self, trainer: Any, config: HealingConfig, mode: Mode) -> None:
+        from ..config.keys import SWITCH
         from ..tensors.adagc import AdaGC
         from ..tensors.gate import GradientGate
         from ..tensors.zclip import ZClip
@@ -57,6 +56,9 @@ class TrainerSession:
 
         self.trainer = trainer
         self.config = config
+        self.surroundings = Surroundings(trainer)
+        if mode is Mode.HEAL and self.surroundings.only_measures:
+            mode = Mode.ADVISE
         self.mode = mode
         acts = mode is Mode.HEAL
         may_clip = acts and config.settings().max_effect is Effect.RECIPE
@@ -64,15 +66,34 @@ class TrainerSession:
         per_tensor = AdaGC() if config.adagc_enabled and may_clip and always is None else None
         gate = GradientGate(clip_outliers=may_clip and config.zclip_enabled, always=always, per_tensor=per_tensor)
         self.guard = TrainerGuard(trainer, gate, acts=acts)
-        self.guard.on_unsound = self._examine
+        self.guard.making_up.on_unsound = self._examine
+        self.guard.making_up.may_replace = config.settings().max_effect is Effect.RECIPE
+        self.guard.lets_through = config.nan_action == "warn"
+        self.reflexes = 0
+        self.memory = MemoryCare(
+            trainer, healing_folder(trainer.args.output_dir), on_reflex=self.reflex, note=self.note
+        )
+        self.guard.retry = self.memory.micro_batches if acts else None
         self._examiner = Examiner(trainer)
         self._found_unsound = False
-        self.stop_reason: str | None = None
-        self.restart_from: str | None = None
-        self.opened = OpenRun(trainer.args.output_dir, config, self, rank=trainer.args.process_index)
+        self.abilities = TrainerAbilities(trainer, self.guard.rate_scale, self.emergency_checkpoint)
+        alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
+        environ = {**os.environ, SWITCH: mode if alone or mode is not Mode.HEAL else Mode.ADVISE}
+        self.opened = OpenRun(
+            trainer.args.output_dir, config, self.abilities, rank=trainer.args.process_index, environ=environ
+        )
         self.interrupts = Interrupts(_signals_left_to_us(trainer.args))
         self.interrupted_by: signal.Signals | None = None
+        self.data = TrainerData(
+            trainer, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
+            backoff_base_s=config.backoff_base_s, max_effect=config.settings().max_effect if acts else Effect.NOTHING,
+            tell=self.note, interrupts=self.interrupts,
+        )  # fmt: skip
         self._changes = Wrapping()
+        self._trackers = TrackerFence(self.note)
+        self.profile = StepProfile(config.profile_steps, healing_folder(trainer.args.output_dir))
+        self._meanwhile = Meanwhile(self.opened.healer.observe)
+        self.log_figures = LogFigures(trainer, self.guard)
         self._started_s = time.time()
         self._last_metrics: dict[str, float] = {}
         self._step_began = time.perf_counter()
@@ -82,10 +103,17 @@ class TrainerSession:
     # -- life ----------------------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Put the guard into the trainer."""
+        """Put the guard into the trainer, and say what it cannot do there."""
+        for name, text, level in self.surroundings.remarks():
+            self.note(name, text, level=level)
+        self.data.attach()
         self.guard.attach()
+        self._changes.wrap(self.trainer.accelerator, "backward", self._meanwhile.around_backward)
+        self.log_figures.attach(self._changes)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
+            self._trackers.attach(self.trainer.callback_handler.callbacks)
+            self.memory.attach(self._changes)
         self._attached = True
 
     def detach(self) -> None:
@@ -93,7 +121,13 @@ class TrainerSession:
         self.interrupts.restore()
         if self._attached:
             self.guard.detach()
+            self.data.detach()
             self._changes.restore()
+            self.abilities.put_back()
+            self._trackers.detach()
+            self._meanwhile.close()
+            self.memory.end()
+            self.profile.end()
             self._attached = False
 
     def close(self) -> None:
@@ -106,6 +140,7 @@ class TrainerSession:
     def begin_training(self) -> None:
         """Note how steps can be skipped and what is known of the run."""
         way = self.guard.attach_optimizer()
+        self.log_figures.begin()
         args, state = self.trainer.args, self.trainer.state
         facts: dict[str, Fact] = {
             "trainer": type(self.trainer).__name__,
@@ -124,10 +159,23 @@ class TrainerSession:
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it."""
+        self.profile.step_ends(self._step())
         now = time.perf_counter()
         self._step_time_s, self._step_began = now - self._step_began, now
         control = self.trainer.control
-        must_know = control.should_log or control.should_save or control.should_evaluate or control.should_training_stop
+        self._take_readings(
+            must_know=control.should_log
+            or control.should_save
+            or control.should_evaluate
+            or control.should_training_stop
+        )
+
+    def end_of_epoch(self) -> None:
+        """Leave nothing to be made up: logs, checkpoints and evaluations of an epoch come next."""
+        self._take_readings(must_know=True)
+
+    def _take_readings(self, *, must_know: bool) -> None:
+        self._settle()
         readings = list(self.guard.readings(wait=must_know))
         if any(not reading.is_applied for reading in readings) and self.mode is Mode.HEAL:
             self._make_up()
@@ -139,23 +187,50 @@ class TrainerSession:
                 "learning_rate": reading.rate,
                 "step_time_s": self._step_time_s,
             }
+            # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
+            if reading.is_routine_overflow or (self.surroundings.only_measures and not reading.norm):
+                del values["grad_norm"]
             self._last_metrics = values
-            self.signal(Metrics(step=reading.step, time_s=time.time(), values=values))
+            self._meanwhile.add(Metrics(step=reading.step, time_s=time.time(), values=values))
+        if must_know or any(not reading.is_sound for reading in readings):
+            self._settle()
 
     def _make_up(self) -> None:
         self._found_unsound = False
+        began, making_up = time.perf_counter(), self.guard.making_up
+        first, before = self._step(), (making_up.replaced_steps, making_up.skipped_steps)
         applied = self.guard.make_up()
         if applied and not self._found_unsound:
-            text = "it was finite when the same step was run again, with the same data and the same random numbers"
-            self._learn({"nan_kind": "transient", "nan_because": text})
+            self._learn(self._examiner.was_transient())
+        replaced, left_out = making_up.replaced_steps - before[0], making_up.skipped_steps - before[1]
+        said = f"{applied - replaced} steps were made up with the same data"
+        said += f", {replaced} with other data" if replaced else ""
+        said += f", {left_out} were left out" if left_out else ""
+        self.reflex(
+            Reflex(
+                failure=FailureType.NAN_LOSS,
+                incident="step-not-finite",
+                because="a loss or a gradient was not finite, so the update was held back on the device",
+                actions=("skip-step",) if not replaced else ("skip-step", "skip-batches"),
+                said=said,
+                step=first,
+                seconds=time.perf_counter() - began,
+                details={"made_up": applied - replaced, "replaced": replaced, "left_out": left_out},
+            )
+        )
 
     def _examine(self, window: Window) -> None:
         """Find out why a step is not finite even when it is run again."""
         self._found_unsound = True
+        if self.surroundings.is_one_of_several:  # the others would wait for passes that only this process makes
+            return
         found = self._examiner.examine(window, self.guard.original_training_step)
         if found:
             self.note("nan-examined", str(found["nan_because"]))
             self._learn(found)
+        # Looked at each time, for it is cheap: nothing but an earlier state helps against broken weights.
+        broken = {"weights_nonfinite": float(self._broken_weights())}
+        self.signal(Metrics(step=self._step(), time_s=time.time(), values=broken))
 
     def _learn(self, facts: dict[str, Fact]) -> None:
         self.signal(Facts(step=self._step(), time_s=time.time(), facts=facts))
@@ -177,6 +252,9 @@ class TrainerSession:
         step = self._step()
         if step == 0:
             return "no step is complete yet, nothing to save"
+        impossible = self.surroundings.why_nothing_is_saved()
+        if impossible is not None:
+            return impossible
         if not self.weights_are_finite():
             return "the weights are not finite, no checkpoint was written"
         folder, _ = newest_usable(self.trainer.args.output_dir, None)
@@ -191,33 +269,47 @@ class TrainerSession:
 
     def weights_are_finite(self) -> bool:
         """Look at every parameter; waits for the device."""
+        return self._broken_weights() == 0
+
+    def _broken_weights(self) -> int:
         import torch
 
-        return all(bool(torch.isfinite(p).all()) for p in self.trainer.model.parameters())
+        return sum(not bool(torch.isfinite(p).all()) for p in self.trainer.model.parameters())
 
-    def note(self, name: str, text: str) -> None:
+    def note(self, name: str, text: str, *, level: int = logging.WARNING) -> None:
         """Write a remark into the ledger and the log."""
-        logger.warning("%s", text)
+        logger.log(level, "%s", text)
+        self._meanwhile.wait()  # it may be writing to the ledger too
         ledger = self.opened.ledger
         if ledger is not None:
             ledger.append("note", name, step=self._step(), time_s=time.time(), body={"text": text})
 
+    def reflex(self, reflex: Reflex) -> None:
+        """Record what was done at once, inside a step."""
+        self.reflexes += 1
+        self._meanwhile.wait()
+        ledger = self.opened.ledger
+        if ledger is not None:
+            ledger.append("note", NOTE, step=reflex.step, time_s=time.time(), body=reflex.body())
+
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended: a line in the ledger, the postmortem, and one sentence in the log."""
+        self._meanwhile.wait()
         ledger, args = self.opened.ledger, self.trainer.args
         if ledger is None or args.process_index != 0:
             return
+        self._trackers.tell_losses()
         told = {"exit_reason": exit_reason, "exception": type(error).__name__ if error is not None else None}
         ledger.append("note", "run-ended", step=self._step(), time_s=time.time(), body=told)
         ledger.flush()
         reading = LedgerReading()
-        skipped = {"healing/skipped_steps": self.guard.skipped_steps} if self.guard.skipped_steps else {}
+        figures = {**self.log_figures.figures(), **self.memory.figures()}
         postmortem = build_postmortem(
             iter_ledger(ledger.path, reading),
             exit_reason=exit_reason,
             exception=error,
             last_step=self._step(),
-            final_metrics={**self._last_metrics, **skipped},
+            final_metrics={**self._last_metrics, **figures},
             started_s=self._started_s,
             ended_s=time.time(),
             versions=versions(),
@@ -242,87 +334,37 @@ class TrainerSession:
 
     def raised(self, error: BaseException) -> Plan | None:
         """Report an exception that left the loop and carry out what can be done inside the process."""
-        described = describe(error)
-        return self.signal(
-            Raised(step=self._step(), time_s=time.time(), rank=self.trainer.args.process_index, **described)
-        )
+        self.abilities.left_by = error
+        try:
+            return self.signal(
+                Raised(step=self._step(), time_s=time.time(), rank=self.trainer.args.process_index, **describe(error))
+            )
+        finally:
+            self.abilities.left_by = None
 
     def signal(self, seen: Signal) -> Plan | None:
         """Let the healer decide and do; return the last plan it made."""
+        self._settle()
+        return self._carry_out(self.opened.healer.observe(seen))
+
+    def _settle(self) -> None:
+        """Do what follows from the observations that were left for the backward pass."""
+        is_there, wish = self._meanwhile.next_wish()
+        while is_there:
+            self._carry_out(wish)
+            is_there, wish = self._meanwhile.next_wish()
+
+    def _carry_out(self, wish: Plan | None) -> Plan | None:
         healer = self.opened.healer
-        plan = healer.agree(healer.observe(seen))
-        last = plan
+        plan = last = healer.agree(wish)
         while plan is not None:
             last = plan
-            outcome = healer.act(plan, self, time.perf_counter)
+            outcome = healer.act(plan, self.abilities, time.perf_counter)
             plan = None if outcome is None else healer.agree(healer.next_plan(outcome))
         return last
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
-
-    # -- what this run can do ------------------------------------------------------------------------
-
-    def scale_learning_rate(self, factor: float, *, floor: float | None) -> float:
-        """Multiply the learning rate for good."""
-        return self.guard.rate_scale.scale(factor, rate=self._rate(), floor=floor)
-
-    def rewarm_learning_rate(self, factor: float, *, ramp_steps: int, floor: float | None) -> float:
-        """Cut the learning rate and ramp it back."""
-        return self.guard.rate_scale.rewarm(factor, ramp_steps, rate=self._rate(), floor=floor)
-
-    def tighten_clipping(self, *, factor: float, initial: float) -> float:
-        """Lower the limit of the gradient norm until the end of training, or set one where there was none."""
-        args = self.trainer.args
-        limit = args.max_grad_norm * factor if args.max_grad_norm else initial
-        self._changes.replace(args, "max_grad_norm", limit)
-        return float(limit)
-
-    def clear_cache(self) -> str:
-        """Release cached device memory."""
-        import gc
-
-        import torch
-
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
-        return "cached device memory released"
-
-    def save_checkpoint(self) -> str:
-        """Ask the trainer for a checkpoint at the end of this step."""
-        self.trainer.control.should_save = True
-        return f"a checkpoint of step {self._step()} is written"
-
-    def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> Restored:
-        """Return to the newest usable checkpoint by leaving the loop and resuming from it."""
-        latest = before_step
-        if min_steps is not None:
-            latest = min(self._step() - min_steps + 1, latest if latest is not None else self._step())
-        folder, passed_over = newest_usable(self.trainer.args.output_dir, latest)
-        for _ in range(depth):
-            older = newest_usable(self.trainer.args.output_dir, folder.step)[0] if folder is not None else None
-            folder = older or folder
-        if folder is None:
-            told = "; ".join(passed_over) or "none was written yet"
-            raise ActionFailed(f"no usable checkpoint from before step {latest}: {told}")
-        self.restart_from = str(folder.path)
-        return Restored(str(folder.path), folder.step)
-
-    def alert(self, text: str) -> str:
-        """Tell a person, through the log."""
-        logger.warning("%s", text)
-        return "logged"
-
-    def stop_run(self, reason: str) -> str:
-        """End training at this step."""
-        self.stop_reason = reason
-        self.trainer.control.should_training_stop = True
-        return "training ends at this step"
-
-    def _rate(self) -> float:
-        groups = self.trainer.optimizer.param_groups
-        return float(groups[0]["lr"]) if groups else 0.0
 
 
 def _signals_left_to_us(args: Any) -> list[signal.Signals]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import UnrecoverableError, give_up
 from ..core.failure import Mode
 from .dry_run import dry_run, dry_run_or_stop
-from .trainer_session import RestartFromError, TrainerSession
+from .trainer_session import LeaveLoopError, TrainerSession
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
@@ -98,8 +98,8 @@ def train_guarded(
             dry_run_or_stop(trainer, config.dry_run_steps)
         session.attach()
         output = _train_until_done(session, train, args, kwargs)
-        if session.stop_reason is not None:
-            give_up(session.stop_reason, None)
+        if session.abilities.stop_reason is not None:
+            give_up(session.abilities.stop_reason, None)
         session.ended("completed" if session.interrupted_by is None else session.interrupted_by.name.lower(), None)
         return _with_figures(output, session)
     except BaseException as error:
@@ -119,15 +119,17 @@ def _train_until_done(
     while True:
         try:
             return train(*args, **kwargs)
-        except RestartFromError as restart:
-            logger.warning("training goes on from %s", restart.path)
+        except LeaveLoopError:
+            pass
         except Exception as error:  # noqa: BLE001  # becomes a signal; healed or raised again
             session.raised(error)
-            if session.restart_from is None:
+            if session.abilities.restart is None:
                 session.note("emergency", session.emergency_checkpoint())
-                give_up(session.stop_reason or "nothing in this process can help", error)
-        args, kwargs = (), {**kwargs, "resume_from_checkpoint": session.restart_from}
-        session.restart_from = None
+                give_up(session.abilities.stop_reason or "nothing in this process can help", error)
+        restart, session.abilities.restart = session.abilities.restart, None
+        path = restart.path if restart is not None else None
+        logger.warning("training goes on from %s", path or "the start")
+        args, kwargs = (), {**kwargs, "resume_from_checkpoint": path}
 
 
 def _reason(error: BaseException) -> str:
@@ -140,9 +142,11 @@ def _with_figures(output: Any, session: TrainerSession) -> Any:
     """Put the healing figures into the output's metrics, where there are any to speak of."""
     figures = {
         "healing/recovery_attempts": session.opened.healer.memory.total,
-        "healing/made_up_steps": session.guard.made_up_steps,
-        "healing/replaced_steps": session.guard.replaced_steps,
-        "healing/skipped_steps": session.guard.skipped_steps,
+        "healing/made_up_steps": session.guard.making_up.made_up_steps,
+        "healing/replaced_steps": session.guard.making_up.replaced_steps,
+        "healing/skipped_steps": session.guard.making_up.skipped_steps,
+        **session.memory.figures(),
+        **session.data.figures(),
     }
     return output._replace(metrics={**output.metrics, **figures})
 
@@ -155,10 +159,16 @@ def make_callback(session: TrainerSession) -> Any:
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             session.begin_training()
 
+        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            session.profile.step_begins(int(state.global_step) + 1)
+
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             session.end_of_step()
-            if session.restart_from is not None:
-                raise RestartFromError(session.restart_from)
+            if session.abilities.restart is not None:
+                raise LeaveLoopError
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            session.end_of_epoch()
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
             session.evaluated(metrics)

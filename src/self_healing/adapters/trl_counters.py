@@ -2,30 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
+
+STEP_COUNTERS = ("_step", "_current_train_step_time")
+"""What generation trainers count in each training step, and decide from it when to generate again."""
+
+Counted = dict[tuple[str, str], list[Any]]
+"""Values that a trainer has added to its lists of metrics, by the trainer's attribute and the metric."""
 
 
 @dataclass(slots=True)
 class Counters:
     """Lengths of the trainer's lists of training metrics, and its token counts, at one moment."""
 
-    lengths: dict[str, int] = field(default_factory=dict)
+    lengths: dict[tuple[str, str], int] = field(default_factory=dict)
     tokens: float | None = None
 
     @classmethod
     def of(cls, trainer: Any) -> Counters:
         """Note where the counting stands."""
-        metrics = getattr(trainer, "_metrics", None)
-        lists = metrics.get("train", {}) if isinstance(metrics, dict) else {}
-        lengths = {key: len(values) for key, values in lists.items()}
+        lengths = {key: len(values) for key, values in _lists(trainer)}
         return cls(lengths, getattr(trainer, "_total_train_tokens", None))
+
+    def added(self, trainer: Any) -> Counted:
+        """Return what was counted since."""
+        return {key: added for key, values in _lists(trainer) if (added := values[self.lengths.get(key, 0) :])}
 
     def restore(self, trainer: Any) -> None:
         """Forget what was counted since."""
-        metrics = getattr(trainer, "_metrics", None)
-        if isinstance(metrics, dict):
-            for key, values in metrics.get("train", {}).items():
-                del values[self.lengths.get(key, 0) :]
+        for key, values in _lists(trainer):
+            del values[self.lengths.get(key, 0) :]
         if self.tokens is not None:
             trainer._total_train_tokens = self.tokens  # noqa: SLF001  # TRL's own counter
+
+
+def count_again(trainer: Any, counted: Counted) -> None:
+    """Count once more what `Counters.added` has returned, after it was taken back."""
+    for (attribute, metric), values in counted.items():
+        getattr(trainer, attribute)["train"][metric].extend(values)
+
+
+def _lists(trainer: Any) -> Iterator[tuple[tuple[str, str], list[Any]]]:
+    """Yield the lists of training metrics; ORPO, CPO and, up to trl 0.24, DPO keep theirs under another name."""
+    for attribute in ("_metrics", "_stored_metrics"):
+        metrics = getattr(trainer, attribute, None)
+        if isinstance(metrics, dict):
+            for metric, values in metrics.get("train", {}).items():
+                yield (attribute, metric), values

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .trl_counters import Counters
+from .trl_counters import Counted, Counters
 
 
 @dataclass(slots=True)
@@ -17,6 +17,9 @@ class MicroBatch:
     random_state: Any
     prepared: Any = None
     """What `_prepare_inputs` made of the inputs; generation trainers must not do that twice."""
+
+    counted: Counted = field(default_factory=dict)
+    """What the trainer counted while it prepared them, which it is not asked to do again."""
 
     def keep(self, prepared: Any, random_state: Any) -> None:
         """Remember prepared inputs; a copy of the mapping, since losses take entries out of theirs."""
@@ -39,6 +42,8 @@ class Window:
     """What the trainer had counted before the step."""
     loss_sum: Any
     """The trainer's sum of losses before the step, from which it logs; None where it keeps none within reach."""
+    buffers: dict[int, Any] = field(default_factory=dict)
+    """The model's changing buffers before the step."""
     micro_batches: list[MicroBatch] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     """Learning rate of each parameter group at the update."""

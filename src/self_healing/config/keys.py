@@ -104,6 +104,12 @@ class HealingConfig(LayeredConfig):
     """Steps a rollback goes back at least; the newest known good state where not set."""
     backoff_base_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     """Seconds before the first retry of a failed operation; each further one waits longer."""
+    quarantine_fraction: Annotated[float, Field(ge=0, le=1)] = 0.001
+    """Share of the records that may be left out as bad; more, and more than `quarantine_records`, stops the run."""
+    quarantine_records: CountOrZero = 10
+    """Records that may be left out as bad; more, and more than `quarantine_fraction`, stops the run."""
+    profile_steps: tuple[Count, ...] = ()
+    """Steps, counted from 1, of which PyTorch profiler traces are written to `healing/trace_*.json`."""
     dry_run_steps: CountOrZero = 0
     """Steps rehearsed before training begins, on the largest batches and without a trace; 0 rehearses none."""
     on_instability: Hook = None

@@ -29,7 +29,7 @@ NONFINITE_LADDER: Ladder = (
 """What is tried against updates that keep being non-finite, before the run is stopped."""
 
 _STOP: Ladder = (rung(StopRun(), success=1.0),)
-_RETURN_AT_ONCE: Ladder = (*NONFINITE_LADDER[1:], *_STOP)
+_RETURN_AT_ONCE: Ladder = (rung(RollBack(), success=0.5), *NONFINITE_LADDER[1:], *_STOP)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,6 +34,7 @@ class WeightsNotFinite(Detector):
     fine = "nan_weights"
     severity = Severity.ERROR
     remedy = (
+        rung(RollBack(), success=0.9),
         rung(RollBack(), SkipBatches(), success=0.9),
         rung(RollBack(depth=1), SkipBatches(), ScaleLearningRate(), success=0.6),
         rung(StopRun(), success=1.0),

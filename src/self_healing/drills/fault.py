@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from ..core.naming import kebab_case, summary_of
+
+NONE: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(kw_only=True)
@@ -18,6 +21,10 @@ class Fault:
 
     is_transient: ClassVar[bool]
     """True where the same work done again is sound, so that a healed run must end as a clean one, to the bit."""
+    steps_to_make_up: ClassVar[int] = 0
+    """Optimizer steps a healed run has to do again because of it; none where training itself is not hit."""
+    needs: ClassVar[Mapping[str, Any]] = NONE
+    """Training arguments without which it would not happen."""
 
     @classmethod
     def name(cls) -> str:
@@ -34,11 +41,23 @@ class Fault:
         raise NotImplementedError
 
 
-def on_training_forward(trainer: Any, do: Callable[[int, dict[str, Any], Any], Any]) -> None:
-    """Call `do(step, inputs, output)` after each forward pass in training; what it returns is the output."""
+Spoil = Callable[[int, dict[str, Any], Any], Any]
+"""Gets the step, the model's inputs and its output; returns another output, or None to leave it."""
 
+
+def on_training_forward(trainer: Any, do: Spoil) -> None:
+    """Call `do(step, inputs, output)` after each forward pass in training; what it returns is the output."""
+    _on_forward(trainer, do, in_training=True)
+
+
+def on_evaluation_forward(trainer: Any, do: Spoil) -> None:
+    """Call `do(step, inputs, output)` after each forward pass in evaluation; what it returns is the output."""
+    _on_forward(trainer, do, in_training=False)
+
+
+def _on_forward(trainer: Any, do: Spoil, *, in_training: bool) -> None:
     def hook(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        return do(int(trainer.state.global_step), kwargs, output) if module.training else None
+        return do(int(trainer.state.global_step), kwargs, output) if module.training is in_training else None
 
     trainer.model.register_forward_hook(hook, with_kwargs=True)
 

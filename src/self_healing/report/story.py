@@ -102,8 +102,8 @@ class Story:
                 unjudged = self._unjudged.pop((*_key_of(entry), as_text(entry.body.get("rung"))), None)
                 if unjudged is not None:
                     unjudged["verdict"] = self._clean.line(entry.name)
-            case "note" if entry.name == "lines-lost":
-                self.lines_lost += step_of(entry.body.get("lines")) or 0
+            case "note":
+                self._take_note(entry, attempt)
         self.unreadable += "$unwritable" in entry.body
 
     def advice(self) -> list[str]:
@@ -198,6 +198,44 @@ class Story:
         self.seconds_lost += seconds
         if after is not None:
             attempt.last_step = after
+
+    def _take_note(self, entry: Entry, attempt: Attempt) -> None:
+        match entry.name:
+            case "reflex":
+                self._take_reflex(entry, attempt)
+            case "record-left-out":
+                said = self._clean.line(entry.body.get("text", ""))
+                self.quarantined.append({"step": entry.step, "attempt": entry.attempt, "said": said})
+            case "lines-lost":
+                self.lines_lost += step_of(entry.body.get("lines")) or 0
+
+    def _take_reflex(self, entry: Entry, attempt: Attempt) -> None:
+        """Take in what was done at once, without a plan."""
+        body, clean = entry.body, self._clean
+        names = [as_text(name) for name in _list(body.get("actions"))]
+        seconds = seconds_of(body.get("seconds"))
+        said = clean.line(body.get("said", ""))
+        self.recovery_actions.append(
+            {
+                "failure": clean.line(body.get("failure", "other")),
+                "diagnosis": clean.line(body.get("because", "")),
+                "actions": [clean.line(spelled(name, {}, self._actions)) for name in names],
+                "failed_actions": [],
+                "step": entry.step,
+                "outcome": "done",
+                "said": said,
+                "verdict": "recovered",
+                "incident": clean.line(body.get("incident", "")),
+                "attempt": entry.attempt,
+                "is_undo": False,
+                "steps_lost": 0,
+                "seconds_lost": round(seconds, 3),
+            }
+        )
+        self.actions_seen += 1
+        attempt.recovery_actions += 1
+        attempt.seconds_lost += seconds
+        self.seconds_lost += seconds
 
     def _what_was_done(self, entry: Entry, plan: Mapping[str, object]) -> tuple[list[str], list[str], list[str]]:
         """Return the actions that were done and those that were not, as the seed spells them, and what they said."""

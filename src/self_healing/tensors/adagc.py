@@ -13,7 +13,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import torch
 from torch import Tensor
 
-from .norms import Norms, parameters_of
+from .fused import fused_or_none
+from .fused_clipping import FusedAdaGC, can_scale
+from .norms import Norms, clip_coefficient, parameters_of
 
 Shape = tuple[int, ...]
 
@@ -45,6 +47,9 @@ class AdaGC:
         self._shapes: list[Shape | None] = []
         self._present: tuple[int, ...] | None = None
         self._index: Tensor | None = None
+        self.may_fuse = True
+        """False keeps to ordinary operations also where a kernel could do the same."""
+        self._fused: FusedAdaGC | None = None
 
     @torch.no_grad()
     def step(self, source: torch.nn.Module | Tensor | Iterable[Tensor]) -> Tensor:
@@ -52,14 +57,47 @@ class AdaGC:
         all_grads = [p.grad for p in parameters_of(source)]
         grads = [grad for grad in all_grads if grad is not None]
         norms = Norms(grads, self.gammas.device)
-        norms.scale_each_(self.coefficients(all_grads, norms))
+        self.clip_(all_grads, norms)
         return norms.total
 
-    def coefficients(self, all_grads: Sequence[Tensor | None], norms: Norms) -> Tensor:
-        """Learn from the norms and return what each gradient that is there is to be multiplied by.
+    def clip_(self, all_grads: Sequence[Tensor | None], norms: Norms, max_norm: float | None = None) -> Tensor:
+        """Clip the gradients in place, by their common norm too; return what that norm was multiplied by.
 
         `all_grads` has one entry for each parameter, None for one without a gradient; `norms` are of the others.
         """
+        total = norms.total.to(torch.float32)
+        fused = self._fused_for(all_grads, norms)
+        if fused is not None:
+            numbers = [self.lambda_rel, self.lambda_abs, self.beta, float(self.warmup_steps), max_norm or 0.0]
+            fused.judge(total, norms.each, self.gammas, self.steps, numbers)
+            fused.scale_(norms.only_part or [])
+            return fused.whole
+        before = norms.each.to(torch.float32)
+        each = self.coefficients(all_grads, norms)
+        after: Tensor = torch.linalg.vector_norm(each * before)
+        finite = total < torch.inf
+        one = torch.ones_like(total)
+        if max_norm:
+            rest = torch.where(finite, clip_coefficient(after, max_norm), one)
+            each, after = each * rest, after * rest
+        norms.scale_each_(each)
+        return torch.where(finite & (total > 0.0), after / total, one)
+
+    def _fused_for(self, all_grads: Sequence[Tensor | None], norms: Norms) -> FusedAdaGC | None:
+        """Return the kernels where they can be used on these gradients."""
+        tensors, device = norms.only_part, norms.total.device
+        if not self.may_fuse or not tensors or not can_scale(tensors, device):
+            return None
+        self._match(all_grads, device)
+        if self._index is not None:
+            return None
+        if self._fused is None:
+            self._fused = fused_or_none(lambda: FusedAdaGC(len(tensors), device), device)
+            self.may_fuse = self._fused is not None
+        return self._fused
+
+    def coefficients(self, all_grads: Sequence[Tensor | None], norms: Norms) -> Tensor:
+        """Learn from the norms and return what each gradient that is there is to be multiplied by."""
         total = norms.total.to(torch.float32)
         each = norms.each.to(torch.float32)
         if not len(each):
@@ -98,6 +136,9 @@ class AdaGC:
         self._shapes = [None if shape is None else tuple(shape) for shape in shapes]
         self._present = None
 
+    def __getstate__(self) -> dict[str, object]:
+        return {**self.__dict__, "_fused": None}  # a kernel belongs to its process
+
     def _match(self, all_grads: Sequence[Tensor | None], device: torch.device) -> None:
         """Make room for the tensors, or see that they are the ones the averages belong to."""
         if not self._shapes:
@@ -108,7 +149,7 @@ class AdaGC:
         if self.gammas.device != device:
             self.gammas = self.gammas.to(device)
             self.steps = self.steps.to(device)
-            self._present = None
+            self._present = self._fused = None
         present = tuple(i for i, grad in enumerate(all_grads) if grad is not None)
         if present == self._present:
             return

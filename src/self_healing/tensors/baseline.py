@@ -8,8 +8,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .fused import FusedBaseline
-
 READY = 16
 """Norms after which outliers are told from the rest."""
 
@@ -74,15 +72,14 @@ class LogNormBaseline:
     What is farther off than an outlier, on either side, waits outside; when `NEW_NORMAL_AFTER` have come in a row,
     their median becomes the location.
 
-    On CUDA all of it is two kernels (see `fused`); elsewhere, or where those cannot be built, some sixty operations.
+    These are some sixty small operations; on CUDA one kernel takes their place (see `fused`).
     """
 
     FIELDS = ("location", "drift", "scale", "count", "strange", "newest", "before")
 
     def __init__(self) -> None:
-        self._vector: Tensor | None = torch.tensor([0.0, 0.0, ASSUMED_SCALE, 0.0, 0.0, 0.0, 0.0])
+        self._vector = torch.tensor([0.0, 0.0, ASSUMED_SCALE, 0.0, 0.0, 0.0, 0.0])
         self._parts: tuple[Tensor, ...] = self._vector.unbind()
-        self.fused = FusedBaseline(constants())
         # Made once: a number that goes to the device in every step would be waited for.
         self._zero, self._one, self._ready = torch.zeros(()), torch.ones(()), torch.tensor(float(READY))
         self._offset = torch.tensor([1.0, 1.0, ASSUMED_WEIGHT, 1.0, 1.0, 1.0, 1.0])
@@ -95,8 +92,6 @@ class LogNormBaseline:
     @property
     def state(self) -> Tensor:
         """The numbers named in `FIELDS`, as one vector."""
-        if self._vector is None:
-            self._vector = torch.stack(self._parts)
         return self._vector
 
     @state.setter
@@ -126,12 +121,6 @@ class LogNormBaseline:
         With `clip`, an outlier's coefficient goes down to what brings it to exp(level + CLIP_Z^2 scale / z). One that
         is not finite gets the coefficient one.
         """
-        kernels = self.fused.kernels(norm.device, clip=clip) if limit.dtype != torch.float64 else None
-        if kernels is not None:
-            judge, learn = kernels
-            coefficient, *rest = judge(norm, limit, *self._parts[:4])
-            self._parts, self._vector = tuple(learn(norm, *self._parts)), None
-            return Judgement(coefficient.to(limit.dtype), *rest)
         x = norm.log()
         level, usable, distance, z, strange = self.compare(x)
         outlier = strange & (distance > 0.0)

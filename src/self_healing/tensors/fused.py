@@ -1,128 +1,184 @@
-"""The baseline of the gradient norm in two CUDA kernels instead of some sixty.
+"""The judgement of one gradient norm in a single CUDA kernel instead of some eighty.
 
-Each of those operations would cost the host some ten microseconds and the device two, in every step of every run. The
-kernels are compiled by torch itself when they are first used (a fifth of a second, then kept on disk). The interface
-is not a public one of torch, so where anything about it is not as known, nothing is fused and the same is computed
-by ordinary operations; a test compares the two.
+Each of those operations would cost the host ten to thirty microseconds in every step of every run. The kernel keeps the
+baseline in device memory, decides, and writes the telemetry straight into pinned host memory, so that nothing has to be
+copied afterwards. torch compiles it when it is first used (a fraction of a second). The interface is not a public
+one of torch, so where anything about it is not as known, the same is computed by ordinary operations; a test
+compares the two.
 """
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
-Kernel = Callable[..., Sequence[Tensor]]
+from .baseline import constants
+from .norms import SMALLEST
 
 _LOG = logging.getLogger(__name__)
 
-_COMPARE = """
-    T x = log(norm);
-    bool usable = x - x == T(0);
-    bool ready = count >= T(READY);
-    T level = location + (drift > T(0) ? drift : T(0));
-    T distance = x - level;
-    T least = T(Z) * scale;
-    least = least < T(LOG_RATIO) ? T(LOG_RATIO) : (least > T(LOG_CERTAIN_RATIO) ? T(LOG_CERTAIN_RATIO) : least);
-    bool strange = usable && ready && (distance < T(0) ? -distance : distance) > least;
-"""
+FusedT = TypeVar("FusedT")
+
+READING = ("loss", "is_sound", "is_applied", "norm", "coefficient", "z", "found_inf", "is_outlier", "typical")
+"""What one row of telemetry holds, in this order."""
+
+STATE = 7
+"""Numbers of the baseline's state; they come first in the kernel's memory."""
+
+HELD, COEFFICIENT, FOUND_INF, SKIP, Z_SCORE, IS_OUTLIER, TYPICAL = range(STATE, 14)
+"""Where the kernel's memory holds what has been decided."""
 
 _JUDGE = """
-template <typename T> void self_healing_judge(
-    T norm, T limit, T location, T drift, T scale, T count,
-    T& coefficient, T& z, T& found_inf, T& is_outlier, T& typical
-) {COMPARE
-    bool finite = norm - norm == T(0);
-    bool outlier = strange && distance > T(0);
-    z = usable && ready ? distance / scale : T(0);
-    coefficient = limit;
-    if (CLIP && outlier) {
-        T share = exp(T(CLIP_Z) * T(CLIP_Z) * scale / z - distance);
-        coefficient = share < limit ? share : limit;
-    }
-    if (!finite) coefficient = T(1);
-    found_inf = finite ? T(0) : T(1);
-    is_outlier = outlier ? T(1) : T(0);
-    typical = ready ? exp(level) : T(0);
-}
-"""
+extern "C" __global__ void self_healing_judge(
+    const float* norm_, const float* loss_, const float* limit_, float* memory, float* row, double max_norm, int flags
+) {
+    const bool clips = flags & 1, holds = flags & 2, by_loss = flags & 4;
+    const float norm = *norm_, loss = *loss_;
+    const float location = memory[0], drift = memory[1], scale = memory[2], count = memory[3];
+    const float streak = memory[4], newest = memory[5], before = memory[6], held = memory[7];
 
-_LEARN = """
-template <typename T> void self_healing_learn(
-    T norm, T location, T drift, T scale, T count, T streak, T newest, T before,
-    T& location_now, T& drift_now, T& scale_now, T& count_now, T& streak_now, T& newest_now, T& before_now
-) {COMPARE
-    location_now = location; drift_now = drift; scale_now = scale; count_now = count;
-    streak_now = streak; newest_now = newest; before_now = before;
+    const float x = logf(norm);
+    const bool finite = norm - norm == 0.0f, usable = x - x == 0.0f, ready = count >= READY;
+    const float level = location + fmaxf(drift, 0.0f);
+    const float distance = x - level;
+    const float least = fminf(fmaxf(Z * scale, LOG_RATIO), LOG_CERTAIN_RATIO);
+    const bool strange = usable && ready && fabsf(distance) > least;
+    const bool outlier = strange && distance > 0.0f;
+    const float z = usable && ready ? distance / scale : 0.0f;
+
+    // torch divides by multiplying with the reciprocal; anything else would round differently.
+    float coefficient = *limit_;
+    if (max_norm > 0.0) coefficient = fminf(coefficient, fminf((1.0f / (norm + SMALLEST)) * (float)max_norm, 1.0f));
+    if (clips && outlier) coefficient = fminf(coefficient, expf(CLIP_Z * CLIP_Z * scale / z - distance));
+    if (!finite) coefficient = 1.0f;
+
+    const bool unsound = !finite || (by_loss && loss - loss != 0.0f);
+    const bool skip = holds && (unsound || held > 0.5f);
+    if (holds) memory[7] = skip;
+    memory[8] = coefficient; memory[9] = !finite; memory[10] = skip;
+    memory[11] = z; memory[12] = outlier; memory[13] = ready ? expf(level) : 0.0f;
+    row[0] = loss; row[1] = !unsound; row[2] = !skip; row[3] = norm; row[4] = coefficient;
+    row[5] = z; row[6] = !finite; row[7] = outlier; row[8] = memory[13];
+
     if (usable && strange) {
-        newest_now = x; before_now = newest; streak_now = streak + T(1);
-        if (streak_now >= T(NEW_NORMAL_AFTER)) {
-            T low = newest < before ? newest : before;
-            T high = newest < before ? before : newest;
-            location_now = x < low ? low : (x > high ? high : x);
-            drift_now = T(0); count_now = T(READY); streak_now = T(0);
+        memory[5] = x; memory[6] = newest; memory[4] = streak + 1.0f;
+        if (streak + 1.0f >= NEW_NORMAL_AFTER) {
+            memory[0] = fminf(fmaxf(x, fminf(newest, before)), fmaxf(newest, before));
+            memory[1] = 0.0f; memory[3] = READY; memory[4] = 0.0f;
         }
     } else if (usable) {
-        T start = count < T(1) ? x : location;
-        T away = x - start;
-        T reach = T(WINSOR) * scale;
-        T pull = away < -reach ? -reach : (away > reach ? reach : away);
-        T spread = away - drift < T(0) ? drift - away : away - drift;
-        spread = (spread < reach ? spread : reach) * T(MEAN_ABS_TO_SIGMA);
-        T rate = pow(count + T(1), T(LOCATION_POWER));
-        rate = rate > T(LOCATION_RATE) ? rate : T(LOCATION_RATE);
-        T slow = T(1) / (count + T(ASSUMED_WEIGHT));
-        slow = slow > T(SCALE_RATE) ? slow : T(SCALE_RATE);
-        location_now = start + rate * pull;
-        drift_now = drift + rate * (pull - drift);
-        scale_now = scale + slow * (spread - scale);
-        scale_now = scale_now > T(SMALLEST_SCALE) ? scale_now : T(SMALLEST_SCALE);
-        count_now = count + T(1) < T(LARGEST_COUNT) ? count + T(1) : T(LARGEST_COUNT);
-        streak_now = T(0);
+        const float start = count < 1.0f ? x : location;
+        const float away = x - start, reach = WINSOR * scale;
+        const float pull = fminf(fmaxf(away, -reach), reach);
+        const float spread = fminf(fabsf(away - drift), reach) * MEAN_ABS_TO_SIGMA;
+        const float rate = fmaxf(powf(count + 1.0f, LOCATION_POWER), LOCATION_RATE);
+        const float slow = fmaxf(1.0f / (count + ASSUMED_WEIGHT), SCALE_RATE);
+        memory[0] = start + rate * pull;
+        memory[1] = drift + rate * (pull - drift);
+        memory[2] = fmaxf(scale + slow * (spread - scale), SMALLEST_SCALE);
+        memory[3] = fminf(count + 1.0f, LARGEST_COUNT);
+        memory[4] = 0.0f;
     }
 }
 """
 
 
-class FusedBaseline:
-    """The kernels of the baseline, made when first asked for."""
+class Flags(NamedTuple):
+    """What a judgement is to do beside measuring."""
 
-    def __init__(self, constants: Mapping[str, float]) -> None:
-        self.enabled = True
-        self._constants = constants
-        self._made: dict[bool, tuple[Kernel, Kernel]] = {}
+    clips: bool
+    """Bring outliers down."""
+    holds: bool
+    """Say that the update must be skipped where it is unsound, and so must every one after it."""
+    by_loss: bool
+    """A loss that is not finite makes an update unsound, not only the gradients."""
 
-    def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "_made": {}}
 
-    def kernels(self, device: torch.device, *, clip: bool) -> tuple[Kernel, Kernel] | None:
-        """Return (judge, learn) for this device, or None where there are none."""
-        if not self.enabled or device.type != "cuda":
-            return None
-        if clip not in self._made:
-            self._make(device, clip=clip)
-        return self._made.get(clip)
+class FusedJudge:
+    """The kernel and its memory, on one device."""
 
-    def _make(self, device: torch.device, *, clip: bool) -> None:
-        try:
-            judge, learn = self._compiled(_JUDGE, 5, clip=clip), self._compiled(_LEARN, 7, clip=clip)
-            one = torch.ones((), device=device)
-            judge(*[one] * 6)
-            learn(*[one] * 8)
-        except (AttributeError, ImportError, RuntimeError, TypeError) as error:
-            # RuntimeError is what a missing or failing compiler raises.
-            _LOG.warning("the norm baseline takes some sixty small kernels a step, its fused ones failed: %s", error)
-            self.enabled = False
-            return
-        self._made[clip] = judge, learn
+    def __init__(self, state: Tensor, launch: Callable[..., object]) -> None:
+        self.memory = torch.cat((state, torch.zeros(TYPICAL + 1 - STATE, device=state.device)))
+        self._launch = launch
+        self._one = torch.ones((), device=state.device)
+        self._zero = torch.zeros((), device=state.device)
+        self._row = torch.zeros(len(READING), device=state.device)
+        places = self.memory.unbind()
+        self.coefficient, self.found_inf, self.skip = places[COEFFICIENT], places[FOUND_INF], places[SKIP]
+        self.z, self.is_outlier, self.typical = places[Z_SCORE], places[IS_OUTLIER], places[TYPICAL]
 
-    def _compiled(self, template: str, outputs: int, *, clip: bool) -> Kernel:
-        from torch.cuda.jiterator import _create_multi_output_jit_fn  # noqa: PLC0415  # private: may be missing
+    @property
+    def state(self) -> Tensor:
+        """The baseline's numbers; they lie in the kernel's memory."""
+        return self.memory[:STATE]
 
-        code = template.replace("COMPARE", _COMPARE).replace("CLIP &&", "true &&" if clip else "false &&")
-        for name, value in self._constants.items():
-            code = code.replace(f"T({name})", f"T({float(value)!r})")
-        return cast("Kernel", _create_multi_output_jit_fn(code, outputs))
+    def judge(
+        self,
+        norm: Tensor,
+        *,
+        loss: Tensor | None,
+        limit: Tensor | None,
+        max_norm: float | None,
+        row: Tensor | None,
+        flags: Flags,
+    ) -> Tensor:
+        """Judge a norm and learn from it; return the row that was written, `row` itself where it is given."""
+        written = self._row if row is None else row
+        arguments = [
+            norm,
+            self._zero if loss is None else loss,
+            self._one if limit is None else limit,
+            self.memory,
+            written,
+            max_norm or 0.0,
+            flags.clips + 2 * flags.holds + 4 * flags.by_loss,
+        ]
+        self._launch(grid=(1, 1, 1), block=(1, 1, 1), args=arguments)
+        return written
+
+    def release(self) -> None:
+        """Let the next update through although one before it was skipped."""
+        self.memory[HELD].zero_()
+
+
+def fused_judge(state: Tensor) -> FusedJudge | None:
+    """Return the kernel on the device of a baseline's state, or None where there is none."""
+
+    def make() -> FusedJudge:
+        launch = compiled(_JUDGE, "self_healing_judge", {**constants(), "SMALLEST": SMALLEST})
+        fused = FusedJudge(state.clone(), launch)
+        nothing = Flags(clips=False, holds=False, by_loss=False)
+        fused.judge(state[0].abs() + 1.0, loss=None, limit=None, max_norm=1.0, row=None, flags=nothing)
+        fused.memory[:STATE].copy_(state)
+        return fused
+
+    return fused_or_none(make, state.device)
+
+
+def fused_or_none(make: Callable[[], FusedT], device: torch.device) -> FusedT | None:
+    """Return what `make` builds, or None where this device or this torch has no kernels of ours."""
+    if device.type != "cuda" or device.index != torch.cuda.current_device():
+        return None
+    try:
+        return make()
+    except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
+        # RuntimeError is what a missing or failing compiler raises, AttributeError what a torch before 2.9.
+        _LOG.warning("each step takes some eighty small kernels more: the fused one could not be used (%s)", error)
+        return None
+
+
+@functools.cache
+def _compiled(source: str, name: str) -> Callable[..., object]:
+    launch: Callable[..., object] = torch.cuda._compile_kernel(source, name)  # noqa: SLF001  # see above
+    return launch
+
+
+def compiled(source: str, name: str, values: Mapping[str, float]) -> Callable[..., object]:
+    """Return a kernel, with constants of single precision in the place of their names."""
+    defined = "".join(f"#define {constant} {float(value)!r}f\n" for constant, value in values.items())
+    return _compiled(defined + source, name)

@@ -1,8 +1,8 @@
-"""One look at the gradients per optimizer step: is it finite, is it an outlier, what is it clipped to.
+"""One look at the gradients per optimizer step: is it finite, is it an outlier, what is it clipped to, is it applied.
 
 Everything is decided on the device. `judge` measures the gradients, compares the logarithm of their norm with that of
-the run's own recent past, clips them, and leaves the decisions in tensors: `found_inf` for a fused optimizer and
-`telemetry` for a host that reads it later. A healthy step is clipped exactly as torch would clip it.
+the run's own recent past, clips them, and leaves the decisions in tensors: `skip` for a fused optimizer and a row of
+telemetry for a host that reads it later. A healthy step is clipped exactly as torch would clip it.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from torch import Tensor
 
 from .adagc import AdaGC
 from .baseline import LogNormBaseline
+from .fused import Flags, FusedJudge, fused_judge
 from .norms import Norms, clip_coefficient
 from .zclip import ZClip
-
-TELEMETRY = ("norm", "coefficient", "z", "found_inf", "is_outlier", "typical")
-"""What the elements of `GradientGate.telemetry()` are, in this order."""
 
 
 class GradientGate:
@@ -40,7 +38,8 @@ class GradientGate:
         self.clip_outliers = clip_outliers
         self.always = always
         self.per_tensor = per_tensor
-        self.baseline = LogNormBaseline()
+        self.may_fuse = True
+        """False keeps to ordinary operations also where a kernel could do the same."""
         self.norm = torch.zeros(())
         """Norm of the newest gradients before clipping."""
         self.coefficient = torch.ones(())
@@ -53,28 +52,101 @@ class GradientGate:
         """One where the norm is finite and an outlier."""
         self.typical = torch.zeros(())
         """Norm that the newest one was compared with; zero until the baseline is ready."""
+        self.skip = torch.zeros(())
+        """One where the update must not be applied: it is unsound, or one before it still has to be made up."""
+        self._baseline = LogNormBaseline()
+        self._fused: FusedJudge | None = None
+        self._device: torch.device | None = None
+        self._held = self._zero = torch.zeros(())
         self._one = torch.ones(())
+        self._row = torch.zeros(0)
+
+    @property
+    def state(self) -> Tensor:
+        """The numbers of the baseline, as `LogNormBaseline.FIELDS` names them."""
+        return self._baseline.state if self._fused is None else self._fused.state
 
     @torch.no_grad()
-    def judge(self, grads: Sequence[Tensor | None], max_norm: float | None) -> Tensor:
+    def judge(
+        self,
+        grads: Sequence[Tensor | None],
+        max_norm: float | None,
+        *,
+        loss: Tensor | None = None,
+        holds: bool = False,
+        by_loss: bool = True,
+        row: Tensor | None = None,
+    ) -> Tensor:
         """Judge the gradients, clip them in place and return the norm they had.
 
         None stands for a parameter without a gradient; AdaGC tells the parameters apart by their place. No
         `max_norm`, or one of zero, means no constant limit. Gradients whose norm is not finite stay as they are.
+
+        With `holds`, `skip` says whether this update is to be left out: the norm or (unless not `by_loss`) the
+        `loss` is not finite, or an update before it was left out and `release` has not been called since. `row` is
+        pinned memory that the device may write the telemetry to.
         """
         norms = Norms([grad for grad in grads if grad is not None], self._one.device)
         norm = norms.total.to(torch.float32)
         self._move_to(norm.device)
+        loss = self._zero if loss is None else loss.detach().reshape(()).to(norm)
         max_norm = max_norm or None
-        clip = self.clip_outliers and self.always is None and self.per_tensor is None
-        limit = self._limit(norms, max_norm)
-        coefficient, self.z, self.found_inf, self.is_outlier, self.typical = self.baseline.judge(norm, limit, clip=clip)
+        clips = self.clip_outliers and self.always is None and self.per_tensor is None
+        flags = Flags(clips=clips, holds=holds, by_loss=by_loss)
+        if self._fused is not None and norms.as_torch.dtype is not torch.float64:
+            coefficient = self._judge_fused(self._fused, norms, loss, max_norm, row, flags)
+        else:
+            coefficient = self._judge(norms, loss, max_norm, flags)
         self.norm, self.coefficient = norm, coefficient.to(torch.float32)
         if self.per_tensor is not None:
-            self.coefficient = self._clip_each(self.per_tensor, grads, norms, max_norm)
-        elif clip or limit is not self._one:
+            self.coefficient = self.per_tensor.clip_(grads, norms, max_norm)
+        elif clips or max_norm is not None or self.always is not None:
             norms.scale_(coefficient)
         return norm
+
+    def _judge_fused(  # noqa: PLR0917  # private, and called once
+        self,
+        fused: FusedJudge,
+        norms: Norms,
+        loss: Tensor,
+        max_norm: float | None,
+        row: Tensor | None,
+        flags: Flags,
+    ) -> Tensor:
+        """Judge by the kernel, and return what the gradients are to be multiplied by in torch's own dtype."""
+        limit = None
+        if self.per_tensor is not None:
+            max_norm = None
+        elif self.always is not None or (norms.as_torch is not norms.total and max_norm is not None):
+            limit, max_norm = self._limit(norms, max_norm).to(torch.float32), None
+        self._row = fused.judge(norms.total, loss=loss, limit=limit, max_norm=max_norm, row=row, flags=flags)
+        self.found_inf, self.skip, self.z = fused.found_inf, fused.skip, fused.z
+        self.is_outlier, self.typical = fused.is_outlier, fused.typical
+        return fused.coefficient.to(norms.as_torch.dtype)
+
+    def _judge(self, norms: Norms, loss: Tensor, max_norm: float | None, flags: Flags) -> Tensor:
+        """Judge by ordinary operations, and return what the gradients are to be multiplied by."""
+        norm = norms.total.to(torch.float32)
+        coefficient, self.z, self.found_inf, self.is_outlier, self.typical = self._baseline.judge(
+            norm, self._limit(norms, max_norm), clip=flags.clips
+        )
+        unsound = torch.where(loss.isfinite(), self.found_inf, self._one) if flags.by_loss else self.found_inf
+        self.skip = torch.maximum(unsound, self._held) if flags.holds else self._zero
+        if flags.holds:
+            self._held = self.skip
+        decided = (loss, 1.0 - unsound, 1.0 - self.skip, norm, coefficient.to(torch.float32))
+        self._row = torch.stack((*decided, self.z, self.found_inf, self.is_outlier, self.typical))
+        return coefficient
+
+    def release(self) -> None:
+        """Let the next update through although one before it was skipped."""
+        self._held = self._zero
+        if self._fused is not None:
+            self._fused.release()
+
+    def telemetry(self) -> Tensor:
+        """Return the newest row, whose elements `READING` names: the `row` given to `judge` where it was used."""
+        return self._row
 
     def _limit(self, norms: Norms, max_norm: float | None) -> Tensor:
         """Return what the gradients are multiplied by if the norm is no outlier, in torch's own dtype."""
@@ -86,28 +158,9 @@ class GradientGate:
             limit = published if limit is None else torch.minimum(limit, published)
         return self._one.to(norms.as_torch.dtype) if limit is None else limit
 
-    def _clip_each(
-        self, per_tensor: AdaGC, grads: Sequence[Tensor | None], norms: Norms, max_norm: float | None
-    ) -> Tensor:
-        """Scale each gradient by itself and return what their common norm was multiplied by."""
-        before = norms.each.to(torch.float32)
-        each = per_tensor.coefficients(grads, norms)
-        after: Tensor = torch.linalg.vector_norm(each * before)
-        finite = self.norm < torch.inf
-        if max_norm is not None:
-            rest = torch.where(finite, clip_coefficient(after, max_norm), self._one)
-            each, after = each * rest, after * rest
-        norms.scale_each_(each)
-        return torch.where(finite & (self.norm > 0.0), after / self.norm, self._one)
-
-    @torch.no_grad()
-    def telemetry(self) -> Tensor:
-        """Return a new single-precision vector on the device; `TELEMETRY` names its elements."""
-        return torch.stack((self.norm, self.coefficient, self.z, self.found_inf, self.is_outlier, self.typical))
-
     def state_dict(self) -> dict[str, object]:
         """Return copies of what has been learned, that of ZClip or AdaGC included."""
-        state: dict[str, object] = {"baseline": self.baseline.state.clone()}
+        state: dict[str, object] = {"baseline": self.state.clone()}
         if self.always is not None:
             state["always"] = self.always.state_dict()
         if self.per_tensor is not None:
@@ -119,16 +172,29 @@ class GradientGate:
         baseline, always, per_tensor = state["baseline"], state.get("always"), state.get("per_tensor")
         if not isinstance(baseline, Tensor):
             raise TypeError("not a state of GradientGate: its baseline must be a tensor")
-        self.baseline.load(baseline)
+        self._baseline.load(baseline)
+        self._fused = self._device = None  # made again from the state that was loaded
         if self.always is not None and isinstance(always, Mapping):
             self.always.load_state_dict(always)
         if self.per_tensor is not None and isinstance(per_tensor, Mapping):
             self.per_tensor.load_state_dict(per_tensor)
 
+    def __getstate__(self) -> dict[str, object]:
+        # A kernel belongs to its process and its memory to one gate: a copy starts from the state and makes its own.
+        copied = LogNormBaseline()
+        copied.load(self.state.to("cpu"))
+        return {**self.__dict__, "_baseline": copied, "_fused": None, "_device": None}
+
     def _move_to(self, device: torch.device) -> None:
-        if self.baseline.device != device:
-            self._one = self._one.to(device)
-            self.baseline.to(device)
+        if self._device == device:
+            return
+        state = self.state.to(device)
+        self._baseline.to(device)
+        self._baseline.load(state)
+        self._one, self._zero = torch.ones((), device=device), torch.zeros((), device=device)
+        self._held = self._held.to(device)
+        self._fused = fused_judge(state) if self.may_fuse else None
+        self._device = device
 
 
 def _as_torch_clips(norms: Norms, max_norm: float) -> Tensor:

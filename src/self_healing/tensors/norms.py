@@ -74,6 +74,11 @@ class Norms:
             scattered += zip(part.positions, part.norms.to(device).unbind(), strict=True)
         return torch.stack([norm for _, norm in sorted(scattered, key=lambda item: item[0])])
 
+    @property
+    def only_part(self) -> list[Tensor] | None:
+        """This process's share of the gradients, in their order, where all have one device, dtype and mesh."""
+        return self._parts[0].tensors if len(self._parts) == 1 else None
+
     def scale_(self, coefficient: Tensor) -> None:
         """Multiply all gradients in place by a 0-dimensional tensor."""
         for part in self._parts:

@@ -31,19 +31,36 @@ class TelemetryRing:
         self.lost = 0
         self._waiting: deque[tuple[int, _Slot | Tensor]] = deque()
         self._free: list[_Slot] = []
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+        self._offered: _Slot | None = None
 
     def __len__(self) -> int:
         return len(self._waiting)
 
+    def place(self, width: int, device: torch.device) -> Tensor | None:
+        """Return pinned memory that a kernel may write the next vector to; None where the device needs none."""
+        if device.type != "cuda":
+            return None
+        if self._offered is None or self._offered.host.shape != (width,):
+            self._offered = self._slot_for(torch.Size((width,)), torch.float32)
+        return self._offered.host
+
     def push(self, step: int, vector: Tensor) -> None:
-        """Send a one-dimensional vector on its way; it must not be written to afterwards."""
-        vector = vector.detach()
+        """Send a one-dimensional vector on its way; it must not be written to afterwards.
+
+        The vector may be the one `place` returned, with a kernel that writes it already in the current stream.
+        """
         if len(self._waiting) >= self.size:
             # Copies of one stream finish in order, so the place can be used again before its old copy is complete.
             self._release(self._waiting.popleft()[1])
             self.lost += 1
-        self._waiting.append((step, self._send(vector) if vector.is_cuda else vector))
+        offered = self._offered
+        if offered is not None and vector is offered.host:
+            self._offered = None
+            offered.event.record()
+            self._waiting.append((step, offered))
+        else:
+            vector = vector.detach()
+            self._waiting.append((step, self._send(vector) if vector.is_cuda else vector))
 
     def ready(self) -> list[tuple[int, list[float]]]:
         """Return (step, values) of the vectors that have arrived since the last call, without waiting."""
@@ -63,25 +80,18 @@ class TelemetryRing:
         return arrived
 
     def _send(self, vector: Tensor) -> _Slot:
-        slot = self._slot_for(vector)
-        stream = self._streams.get(vector.device)
-        if stream is None:
-            stream = self._streams[vector.device] = torch.cuda.Stream(vector.device)
-        # Off the training stream, so that the copy holds up no kernel that comes after it.
-        stream.wait_stream(torch.cuda.current_stream(vector.device))
-        with torch.cuda.stream(stream):
-            slot.host.copy_(vector, non_blocking=True)
-            slot.event.record(stream)
-        # The allocator must not hand the vector's memory out again before the copy is complete.
-        vector.record_stream(stream)
+        # In the training stream: a stream of its own was measured to cost the host 140 microseconds more per step,
+        # to save the device three.
+        slot = self._slot_for(vector.shape, vector.dtype)
+        slot.host.copy_(vector, non_blocking=True)
+        slot.event.record(torch.cuda.current_stream(vector.device))
         return slot
 
-    def _slot_for(self, vector: Tensor) -> _Slot:
+    def _slot_for(self, shape: torch.Size, dtype: torch.dtype) -> _Slot:
         for i, slot in enumerate(self._free):
-            if slot.host.shape == vector.shape and slot.host.dtype == vector.dtype:
+            if slot.host.shape == shape and slot.host.dtype == dtype:
                 return self._free.pop(i)
-        event = torch.cuda.Event()
-        return _Slot(torch.empty(vector.shape, dtype=vector.dtype, pin_memory=True), event)
+        return _Slot(torch.zeros(shape, dtype=dtype, pin_memory=True), torch.cuda.Event())
 
     def _take(self) -> tuple[int, list[float]]:
         step, place = self._waiting.popleft()

@@ -13,6 +13,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from .fused import fused_or_none
+from .fused_clipping import KEEPS_SPIKES_OUT, LIMITED, PERCENTILE, TO_MEAN, FusedZClip
 from .norms import SMALLEST, Norms, parameters_of
 
 Mode = Literal["zscore", "percentile"]
@@ -70,6 +72,10 @@ class ZClip:
         # Made once: a number that goes to the device in every step would be waited for.
         self._one = torch.ones(())
         self._rate = torch.tensor(1.0 - alpha, dtype=torch.float64)
+        self.may_fuse = True
+        """False keeps to ordinary operations also where a kernel could do the same."""
+        self._fused: FusedZClip | None = None
+        self._device: torch.device | None = None
 
     @property
     def clipped_norm(self) -> Tensor:
@@ -79,7 +85,7 @@ class ZClip:
     @property
     def z_score(self) -> Tensor:
         """The newest norm's z-score; zero during the warm-up and for a norm that is not finite."""
-        return torch.where(self._is_known, self._z, torch.zeros_like(self._z))
+        return torch.where(self._is_known != 0, self._z, torch.zeros_like(self._z))
 
     @torch.no_grad()
     def step(self, source: torch.nn.Module | Tensor | Iterable[Tensor]) -> Tensor:
@@ -92,6 +98,10 @@ class ZClip:
     def coefficient(self, norm: Tensor) -> Tensor:
         """Learn from a norm and return what its gradients are to be multiplied by."""
         self._move_to(norm.device)
+        if self._fused is not None and norm.dtype is torch.float32:
+            result = self._fused.judge(norm, self._numbers(), self._flags())
+            self.raw_norm, self._coefficient = norm, result
+            return result
         g = norm.to(self.mean.dtype)
         finite = g < torch.inf
         warm = self.count >= self.warmup_steps
@@ -109,6 +119,19 @@ class ZClip:
         self.raw_norm, self._coefficient, self._z, self._is_known = norm, result, z, known
         self.total_clips = self.total_clips + spike
         return result
+
+    def _numbers(self) -> list[float]:
+        limit = self.max_grad_norm or 0.0
+        rate = 1.0 - self.alpha
+        return [rate, self.z_threshold, self.clip_factor, self.eps, limit, float(self.warmup_steps)]
+
+    def _flags(self) -> int:
+        return (
+            PERCENTILE * (self.mode == "percentile")
+            + TO_MEAN * (self.clip_option == "mean")
+            + KEEPS_SPIKES_OUT * self.skip_update_on_spike
+            + LIMITED * (self.max_grad_norm is not None)
+        )
 
     def _threshold(self, g: Tensor, z: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
         """Return the adaptive limit and whether the norm calls for it."""
@@ -141,11 +164,25 @@ class ZClip:
         """Continue from what `state_dict` returned."""
         for name in SAVED:
             setattr(self, name, state[name].detach().to(self._rate.device, self._rate.dtype, copy=True))
+        self._fused, self._device = None, None  # made again from what was loaded
+
+    def __getstate__(self) -> dict[str, object]:
+        # A kernel belongs to its process and its memory to one ZClip: a copy takes the numbers and makes its own.
+        own = {name: getattr(self, name).clone() for name in (*SAVED, "_z", "_is_known", "_coefficient")}
+        return {**self.__dict__, **own, "_fused": None, "_device": None}
 
     def _move_to(self, device: torch.device) -> None:
+        if self._device == device:
+            return
         # Double precision, so that a huge norm in the warm-up cannot overflow the variance; Metal has none.
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        if self.mean.device != device or self.mean.dtype != dtype:
-            self._one = self._one.to(device)
-            for name in (*SAVED, "_rate"):
-                setattr(self, name, getattr(self, name).to(device, dtype))
+        self._one = self._one.to(device)
+        for name in (*SAVED, "_rate"):
+            setattr(self, name, getattr(self, name).to(device, dtype))
+        saved = [getattr(self, name) for name in SAVED]
+        self._fused = fused_or_none(lambda: FusedZClip(saved), device) if self.may_fuse else None
+        if self._fused is not None:  # from now on they are places in the kernel's memory
+            for name, place in zip(SAVED, self._fused.saved, strict=True):
+                setattr(self, name, place)
+            self._z, self._is_known = self._fused.z, self._fused.is_known
+        self._device = device

@@ -12,7 +12,8 @@ from torch.nn.utils import clip_grad_norm_
 
 from self_healing.tensors.adagc import AdaGC
 from self_healing.tensors.baseline import CLIP_Z, READY, LogNormBaseline
-from self_healing.tensors.gate import TELEMETRY, GradientGate
+from self_healing.tensors.fused import READING
+from self_healing.tensors.gate import GradientGate
 from self_healing.tensors.zclip import ZClip
 
 pytestmark = pytest.mark.torch
@@ -103,9 +104,8 @@ def test_a_float16_norm_that_only_torch_overflows_is_finite():
 
 def test_a_finite_outlier_is_brought_down_by_the_reciprocal_rule():
     gate = settled()
-    baseline = gate.baseline
-    level, scale = baseline.state[0].item() + max(baseline.state[1].item(), 0.0), baseline.state[2].item()
-    state = baseline.state.clone()
+    state = gate.state.clone()
+    level, scale = state[0].item() + max(state[1].item(), 0.0), state[2].item()
     grads = one(50.0)
     assert gate.judge(grads, None).item() == pytest.approx(50.0)
     z = (math.log(50.0) - level) / scale
@@ -115,7 +115,7 @@ def test_a_finite_outlier_is_brought_down_by_the_reciprocal_rule():
     assert grads[0].norm().item() == pytest.approx(expected, rel=1e-4)
     assert gate.coefficient.item() == pytest.approx(expected / 50.0, rel=1e-4)
     assert gate.typical.item() == pytest.approx(math.exp(level), rel=1e-5)
-    assert torch.equal(baseline.state[:4], state[:4])  # it did not enter
+    assert torch.equal(gate.state[:4], state[:4])  # it did not enter
     small = one(50.0)
     gate.judge(small, 0.3)
     assert small[0].norm().item() == pytest.approx(0.3, rel=1e-4)
@@ -231,7 +231,7 @@ def test_a_trend_does_not_widen_the_scale_and_a_rising_one_moves_the_level():
     noise = 0.1 * torch.randn(600, generator=torch.Generator().manual_seed(1))
     for i, x in enumerate(noise.tolist()):
         gate.judge(one(math.exp(0.01 * i + x)), None)
-    location, drift, scale = gate.baseline.state[:3].tolist()
+    location, drift, scale = gate.state[:3].tolist()
     assert scale == pytest.approx(0.1, rel=0.25)
     assert location + drift == pytest.approx(0.01 * 600, abs=0.15)
     assert drift > 0.2
@@ -240,7 +240,7 @@ def test_a_trend_does_not_widen_the_scale_and_a_rising_one_moves_the_level():
 
 def test_what_is_less_than_twice_the_typical_norm_is_never_an_outlier():
     gate = settled(sigma=0.0, count=400)
-    assert gate.baseline.state[2].item() == pytest.approx(0.05)
+    assert gate.state[2].item() == pytest.approx(0.05)
     gate.judge(one(1.8), None)
     assert gate.z.item() > 10.0
     assert not gate.is_outlier
@@ -264,8 +264,8 @@ def test_early_on_the_scale_is_not_trusted_and_one_wild_norm_does_not_count_for_
 def test_the_first_norm_is_the_first_location():
     gate = GradientGate()
     gate.judge(one(math.exp(8.0)), None)
-    assert gate.baseline.state[0].item() == pytest.approx(8.0, rel=1e-5)
-    assert gate.baseline.state[2].item() < 0.5
+    assert gate.state[0].item() == pytest.approx(8.0, rel=1e-5)
+    assert gate.state[2].item() < 0.5
 
 
 def test_one_extreme_outlier_among_three_does_not_set_the_level():
@@ -320,7 +320,7 @@ def test_published_behaviours_take_the_place_of_the_gates_own():
 def test_telemetry_is_one_vector_in_the_documented_order():
     gate = settled()
     gate.judge(one(50.0), None)
-    values = dict(zip(TELEMETRY, gate.telemetry().tolist(), strict=True))
+    values = dict(zip(READING, gate.telemetry().tolist(), strict=True))
     assert values["norm"] == pytest.approx(50.0)
     assert values["coefficient"] == gate.coefficient.item()
     assert values["z"] == gate.z.item()
@@ -344,8 +344,9 @@ def test_its_state_continues_bit_for_bit(settings):
         first.judge(a, None)
         second.judge(b, None)
         assert a[0].tolist() == b[0].tolist() or math.isnan(norm)
-        assert first.telemetry().tolist()[1:] == second.telemetry().tolist()[1:]
-    assert torch.equal(first.baseline.state, second.baseline.state)
+        told = [dict(zip(READING, gate.telemetry().tolist(), strict=True)) for gate in (first, second)]
+        assert told[0] | {"norm": None} == told[1] | {"norm": None}
+    assert torch.equal(first.state, second.state)
     with pytest.raises(ValueError, match="numbers"):
         second.load_state_dict({"baseline": torch.zeros(3)})
     with pytest.raises(TypeError, match="GradientGate"):
@@ -355,11 +356,11 @@ def test_its_state_continues_bit_for_bit(settings):
 def test_a_copy_of_a_gate_goes_its_own_way():
     gate = settled()
     copied = copy.deepcopy(gate)
-    before = gate.baseline.state.clone()
+    before = gate.state.clone()
     copied.judge(one(50.0), 1.0)
-    assert torch.equal(gate.baseline.state, before)
-    assert not torch.equal(copied.baseline.state, before)
-    assert torch.equal(pickle.loads(pickle.dumps(copied)).baseline.state, copied.baseline.state)
+    assert torch.equal(gate.state, before)
+    assert not torch.equal(copied.state, before)
+    assert torch.equal(pickle.loads(pickle.dumps(copied)).state, copied.state)
 
 
 def test_gradients_of_several_dtypes_are_clipped_as_torch_clips_them():
@@ -372,3 +373,25 @@ def test_gradients_of_several_dtypes_are_clipped_as_torch_clips_them():
         clip_grad_norm_(stock, 0.5)
         gate.judge(grads, 0.5)
         assert all(torch.equal(p.grad, g) for p, g in zip(stock, grads, strict=False)), seed
+
+
+def test_an_unsound_update_and_all_after_it_are_skipped_until_it_is_made_up():
+    gate = GradientGate()
+    fine, nan = torch.tensor(0.5), torch.tensor(math.nan)
+
+    def skips(norm, loss, **how):
+        gate.judge(one(norm), 1.0, loss=loss, holds=True, **how)
+        row = dict(zip(READING, gate.telemetry().tolist(), strict=True))
+        assert row["is_applied"] == 1.0 - gate.skip.item()
+        return gate.skip.item(), row["is_sound"]
+
+    assert skips(1.0, fine) == (0.0, 1.0)
+    assert skips(1.0, nan) == (1.0, 0.0)
+    assert skips(1.0, fine) == (1.0, 1.0)
+    gate.judge(one(1.0), 1.0)  # a look that holds nothing changes nothing
+    assert gate.skip.item() == 0.0
+    assert skips(1.0, fine) == (1.0, 1.0)
+    gate.release()
+    assert skips(1.0, fine) == (0.0, 1.0)
+    assert skips(1.0, nan, by_loss=False) == (0.0, 1.0)
+    assert skips(math.inf, fine, by_loss=False) == (1.0, 0.0)

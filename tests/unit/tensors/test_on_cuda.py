@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch.nn.utils import clip_grad_norm_
 
+from self_healing.tensors import fused
 from self_healing.tensors.adagc import AdaGC
+from self_healing.tensors.fused import READING
 from self_healing.tensors.gate import GradientGate
 from self_healing.tensors.norms import Norms
 from self_healing.tensors.skip import SkippingOptimizer
@@ -71,19 +73,19 @@ def test_nothing_waits_for_the_device(settings, waits_are_errors):
             for p, g in zip(made, given, strict=True):
                 p.grad = g
             gate.judge(given, 1.0)
-            flags.append(gate.telemetry())
+            flags.append(gate.telemetry().clone())
             skipping.step_unless(gate.found_inf, optimizer.step)
     flags = torch.stack(flags).tolist()
-    assert [row[3] for row in flags] == [0.0, 0.0, 1.0, 0.0]
-    assert [row[4] for row in flags] == [0.0, 1.0, 0.0, 0.0]
+    assert [row[READING.index("found_inf")] for row in flags] == [0.0, 0.0, 1.0, 0.0]
+    assert [row[READING.index("is_outlier")] for row in flags] == [0.0, 1.0, 0.0, 0.0]
     assert optimizer.state[made[0]]["step"].item() == 4.0
     assert all(p.isfinite().all() for p in made)
 
 
 @pytest.mark.parametrize("settings", [{}, {"clip_outliers": False}], ids=str)
 def test_the_fused_baseline_is_the_ordinary_one(settings):
-    fused, ordinary = GradientGate(**settings), GradientGate(**settings)
-    ordinary.baseline.fused.enabled = False
+    kernel, ordinary = GradientGate(**settings), GradientGate(**settings)
+    ordinary.may_fuse = False
     generator = torch.Generator().manual_seed(3)
     logs = (0.3 * torch.randn(500, generator=generator) - 0.01 * torch.arange(500)).tolist()
     for i in [*range(50, 500, 41), *range(200, 206), *range(300, 302)]:
@@ -92,37 +94,45 @@ def test_the_fused_baseline_is_the_ordinary_one(settings):
     norms[0] = norms[30] = norms[201] = math.nan
     norms[60], norms[61] = math.inf, 0.0
     rows = []
-    for norm in norms:
+    pinned = torch.zeros(len(READING), pin_memory=True)
+    for i, norm in enumerate(norms):
         a, b = (torch.tensor([0.6 * norm, 0.8 * norm], device="cuda") for _ in range(2))
-        fused.judge([a], 1.0)
-        ordinary.judge([b], 1.0)
+        loss = torch.tensor(math.nan if i % 70 == 69 else 1.0, device="cuda")
+        kernel.judge([a], 1.0, loss=loss, holds=True, row=pinned)
+        ordinary.judge([b], 1.0, loss=loss, holds=True)
+        if i % 7 == 0:
+            kernel.release()
+            ordinary.release()
         torch.testing.assert_close(a, b, rtol=1e-4, atol=0.0, equal_nan=True)
-        rows.append((fused.telemetry(), ordinary.telemetry()))
-    assert fused.baseline.fused.enabled
-    assert fused.baseline.fused.kernels(torch.device("cuda"), clip=not settings) is not None
+        assert kernel.telemetry() is pinned
+        torch.cuda.synchronize()
+        rows.append((pinned.clone(), ordinary.telemetry().cpu()))
+        assert kernel.skip.item() == ordinary.skip.item()
+    assert kernel._fused is not None
+    assert ordinary._fused is None
     a, b = (torch.stack(side) for side in zip(*rows, strict=True))
     torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-3, equal_nan=True)
-    assert torch.equal(a[:, 3:5], b[:, 3:5])
-    assert a[:, 4].sum().item() >= 10.0
-    torch.testing.assert_close(fused.baseline.state, ordinary.baseline.state, rtol=1e-3, atol=1e-3)
+    decisions = [READING.index(name) for name in ("is_sound", "is_applied", "found_inf", "is_outlier")]
+    assert torch.equal(a[:, decisions], b[:, decisions])
+    assert a[:, READING.index("is_outlier")].sum().item() >= 10.0
+    assert 20 < a[:, READING.index("is_applied")].sum().item() < 480
+    torch.testing.assert_close(kernel.state, ordinary.state, rtol=1e-3, atol=1e-3)
     again = GradientGate(**settings)
-    again.load_state_dict(fused.state_dict())
+    again.load_state_dict(kernel.state_dict())
     for norm in norms[:40]:
         a, b = (torch.tensor([0.6 * norm, 0.8 * norm], device="cuda") for _ in range(2))
-        fused.judge([a], 1.0)
+        kernel.judge([a], 1.0)
         again.judge([b], 1.0)
-    assert torch.equal(fused.baseline.state, again.baseline.state)
+    assert torch.equal(kernel.state, again.state)
 
 
 def test_without_a_compiler_nothing_is_fused_and_everything_works(monkeypatch, caplog):
-    import torch.cuda.jiterator
-
-    monkeypatch.delattr(torch.cuda.jiterator, "_create_multi_output_jit_fn")
+    monkeypatch.delattr(torch.cuda, "_compile_kernel")
+    fused._compiled.cache_clear()
     gate = GradientGate()
     gate.judge([torch.ones(3, device="cuda")], 1.0)
     assert gate.coefficient.item() < 1.0
-    assert not gate.baseline.fused.enabled
-    assert "sixty" in caplog.text
+    assert "eighty" in caplog.text
 
 
 def test_a_copy_of_a_gate_works():
@@ -130,8 +140,8 @@ def test_a_copy_of_a_gate_works():
     gate.judge([torch.ones(3, device="cuda")], 1.0)
     copied = copy.deepcopy(gate)
     copied.judge([torch.ones(3, device="cuda")], 1.0)
-    assert copied.baseline.state[3].item() == 2.0
-    assert gate.baseline.state[3].item() == 1.0
+    assert copied.state[3].item() == 2.0
+    assert gate.state[3].item() == 1.0
 
 
 def test_public_classes_do_not_wait(waits_are_errors):
@@ -140,3 +150,53 @@ def test_public_classes_do_not_wait(waits_are_errors):
         clipper.step(made)
         with waits_are_errors:
             clipper.step(made)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"mode": "percentile"}, {"clip_option": "mean"}, {"skip_update_on_spike": True}, {"max_grad_norm": None}],
+    ids=str,
+)
+def test_the_fused_zclip_is_the_ordinary_one(settings):
+    kernel, ordinary = ZClip(**settings), ZClip(**settings)
+    ordinary.may_fuse = False
+    generator = torch.Generator().manual_seed(3)
+    norms = (0.3 * torch.randn(300, generator=generator)).exp().tolist()
+    norms[40] = norms[90] = norms[91] = 30.0
+    norms[0], norms[50], norms[51], norms[60] = math.nan, math.inf, math.nan, 0.0
+    for norm in norms:
+        given = torch.tensor(norm, device="cuda")
+        a, b = kernel.coefficient(given), ordinary.coefficient(given)
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=0.0)
+        torch.testing.assert_close(kernel.z_score, ordinary.z_score, rtol=1e-9, atol=1e-12)
+    assert kernel._fused is not None
+    assert kernel.total_clips.item() == ordinary.total_clips.item() >= 2.0
+    again = copy.deepcopy(kernel)
+    other = ZClip(**settings)
+    other.load_state_dict(kernel.state_dict())
+    for clipper in (again, other, ordinary):
+        clipper.coefficient(torch.tensor(1.1, device="cuda"))
+        torch.testing.assert_close(clipper.mean, again.mean, rtol=1e-9, atol=0.0)
+    assert kernel.mean.item() != again.mean.item()
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.5])
+def test_the_fused_adagc_is_the_ordinary_one(max_norm):
+    kernel, ordinary = AdaGC(warmup_steps=5), AdaGC(warmup_steps=5)
+    ordinary.may_fuse = False
+    for seed in range(30):
+        pair = [parameters(seed, [torch.float32]), parameters(seed, [torch.float32])]
+        factor = {11: 50.0, 12: math.nan, 13: math.inf, 14: 0.0}.get(seed, 1.0)
+        for made in pair:
+            for p in made[:3]:
+                p.grad *= factor
+        ratios = []
+        for clipper, made in zip((kernel, ordinary), pair, strict=True):
+            grads = [p.grad for p in made]
+            ratios.append(clipper.clip_(grads, Norms(grads), max_norm))
+        torch.testing.assert_close(*ratios, rtol=1e-5, atol=0.0)
+        torch.testing.assert_close(kernel.gammas, ordinary.gammas, rtol=1e-5, atol=0.0)
+        for a, b in zip(*pair, strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=0.0, equal_nan=True)
+    assert kernel._fused is not None
+    assert kernel.steps.item() == ordinary.steps.item() == 28.0

@@ -102,3 +102,30 @@ def test_the_current_cuda_device_is_included():
     assert torch.rand(4, device="cuda").tolist() == first
     RandomState.from_state(state.state_dict()).restore()
     assert torch.rand(4, device="cuda").tolist() == first
+
+
+def test_whatever_numpy_has_drawn_its_state_is_the_newest():
+    ways = [
+        lambda: None,
+        np.random.rand,
+        np.random.standard_normal,
+        lambda: np.random.standard_normal(3),
+        lambda: np.random.seed(5),
+        lambda: np.random.randint(0, 9, 700),
+        lambda: start.restore(),  # noqa: PLW0108  # it is made below
+    ]
+    np.random.standard_normal()
+    start = RandomState.capture()
+    choice = random.Random(3)
+    reused = 0
+    last = None
+    for _ in range(400):
+        choice.choice(ways)()
+        ours, theirs = RandomState.capture().numpy, np.random.get_state(legacy=False)
+        assert (ours["state"]["key"] == theirs["state"]["key"]).all()
+        assert (ours["state"]["pos"], ours["has_gauss"], ours["gauss"]) == (
+            theirs["state"]["pos"], theirs["has_gauss"], theirs["gauss"],
+        )  # fmt: skip
+        reused += ours is last
+        last = ours
+    assert reused > 10, "otherwise nothing is saved"

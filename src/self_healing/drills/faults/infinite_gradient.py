@@ -13,6 +13,7 @@ class InfiniteGradient(Fault):
     """One element of one gradient is infinite, once, while the loss is finite."""
 
     is_transient = True
+    steps_to_make_up = 1
 
     def plant(self, trainer: Any) -> None:
         """Add infinity to a gradient as it is computed."""

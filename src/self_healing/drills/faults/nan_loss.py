@@ -13,6 +13,7 @@ class NanLoss(Fault):
     """The loss of one step is NaN, once."""
 
     is_transient = True
+    steps_to_make_up = 1
 
     def plant(self, trainer: Any) -> None:
         """Multiply the loss of one forward pass by NaN."""

@@ -1,0 +1,161 @@
+"""What can be done to a Hugging Face training loop through its arguments, its control and its optimizer."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..core.errors import ActionFailed
+from .checkpoint_folders import newest_usable
+from .learning_rate import LearningRateScale
+from .wrapping import Wrapping
+
+logger = logging.getLogger("self_healing.trainer")
+
+
+class Loop(Protocol):
+    """The part of a trainer that the abilities need; a trainer has it, and a callback is handed it."""
+
+    args: Any
+    state: Any
+    control: Any
+    optimizer: Any
+
+
+class LoopAbilities:
+    """The capabilities that every way into the loop offers; what else a run can do is added by its owner."""
+
+    def __init__(self, loop: Loop, rate_scale: LearningRateScale) -> None:
+        self.loop = loop
+        self.rate_scale = rate_scale
+        self.stop_reason: str | None = None
+        """Why training is to end at this step."""
+        self._changes = Wrapping()
+
+    def put_back(self) -> None:
+        """Put the user's settings back as they were."""
+        self._changes.restore()
+
+    def scale_learning_rate(self, factor: float, *, floor: float | None) -> float:
+        """Multiply the learning rate for good."""
+        return self.rate_scale.scale(factor, rate=self._rate(), floor=floor)
+
+    def rewarm_learning_rate(self, factor: float, *, ramp_steps: int, floor: float | None) -> float:
+        """Cut the learning rate and ramp it back."""
+        return self.rate_scale.rewarm(factor, ramp_steps, rate=self._rate(), floor=floor)
+
+    def tighten_clipping(self, *, factor: float, initial: float) -> float:
+        """Lower the limit of the gradient norm until the end of training, or set one where there was none."""
+        args = self.loop.args
+        limit = args.max_grad_norm * factor if args.max_grad_norm else initial
+        self._changes.replace(args, "max_grad_norm", limit)
+        return float(limit)
+
+    def clear_cache(self) -> str:
+        """Release cached device memory."""
+        import gc
+
+        import torch
+
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return "cached device memory released"
+
+    def save_checkpoint(self) -> str:
+        """Ask the trainer for a checkpoint at the end of this step."""
+        self.loop.control.should_save = True
+        return f"a checkpoint of step {int(self.loop.state.global_step)} is written"
+
+    def alert(self, text: str) -> str:
+        """Tell a person, through the log."""
+        logger.warning("%s", text)
+        return "logged"
+
+    def stop_run(self, reason: str) -> str:
+        """End training at this step."""
+        self.stop_reason = reason
+        self.loop.control.should_training_stop = True
+        return "training ends at this step"
+
+    def _rate(self) -> float:
+        groups = self.loop.optimizer.param_groups
+        return float(groups[0]["lr"]) if groups else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """The state a rollback returned to."""
+
+    key: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Where training is to go on after the loop was left."""
+
+    path: str | None
+    """A checkpoint; None begins again, where no step was complete yet."""
+
+
+class TrainerAbilities(LoopAbilities):
+    """What can be done to a trainer whose `train()` is ours to call again."""
+
+    def __init__(self, trainer: Any, rate_scale: LearningRateScale, save_now: Callable[[], str]) -> None:
+        super().__init__(trainer, rate_scale)
+        self.restart: Restart | None = None
+        self.left_by: BaseException | None = None
+        """The exception that has left the loop, while it is being answered."""
+        self._save_now = save_now
+        """Writes a checkpoint of the last complete step and says in a sentence what came of it."""
+
+    def clear_cache(self) -> str:
+        """Release cached device memory; after an exception that has been done in the step already, in vain."""
+        if self.left_by is not None:
+            raise ActionFailed("memory was freed and the step repeated already, and it did not help")
+        return super().clear_cache()
+
+    def halve_batch_size(self, *, floor: int) -> str:
+        """Go on from the last complete step with half the batch and twice the accumulation."""
+        trainer, args = self.loop, self.loop.args
+        if not hasattr(trainer, "_train_batch_size"):
+            raise ActionFailed("this version of transformers keeps the batch size somewhere else")
+        size = int(args.per_device_train_batch_size)
+        if size // 2 < max(1, floor) or size % 2:
+            raise ActionFailed(f"a batch of {size} cannot be halved, with {floor} as the smallest allowed")
+        self._restart_from_now()
+        self._changes.replace(args, "per_device_train_batch_size", size // 2)
+        self._changes.replace(args, "gradient_accumulation_steps", args.gradient_accumulation_steps * 2)
+        # What the loader is made with was read from the arguments once and for all.
+        self._changes.replace(trainer, "_train_batch_size", args.train_batch_size)
+        return f"per_device_train_batch_size {size} -> {size // 2}, accumulation {args.gradient_accumulation_steps}"
+
+    def _restart_from_now(self) -> None:
+        step = int(self.loop.state.global_step)
+        if step == 0:
+            self.restart = Restart(None)
+            return
+        said = self._save_now()
+        folder, _ = newest_usable(self.loop.args.output_dir, None)
+        if folder is None or folder.step != step:
+            raise ActionFailed(f"training cannot be entered again at step {step}: {said}")
+        self.restart = Restart(str(folder.path))
+
+    def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> Restored:
+        """Return to the newest usable checkpoint by leaving the loop and resuming from it."""
+        step, folders = int(self.loop.state.global_step), self.loop.args.output_dir
+        latest = before_step
+        if min_steps is not None:
+            latest = min(step - min_steps + 1, latest if latest is not None else step)
+        folder, passed_over = newest_usable(folders, latest)
+        for _ in range(depth):
+            older = newest_usable(folders, folder.step)[0] if folder is not None else None
+            folder = older or folder
+        if folder is None:
+            told = "; ".join(passed_over) or "none was written yet"
+            raise ActionFailed(f"no usable checkpoint from before step {latest}: {told}")
+        self.restart = Restart(str(folder.path))
+        return Restored(str(folder.path), folder.step)

@@ -1,0 +1,137 @@
+"""The data of one trainer, guarded for the time of `train()`: bad records are left out, lost connections waited for.
+
+The trainer builds its data loader as always: sampler, length grouping, columns and sharding all see the dataset itself.
+Only then are the loader's dataset and collator exchanged, so that a healthy run reads and collates exactly what it
+would without us, in the same order and with the same random numbers.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from .delivery import Deliver, Inbox
+from .network import Retries
+from .quarantine import Limit, Quarantine, fingerprint
+from .record_collating import GuardedCollator
+from .record_reading import GuardedRecords, RecordReader
+from .stream_reading import StreamCollator, StreamReader
+from .wrapping import Wrapping
+
+logger = logging.getLogger("self_healing.data")
+
+
+class BadRecordGuard:
+    """Guards the training data of one trainer."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        quarantine: Quarantine,
+        *,
+        limit: Limit,
+        retries: Retries,
+        leaves_out: bool = True,
+        tell: Callable[[str, str], None] = lambda _name, _text: None,
+    ) -> None:
+        self.trainer = trainer
+        self.quarantine = quarantine
+        self.limit = limit
+        self.retries = retries
+        self.leaves_out = leaves_out
+        """False repeats what failed once, and leaves nothing out: the result is the same or there is none."""
+        self.tell = tell
+        """Told of each record left out and each trouble that passed, by a name and a sentence."""
+        self.records_left_out = 0
+        self.network_retries = 0
+        self._inbox = Inbox()
+        self._wrapping = Wrapping()
+        self._exchanged: list[tuple[Any, Any, Any]] = []
+
+    def attach(self) -> None:
+        """Guard every data loader for training that the trainer builds from now on."""
+        self._inbox.open()
+        self._wrapping.wrap(self.trainer, "get_train_dataloader", self._around_loader)
+        self._wrapping.wrap(self.trainer, "get_batch_samples", self._around_fetch)
+
+    def detach(self) -> None:
+        """Put everything back; what was still on its way is listed."""
+        self._list_what_arrived()
+        self._inbox.close()
+        for name in self._wrapping.restore():
+            logger.warning("%s was replaced by somebody else during training and is left as it is", name)
+        while self._exchanged:
+            loader, dataset, collate = self._exchanged.pop()
+            vars(loader).update(dataset=dataset, collate_fn=collate)
+
+    def _around_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_train_dataloader(*args: Any, **kwargs: Any) -> Any:
+            loader = original(*args, **kwargs)
+            self._guard(loader)
+            return loader
+
+        return get_train_dataloader
+
+    def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
+            batches = original(*args, **kwargs)
+            self.settle()
+            return batches
+
+        return get_batch_samples
+
+    def _guard(self, loader: Any) -> None:
+        """Exchange the dataset and the collator of a loader that was just built."""
+        from torch.utils.data import DataLoader, IterableDataset
+
+        from ..tensors.guarded_stream import GuardedStream
+
+        inner = vars(loader).get("base_dataloader", loader)  # accelerate keeps torch's loader inside its own
+        if not isinstance(inner, DataLoader):
+            logger.warning(
+                "training data come from a %s, which is not guarded against bad records", type(loader).__name__
+            )
+            return
+        dataset, collate = inner.dataset, inner.collate_fn
+        moves = type(loader).__name__ == "DataLoaderShard" and getattr(loader, "device", None) is not None
+        deliver = Deliver(self._inbox.address, moves)
+        name = fingerprint(dataset)
+        reader: Any
+        if isinstance(dataset, IterableDataset):
+            reader = StreamReader(dataset, name=name, retries=self.retries, leaves_out=self.leaves_out)
+            guarded: Any = GuardedStream(reader)
+            collator: Any = StreamCollator(collate, reader, deliver)
+        else:
+            reader = RecordReader(
+                dataset, name=name, known=dict(self.quarantine.records), limit=self.limit, retries=self.retries,
+                leaves_out=self.leaves_out,
+            )  # fmt: skip
+            guarded, collator = GuardedRecords(reader), GuardedCollator(collate, reader, deliver)
+        self._exchanged.append((inner, dataset, collate))
+        # torch refuses a new dataset so that the sampler cannot disagree with it; this one has the same places.
+        vars(inner).update(dataset=guarded, collate_fn=collator)
+
+    def settle(self) -> None:
+        """List what the batches used so far have brought to light.
+
+        Raises:
+            TooManyBadRecords: more records are bad than may be left out.
+
+        """
+        for dataset, total in self._list_what_arrived().items():
+            self.quarantine.check(self.limit, total, dataset)
+
+    def _list_what_arrived(self) -> dict[str, int]:
+        """Write down what has arrived; return the datasets that lost records, with their sizes."""
+        lost: dict[str, int] = {}
+        for findings in self._inbox.take():
+            for remark in findings.remarks:
+                self.network_retries += remark.name == "network-retried"
+                self.tell(remark.name, remark.text)
+            for record in findings.records:
+                if self.quarantine.add(record):
+                    self.records_left_out += 1
+                    lost[findings.dataset] = findings.total
+                    self.tell("record-left-out", record.sentence())
+        return lost

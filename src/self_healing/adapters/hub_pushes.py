@@ -1,0 +1,147 @@
+"""Pushes to the Hub while it is down: training goes on, and the push is repeated until it arrives.
+
+A trainer pushes checkpoints in the background and never looks at what came of it: a push that failed is lost without
+a word. Here it is looked at between steps and sent again when its pause is over; only at the end of training is
+there something to wait for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .network import Retries, may_pass
+from .wrapping import Wrapping
+
+NEVER = float("inf")
+
+
+class HubPushes:
+    """The pushes of one trainer, for the time of `train()`."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        retries: Retries,
+        tell: Callable[[str, str], None] = lambda _name, _text: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.trainer = trainer
+        self.retries = retries
+        self.tell = tell
+        self.retried = 0
+        self._clock = clock
+        self._wrapping = Wrapping()
+        self._folder: str | None = None
+        """The checkpoint that is on its way; None where nothing is."""
+        self._failures = 0
+        self._due = NEVER
+        """When it is sent again."""
+
+    def attach(self) -> None:
+        """Look after every push from now on, where the trainer pushes at all."""
+        if not getattr(self.trainer.args, "push_to_hub", False):
+            return
+        self._wrapping.wrap(self.trainer, "get_batch_samples", self._around_fetch)
+        if hasattr(self.trainer, "_push_from_checkpoint"):  # what is done without is said in `relied_on`
+            self._wrapping.wrap(self.trainer, "_push_from_checkpoint", self._around_push)
+        self._wrapping.wrap(self.trainer, "_finish_current_push", self._around_finish)
+        self._wrapping.wrap(self.trainer, "push_to_hub", self._around_blocking_push)
+
+    def detach(self) -> None:
+        """Put the trainer's methods back."""
+        self._wrapping.restore()
+
+    def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
+            if self._folder is not None:
+                self.look()
+            return original(*args, **kwargs)
+
+        return get_batch_samples
+
+    def _around_push(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        self._push = original
+
+        def _push_from_checkpoint(checkpoint_folder: str) -> None:
+            self._folder, self._failures, self._due = checkpoint_folder, 0, NEVER  # newer than any that is waiting
+            self._send()
+
+        return _push_from_checkpoint
+
+    def _around_finish(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _finish_current_push() -> None:
+            original()
+            self.look()
+            while self._folder is not None:
+                self.retries.sleep(max(0.0, self._due - self._clock()))
+                self.look(is_due=True)
+                original()
+                self.look()
+
+        return _finish_current_push
+
+    def _around_blocking_push(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def push_to_hub(*args: Any, **kwargs: Any) -> Any:
+            return self.retries.call(lambda: original(*args, **kwargs), self._say_retry)
+
+        return push_to_hub
+
+    def _send(self) -> None:
+        try:
+            self._push(self._folder)
+        except Exception as error:
+            if not may_pass(error):
+                raise
+            self._failed(error)
+
+    def look(self, *, is_due: bool = False) -> None:
+        """See what came of the push that is on its way, and send it again when it is time; waits for nothing."""
+        if self._folder is None:
+            return
+        if self._due != NEVER:
+            if is_due or self._clock() >= self._due:
+                self._due = NEVER
+                self._send_again()
+            return
+        jobs = getattr(self.trainer.push_in_progress, "jobs", [])
+        if not all(job.done() for job in jobs):
+            return
+        error = next((raised for job in jobs if (raised := job.exception()) is not None), None)
+        if error is not None:
+            self._failed(error)
+            return
+        if self._failures:
+            self.tell("push-arrived", f"{Path(self._folder).name} arrived at the Hub after {self._failures} failures")
+        self._folder = None
+
+    def _send_again(self) -> None:
+        assert self._folder is not None, "only a push that is on its way is sent again"
+        if not Path(self._folder).is_dir():
+            self.tell("push-given-up", f"{Path(self._folder).name} was deleted before it arrived at the Hub")
+            self._folder = None
+            return
+        self._send()
+
+    def _failed(self, error: BaseException) -> None:
+        """Plan another attempt, or say that there is none; a push never ends the training."""
+        assert self._folder is not None, "only a push that is on its way fails"
+        name = Path(self._folder).name
+        self._failures += 1
+        if may_pass(error) and self._failures <= self.retries.most:
+            self._due = self._clock() + self.retries.pause_s(self._failures)
+            self._say_retry(error, self._failures)
+            return
+        self.tell(
+            "push-given-up",
+            f"{name} did not arrive at the Hub: {type(error).__name__}: {error}. It is kept in {self._folder}; call "
+            "trainer.push_to_hub() when the Hub is reachable and the token is right.",
+        )
+        self._folder = None
+
+    def _say_retry(self, error: BaseException, retry: int) -> None:
+        self.retried += 1
+        self.tell("network-retried", f"pushing to the Hub: {type(error).__name__}: {str(error)[:200]}; retry {retry}")

@@ -1,0 +1,156 @@
+"""Steps that were skipped are run again: with the same data, random numbers and learning rate, in their order.
+
+A step that is sound now was hit by something transient, and the run goes on as if nothing had happened. One that is
+unsound every time takes other data, so that the number of updates and the schedule stay as planned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from .trl_counters import STEP_COUNTERS, Counters, count_again
+from .window import MicroBatch, Window
+
+if TYPE_CHECKING:
+    from .trainer_guard import TrainerGuard
+
+
+class MakeUp:
+    """Makes skipped steps up, and counts what came of them."""
+
+    def __init__(self, guard: TrainerGuard) -> None:
+        self.guard = guard
+        self.trainer = guard.trainer
+        self.may_replace = True
+        """False leaves a step out that is unsound every time, instead of taking other data for it."""
+        self.on_unsound: Callable[[Window], None] = lambda _window: None
+        """Told of a step that is unsound again, before other data take its place."""
+        self.made_up_steps = 0
+        self.skipped_steps = 0
+        self.replaced_steps = 0
+        self.newest_norm: tuple[int, Any] = (-1, None)
+        """The newest step that was made up, and the norm of its gradients."""
+        self.is_running = False
+        self.fetch_next: Callable[[], tuple[list[Any], Any]] | None = None
+        """Fetches the data of the step after the one that was fetched last."""
+        self.spare: Window | None = None
+        """The newest step that was applied: where an epoch has run out of data, it is used once more."""
+        self._borrowed = 0
+        """Steps' worth of data of this epoch used in the place of unsound ones."""
+
+    def run(self, windows: list[Window]) -> int:
+        """Run these steps again, in their order; return how many were applied."""
+        from ..tensors.random_state import RandomState
+
+        guard, trainer = self.guard, self.trainer
+        now = RandomState.capture()
+        counted_steps = {name: vars(trainer)[name] for name in STEP_COUNTERS if name in vars(trainer)}
+        applied = 0
+        if windows:  # what the first attempts counted is forgotten, and counted again as they are made up
+            windows[0].counters.restore(trainer)
+            guard.loss_sum.set_back(windows[0].loss_sum)
+            guard.buffers.put_back(windows[0].buffers)
+        for window in windows:
+            window.buffers = guard.buffers.before_step()
+            applied += self._apply(window)
+        vars(trainer).update(counted_steps)
+        now.restore()
+        self.made_up_steps += applied
+        return applied
+
+    def data_for_the_rest_of_the_epoch(self) -> tuple[list[Any], Any] | None:
+        """Return data for a step whose own were used earlier in the epoch, in the place of unsound ones."""
+        if not self._borrowed or self.spare is None:
+            return None
+        self._borrowed -= 1
+        return self.spare.inputs, self.spare.num_items
+
+    def forget(self) -> None:
+        """Let go of data and of the loader."""
+        self.spare = self.fetch_next = None
+
+    def _apply(self, window: Window) -> bool:
+        """Apply a skipped step, with other data if its own are unsound every time; say whether it was applied."""
+        if self._run_again(window):
+            self.spare = window
+            return True
+        self.on_unsound(window)
+        for replacement in self._replacements(window) if self.may_replace else ():
+            if self._run_again(replacement):
+                self.replaced_steps += 1
+                self.spare = replacement
+                return True
+        self.skipped_steps += 1
+        return False
+
+    def _replacements(self, window: Window) -> Iterator[Window]:
+        """Yield other data for a step: what comes next, else what was used last."""
+        batches, num_items = self.fetch_next() if self.fetch_next is not None else ([], None)
+        if batches:
+            self._borrowed += 1
+            yield _with_data(window, batches, num_items)
+        if self.spare is not None:
+            yield _with_data(window, self.spare.inputs, self.spare.num_items)
+
+    def _run_again(self, window: Window) -> bool:
+        """Do one step anew; return whether it was sound and has been applied."""
+        guard, trainer = self.guard, self.trainer
+        model = trainer.model_wrapped
+        model.zero_grad()
+        steps_before = getattr(trainer, "current_gradient_accumulation_steps", 1)
+        trainer.current_gradient_accumulation_steps = len(window.micro_batches)
+        window.loss = None
+        window.losses = []
+        counters = Counters.of(trainer)
+        self.is_running = True
+        try:
+            for place, micro_batch in enumerate(window.micro_batches):
+                self._pass(model, window, micro_batch, place)
+            limit = trainer.args.max_grad_norm
+            trainer.accelerator.clip_grad_norm_(model.parameters(), limit if limit > 0 else float("inf"))
+        finally:
+            self.is_running = False
+            trainer.current_gradient_accumulation_steps = steps_before
+        if guard.is_unsound(window):
+            counters.restore(trainer)
+            guard.buffers.put_back(window.buffers)
+            model.zero_grad()
+            return False
+        self.newest_norm = (window.step + 1, guard.gate.norm)
+        self._step_at(window.rates)
+        for loss in window.losses:
+            guard.loss_sum.add(loss)
+        model.zero_grad()
+        return True
+
+    def _pass(self, model: Any, window: Window, micro_batch: MicroBatch, place: int) -> None:
+        trainer = self.trainer
+        is_last = place == len(window.micro_batches) - 1
+        trainer.accelerator.gradient_state._set_sync_gradients(is_last)  # noqa: SLF001  # as the loop does itself
+        count_again(trainer, micro_batch.counted)  # the inputs are not prepared again
+        micro_batch.random_state.restore()
+        with nullcontext() if is_last else trainer.accelerator.no_sync(model=model):
+            self.guard.run_micro_batch(model, window, micro_batch, place)
+
+    def _step_at(self, rates: list[float]) -> None:
+        """Take the optimizer step at the learning rates that it would have had."""
+        groups = self.trainer.optimizer.param_groups
+        now = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
+        try:
+            with self.guard.rate_scale.applied(groups):
+                self.guard.optimizer_step()
+        finally:
+            for group, rate in zip(groups, now, strict=True):
+                group["lr"] = rate
+
+
+def _with_data(window: Window, batches: list[Any], num_items: Any) -> Window:
+    from ..tensors.random_state import RandomState
+
+    state = RandomState.capture()
+    return replace(window, micro_batches=[MicroBatch(inputs, state) for inputs in batches], num_items=num_items)

@@ -1,0 +1,122 @@
+"""Tell trouble of the network from everything else, and repeat what it has hit.
+
+The verdict comes from exception classes, HTTP status codes and error numbers along the chain of causes, never from
+words. Class names are those of the catalogue (`patterns/hub_and_network.py`). The built-in `ConnectionError` and
+`TimeoutError` are added here: raised by the reading of a record or by an upload they are the network's, while
+anywhere in a training loop they may as well come from a barrier or a dead worker.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from ..actions.retry_later import RetryLater
+from ..patterns.hub_and_network import PATTERNS
+from .exceptions import chain, name_of
+
+T = TypeVar("T")
+
+RETRIES = 5
+"""One at once and four after growing pauses: with the default base 450 seconds, within which peers still wait."""
+
+_BUILT_IN = frozenset(
+    """
+    ConnectionError TimeoutError socket.gaierror socket.herror ssl.SSLError urllib.error.URLError
+    http.client.HTTPException requests.exceptions.ChunkedEncodingError
+    """.split()
+)
+_NOT_IN_THE_CACHE = "huggingface_hub.errors.LocalEntryNotFoundError"
+"""Only its cause tells whether the network failed or nothing was ever asked of it."""
+_SWITCHED_OFF = "huggingface_hub.errors.OfflineModeIsEnabled"
+_NETWORK = frozenset(name for row in PATTERNS for name in row.exception) - {_NOT_IN_THE_CACHE} | _BUILT_IN
+_WRONG = frozenset(
+    """
+    ValueError httpx.UnsupportedProtocol httpx2.UnsupportedProtocol httpx.LocalProtocolError httpx2.LocalProtocolError
+    """.split()
+)
+"""A wrong address or certificate, which many libraries also make a `ValueError`: no waiting helps."""
+_UNREACHABLE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETRESET})
+_TOO_MANY_REQUESTS = 429
+
+
+def may_pass(error: BaseException) -> bool:
+    """Say whether an exception is trouble of the network, or of a server, that can be over in a moment."""
+    links = chain(error)
+    names = [{name_of(cls) for cls in type(link).__mro__} for link in links]
+    if any(_SWITCHED_OFF in of_link for of_link in names):
+        return False
+    for link in links:
+        status = _status(link)
+        if status is not None:  # an answer came: it says more than the class of the exception
+            return status == _TOO_MANY_REQUESTS or 500 <= status < 600
+    if any(isinstance(link, OSError) and link.errno in _UNREACHABLE for link in links):
+        return True
+    return any(of_link & _NETWORK and not of_link & _WRONG for of_link in names)
+
+
+def _status(link: BaseException) -> int | None:
+    """Return the HTTP status an exception carries; the libraries do not agree on where."""
+    response = getattr(link, "response", None)
+    if response is None and "http" not in type(link).__module__ and "urllib" not in type(link).__module__:
+        return None  # a `code` or `status` of somebody else's is not an HTTP status
+    places = ((response, "status_code"), (response, "status"), (link, "status"), (link, "code"))
+    found = (getattr(owner, name, None) for owner, name in places if owner is not None)
+    return next((value for value in found if isinstance(value, int)), None)
+
+
+def _draw() -> float:
+    # From the system: a generator of ours would stand at the same place in every forked worker.
+    return random.SystemRandom().random()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retries:
+    """How often and after which pauses something that may pass is tried again; goes along into worker processes.
+
+    By hand instead of with a library: the first retry comes at once, and the jitter must not draw from the random
+    numbers that training depends on.
+    """
+
+    base_s: float = 30.0
+    """The pause after the retry at once; each further one is twice as long."""
+    most: int = RETRIES
+    jitter: float = 0.25
+    """The largest part of a pause by which it is longer or shorter, so that many processes do not knock together."""
+    sleep: Callable[[float], None] = time.sleep
+    """Waits; one of the caller's own may return early. Worker processes that are spawned always wait."""
+    draw: Callable[[], float] = _draw
+    """Returns a number from 0 to 1."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"base_s": self.base_s, "most": self.most, "jitter": self.jitter, "sleep": time.sleep, "draw": _draw}
+
+    def pause_s(self, retry: int) -> float:
+        """Return the seconds before a retry, counted from 1: none, then the base, twice the base and so on."""
+        if retry <= 1:
+            return 0.0
+        planned = RetryLater(attempt=retry - 1, base_s=self.base_s).wait_s
+        return planned * (1.0 + self.jitter * (2.0 * self.draw() - 1.0))
+
+    def call(self, do: Callable[[], T], before_retry: Callable[[BaseException, int], None]) -> T:
+        """Call until it succeeds or fails for another reason; the last error is raised where it does not pass.
+
+        `before_retry(error, retry)` puts back what the failed attempt has changed.
+        """
+        retry = 0
+        while True:
+            try:
+                return do()
+            except Exception as error:
+                retry += 1
+                if not may_pass(error):
+                    raise
+                if retry > self.most:
+                    error.add_note(f"self-healing: the network did not come back within {self.most} retries")
+                    raise
+                before_retry(error, retry)
+            self.sleep(self.pause_s(retry))

@@ -1,0 +1,66 @@
+"""What a trainer gets from outside and hands out, guarded for the time of `train()`: its records and its pushes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..core.failure import Effect
+from .bad_records import BadRecordGuard
+from .hub_pushes import HubPushes
+from .interrupts import Interrupts
+from .network import Retries
+from .quarantine import Limit, Quarantine
+
+LOOK_UP_S = 0.5
+"""How often a wait for the network looks whether the run is asked to end."""
+
+
+class TrainerData:
+    """One thing to attach and to detach; attach it before, and detach it after, whatever else wraps the fetching."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        limit: Limit,
+        backoff_base_s: float,
+        max_effect: Effect,
+        tell: Callable[[str, str], None],
+        interrupts: Interrupts,
+    ) -> None:
+        self._acts = max_effect >= Effect.TIME
+        """To repeat costs time, and to leave a record out changes the recipe."""
+        self._interrupts = interrupts
+        retries = Retries(base_s=backoff_base_s, sleep=self._wait)
+        quarantine = Quarantine(trainer.args.output_dir, trainer.args.process_index)
+        leaves_out = max_effect >= Effect.RECIPE
+        self.records = BadRecordGuard(
+            trainer, quarantine, limit=limit, retries=retries, leaves_out=leaves_out, tell=tell
+        )
+        self.pushes = HubPushes(trainer, retries=retries, tell=tell)
+
+    def attach(self) -> None:
+        """Guard the data loaders and pushes from now on, as far as the ceiling allows."""
+        if self._acts:
+            self.records.attach()
+            self.pushes.attach()
+
+    def detach(self) -> None:
+        """Put everything back as it was."""
+        self.pushes.detach()
+        self.records.detach()
+
+    def figures(self) -> dict[str, int]:
+        """Return what the run's metrics say about it."""
+        return {
+            "healing/records_left_out": self.records.records_left_out,
+            "healing/network_retries": self.records.network_retries + self.pushes.retried,
+        }
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for the network, but only until a signal asks the run to end."""
+        until = time.monotonic() + seconds
+        while self._interrupts.received is None and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_UP_S))

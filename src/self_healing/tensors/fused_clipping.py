@@ -1,0 +1,137 @@
+"""ZClip and AdaGC in one or two CUDA kernels each, for the reasons and with the caution that `fused` explains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .fused import compiled
+from .norms import SMALLEST
+
+_ZCLIP = """
+extern "C" __global__ void self_healing_zclip(
+    const float* norm_, double* memory, float* out, double rate, double threshold_z, double factor, double eps,
+    double max_norm, double warmup, int flags
+) {
+    const bool percentile = flags & 1, to_mean = flags & 2, keeps_spikes_out = flags & 4, limited = flags & 8;
+    const float norm = *norm_;
+    const double g = norm, mean = memory[0], var = memory[1], count = memory[2];
+    const bool finite = norm - norm == 0.0f, warm = count >= warmup, known = finite && warm;
+    const double std = sqrt(var), z = (g - mean) / (std + eps);
+    double threshold = (mean + threshold_z * std / (z / threshold_z)) * factor;
+    if (percentile) threshold = mean + threshold_z * std; else if (to_mean) threshold = mean;
+    const bool spike = known && (percentile ? g > threshold : z > threshold_z);
+    const double value = spike ? threshold : g;
+    const float limit = (float)(limited && value > max_norm ? max_norm : value);
+    out[0] = finite && norm > limit ? limit / (norm + SMALLEST) : 1.0f;
+    memory[3] += spike;
+    memory[4] = z;
+    memory[5] = known;
+    if (!finite || (keeps_spikes_out && spike)) return;
+    const double share = warm ? rate : 1.0 / (count + 1.0);
+    const double now = mean + share * (value - mean), rest = value - now;
+    memory[0] = now;
+    memory[1] = var + share * (rest * (warm ? rest : value - mean) - var);
+    memory[2] = fmin(count + 1.0, warmup);
+}
+"""
+
+_ADAGC = """
+extern "C" __global__ void self_healing_adagc(
+    const float* total_, const float* each, float* gammas, float* steps, float* shrink, float* whole, int n,
+    double lambda_rel_, double lambda_abs_, double beta_, double warmup, double max_norm
+) {
+    __shared__ float squares[256];
+    const float total = *total_, lambda_rel = lambda_rel_, lambda_abs = lambda_abs_, beta = beta_;
+    const bool finite = total - total == 0.0f, warming = *steps < (float)warmup;
+    float sum = 0.0f;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) {
+        const float norm = each[i], gamma = gammas[i];
+        float s = fminf(warming ? lambda_abs / total : lambda_rel * gamma / norm, 1.0f);
+        if (!finite || s != s) s = 1.0f;
+        const float clipped = s * norm;
+        const float average = isinf(gamma) ? clipped : beta * gamma + (1.0f - beta) * clipped;
+        if (finite && norm > 0.0f) gammas[i] = warming ? fminf(gamma, clipped) : average;
+        shrink[i] = s;
+        sum += clipped * clipped;
+    }
+    squares[threadIdx.x] = sum;
+    __syncthreads();
+    for (int half = blockDim.x / 2; half > 0; half /= 2) {
+        if (threadIdx.x < half) squares[threadIdx.x] += squares[threadIdx.x + half];
+        __syncthreads();
+    }
+    const float after = sqrtf(squares[0]);
+    const float rest = finite && max_norm > 0.0 ? fminf((float)max_norm / (after + SMALLEST), 1.0f) : 1.0f;
+    for (int i = threadIdx.x; i < n; i += blockDim.x) shrink[i] *= rest;
+    if (threadIdx.x == 0) {
+        *whole = finite && total > 0.0f ? after * rest / total : 1.0f;
+        *steps += finite;
+    }
+}
+"""
+
+_SCALE = """
+extern "C" __global__ void self_healing_scale(const long long* table, const float* shrink, int n) {
+    const float factor = shrink[blockIdx.y];
+    if (factor == 1.0f) return;
+    float* values = (float*)table[blockIdx.y];
+    const long long size = table[n + blockIdx.y];
+    for (long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x; i < size; i += gridDim.x * (long long)blockDim.x)
+        values[i] *= factor;
+}
+"""
+
+_CONSTANTS = {"SMALLEST": SMALLEST}
+
+PERCENTILE, TO_MEAN, KEEPS_SPIKES_OUT, LIMITED = 1, 2, 4, 8
+
+
+class FusedZClip:
+    """The kernel of ZClip and its memory: mean, variance, count and clips in double precision."""
+
+    def __init__(self, saved: Sequence[Tensor]) -> None:
+        self._launch = compiled(_ZCLIP, "self_healing_zclip", _CONSTANTS)
+        self.memory = torch.cat((torch.stack(tuple(saved)), torch.zeros(2, device=saved[0].device).double()))
+        *self.saved, self.z, self.is_known = self.memory.unbind()
+        self.coefficient = torch.ones((), device=self.memory.device)
+
+    def judge(self, norm: Tensor, numbers: Sequence[float], flags: int) -> Tensor:
+        """Learn from a norm and return what its gradients are to be multiplied by."""
+        arguments = [norm, self.memory, self.coefficient, *numbers, flags]
+        self._launch(grid=(1, 1, 1), block=(1, 1, 1), args=arguments)
+        return self.coefficient
+
+
+class FusedAdaGC:
+    """The kernels of AdaGC: one decides about all tensors, one multiplies them."""
+
+    BLOCKS = 64
+    """For each tensor: enough to keep a device busy with the largest, cheap enough where most have nothing to do."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self._judge = compiled(_ADAGC, "self_healing_adagc", _CONSTANTS)
+        self._scale = compiled(_SCALE, "self_healing_scale", {})
+        self.shrink = torch.ones(count, device=device)
+        self.whole = torch.ones((), device=device)
+        """What the norm of all tensors together was multiplied by."""
+
+    def judge(self, total: Tensor, each: Tensor, gammas: Tensor, steps: Tensor, numbers: Sequence[float]) -> Tensor:
+        """Learn from the norms, in place, and return what each gradient is to be multiplied by."""
+        arguments = [total, each, gammas, steps, self.shrink, self.whole, len(each), *numbers]
+        self._judge(grid=(1, 1, 1), block=(256, 1, 1), args=arguments)
+        return self.shrink
+
+    def scale_(self, tensors: Sequence[Tensor]) -> None:
+        """Multiply single-precision tensors in place by what `judge` has decided."""
+        where = [tensor.data_ptr() for tensor in tensors] + [tensor.numel() for tensor in tensors]
+        table = torch.tensor(where, dtype=torch.int64, pin_memory=True).to(self.shrink.device, non_blocking=True)
+        count = len(tensors)
+        self._scale(grid=(self.BLOCKS, count, 1), block=(256, 1, 1), args=[table, self.shrink, count])
+
+
+def can_scale(tensors: Sequence[Tensor], device: torch.device) -> bool:
+    """Say whether `FusedAdaGC.scale_` may be given these tensors."""
+    return all(t.dtype is torch.float32 and t.device == device and t.is_contiguous() for t in tensors)

@@ -1,0 +1,133 @@
+"""A push that fails is sent again between steps, without anybody waiting for it."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from types import SimpleNamespace
+
+import pytest
+
+from self_healing.adapters.hub_pushes import HubPushes
+from self_healing.adapters.network import Retries
+
+
+class Trainer:
+    """As much of a trainer as pushes: `outcomes` is what becomes of each job, None where it arrives."""
+
+    def __init__(self, outcomes, *, push_to_hub=True):
+        self.args = SimpleNamespace(push_to_hub=push_to_hub)
+        self.push_in_progress = None
+        self.outcomes, self.sent = list(outcomes), []
+
+    def get_batch_samples(self):
+        return []
+
+    def push_to_hub(self):
+        raise self.outcomes.pop(0)
+
+    def _push_from_checkpoint(self, folder):
+        self.sent.append(folder)
+        outcome = self.outcomes.pop(0)
+        if isinstance(outcome, SyntaxError):
+            raise outcome
+        job = Future()
+        if outcome != "pending":
+            job.set_exception(outcome) if outcome is not None else job.set_result("there")
+        self.push_in_progress = SimpleNamespace(jobs=[job])
+
+    def _finish_current_push(self):
+        return None
+
+
+def watched(trainer, *, most=3):
+    now, told = [0.0], []
+    retries = Retries(base_s=30.0, jitter=0.0, most=most, sleep=lambda s: now.__setitem__(0, now[0] + s))
+    pushes = HubPushes(
+        trainer, retries=retries, tell=lambda name, text: told.append((name, text)), clock=lambda: now[0]
+    )
+    pushes.attach()
+    return pushes, now, told
+
+
+def test_it_is_sent_again_at_once_and_then_after_its_pause(tmp_path):
+    trainer = Trainer([TimeoutError(), TimeoutError(), None])
+    _, now, told = watched(trainer)
+    trainer._push_from_checkpoint(str(tmp_path))
+    trainer.get_batch_samples()  # sees that it failed
+    trainer.get_batch_samples()  # sends it again at once
+    assert len(trainer.sent) == 2
+    for _ in range(3):
+        trainer.get_batch_samples()
+    assert len(trainer.sent) == 2, "not before the pause is over"
+    now[0] += 31.0
+    trainer.get_batch_samples()
+    assert len(trainer.sent) == 3
+    trainer.get_batch_samples()
+    assert [name for name, _ in told] == ["network-retried", "network-retried", "push-arrived"]
+    trainer.get_batch_samples()
+    assert len(trainer.sent) == 3
+
+
+def test_a_push_that_is_still_under_way_is_left_alone(tmp_path):
+    trainer = Trainer(["pending"])
+    _, _, told = watched(trainer)
+    trainer._push_from_checkpoint(str(tmp_path))
+    trainer.get_batch_samples()
+    assert (len(trainer.sent), told) == (1, [])
+
+
+def test_at_the_end_it_is_waited_for_with_the_same_pauses(tmp_path):
+    trainer = Trainer([TimeoutError(), TimeoutError(), TimeoutError(), None])
+    _, now, told = watched(trainer)
+    trainer._push_from_checkpoint(str(tmp_path))
+    trainer._finish_current_push()
+    assert len(trainer.sent) == 4
+    assert now[0] == 0.0 + 30.0 + 60.0
+    assert told[-1][0] == "push-arrived"
+
+
+@pytest.mark.parametrize("error", [PermissionError("no"), TimeoutError("away")], ids=["refused", "away"])
+def test_what_does_not_arrive_is_said_once_with_what_to_do(error, tmp_path):
+    trainer = Trainer([error] * 5)
+    _, _, told = watched(trainer, most=2)
+    trainer._push_from_checkpoint(str(tmp_path))
+    trainer._finish_current_push()
+    assert len(trainer.sent) == (1 if isinstance(error, PermissionError) else 3)
+    assert [name for name, _ in told].count("push-given-up") == 1
+    assert "trainer.push_to_hub()" in told[-1][1]
+
+
+def test_a_checkpoint_that_was_deleted_meanwhile_is_not_sent(tmp_path):
+    trainer = Trainer([TimeoutError()])
+    _, _, told = watched(trainer)
+    trainer._push_from_checkpoint(str(tmp_path / "gone"))
+    trainer._finish_current_push()
+    assert len(trainer.sent) == 1
+    assert told[-1][0] == "push-given-up"
+
+
+def test_a_bug_in_the_pushing_itself_is_raised(tmp_path):
+    trainer = Trainer([SyntaxError("mine")])
+    watched(trainer)
+    with pytest.raises(SyntaxError):
+        trainer._push_from_checkpoint(str(tmp_path))
+
+
+def test_a_push_that_somebody_waits_for_is_repeated_and_then_raised():
+    trainer = Trainer([TimeoutError("away")] * 9)
+    _, now, _ = watched(trainer, most=2)
+    with pytest.raises(TimeoutError):
+        trainer.push_to_hub()
+    assert now[0] == 30.0
+    assert len(trainer.outcomes) == 6
+
+
+def test_a_trainer_that_does_not_push_is_not_touched_and_one_that_does_gets_everything_back():
+    quiet = Trainer([], push_to_hub=False)
+    before = set(vars(quiet))
+    watched(quiet)
+    assert set(vars(quiet)) == before
+    trainer = Trainer([])
+    pushes, _, _ = watched(trainer)
+    pushes.detach()
+    assert set(vars(trainer)) == before
