@@ -43,11 +43,11 @@ class HubPushes:
 
     def attach(self) -> None:
         """Look after every push from now on, where the trainer pushes at all."""
-        if not getattr(self.trainer.args, "push_to_hub", False):
+        names = ("_push_from_checkpoint", "_finish_current_push")  # what is done without is said in `relied_on`
+        if not getattr(self.trainer.args, "push_to_hub", False) or not all(hasattr(self.trainer, n) for n in names):
             return
         self._wrapping.wrap(self.trainer, "get_batch_samples", self._around_fetch)
-        if hasattr(self.trainer, "_push_from_checkpoint"):  # what is done without is said in `relied_on`
-            self._wrapping.wrap(self.trainer, "_push_from_checkpoint", self._around_push)
+        self._wrapping.wrap(self.trainer, "_push_from_checkpoint", self._around_push)
         self._wrapping.wrap(self.trainer, "_finish_current_push", self._around_finish)
         self._wrapping.wrap(self.trainer, "push_to_hub", self._around_blocking_push)
 

@@ -57,7 +57,9 @@ class MemoryCare:
         match event.kind:
             case "out-of-memory":
                 self.shortages += 1
-                self._began = self._began or (time.perf_counter(), event.text)
+                if self._began is not None:  # the same trouble: it is being dealt with, and looked at already
+                    return
+                self._began = (time.perf_counter(), event.text)
                 told = self._history.out_of_memory(event.step)
                 if told is not None:
                     self._note("memory-history", told)

@@ -111,6 +111,13 @@ RELIED_ON = (
     ),
     ReliedOn(
         "trainer",
+        "_finish_current_push",
+        "to see whether a push to the Hub has failed",
+        "a push that fails is lost without a word, as in transformers itself",
+        arguments=0,
+    ),
+    ReliedOn(
+        "trainer",
         "_train_batch_size",
         "to go on with a smaller batch where memory runs out",
         "training stops there, with advice",

@@ -1,12 +1,11 @@
-"""What is normal for the gradient norm, learned and applied on the device."""
+"""What is normal for the gradient norm, and what stands out from it."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import NamedTuple
-
-import torch
-from torch import Tensor
 
 READY = 16
 """Norms after which outliers are told from the rest."""
@@ -41,25 +40,28 @@ ASSUMED_SCALE, ASSUMED_WEIGHT = 0.5, 8.0
 SMALLEST_SCALE = 0.05
 """Below it the factor `RATIO` decides alone; it also lets the location follow norms that hardly vary."""
 
+LARGEST_EXPONENT = 700.0
+"""Beyond it there is no number for the typical norm of a run in double precision that is about to overflow."""
+
 MEAN_ABS_TO_SIGMA = math.sqrt(math.pi / 2.0)
 
 
 class Judgement(NamedTuple):
-    """What is to be said about one norm, as 0-dimensional tensors."""
+    """What is to be said about one norm."""
 
-    coefficient: Tensor
-    """What the gradients are to be multiplied by."""
-    z: Tensor
+    share: float
+    """What brings an outlier down; one for every other norm."""
+    z: float
     """Distance of the norm's logarithm from its level in scales; zero until the baseline is ready."""
-    found_inf: Tensor
-    """One where the norm is not finite."""
-    is_outlier: Tensor
-    typical: Tensor
+    is_finite: bool
+    is_outlier: bool
+    typical: float
     """Norm it was compared with; zero until the baseline is ready."""
 
 
+@dataclass(slots=True)
 class LogNormBaseline:
-    """Where the logarithm of the gradient norm usually is, and how far it strays, as device scalars.
+    """Where the logarithm of the gradient norm usually is, and how far it strays.
 
     * *location*: winsorised exponential average of the logarithm.
     * *drift*: average distance of the norms from it, which is how far it lags behind a trend. A rising trend moves
@@ -72,101 +74,73 @@ class LogNormBaseline:
     What is farther off than an outlier, on either side, waits outside; when `NEW_NORMAL_AFTER` have come in a row,
     their median becomes the location.
 
-    These are some sixty small operations; on CUDA one kernel takes their place (see `fused`).
+    Plain numbers, for a norm that the host has. Where it would have to wait for them, the same is done by a kernel on
+    the device (see `fused`); this is what that one is compared with.
     """
 
-    FIELDS = ("location", "drift", "scale", "count", "strange", "newest", "before")
+    location: float = 0.0
+    drift: float = 0.0
+    scale: float = ASSUMED_SCALE
+    count: float = 0.0
+    streak: float = 0.0
+    """Strange norms in a row, which have not entered."""
+    newest: float = 0.0
+    before: float = 0.0
+    """The logarithms of the last two of them."""
 
-    def __init__(self) -> None:
-        self._vector = torch.tensor([0.0, 0.0, ASSUMED_SCALE, 0.0, 0.0, 0.0, 0.0])
-        self._parts: tuple[Tensor, ...] = self._vector.unbind()
-        # Made once: a number that goes to the device in every step would be waited for.
-        self._zero, self._one, self._ready = torch.zeros(()), torch.ones(()), torch.tensor(float(READY))
-        self._offset = torch.tensor([1.0, 1.0, ASSUMED_WEIGHT, 1.0, 1.0, 1.0, 1.0])
-        self._power = torch.tensor([LOCATION_POWER, LOCATION_POWER, -1.0, 0.0, 0.0, 0.0, 0.0])
-        self._least = torch.tensor([LOCATION_RATE, LOCATION_RATE, SCALE_RATE, 0.0, 0.0, 0.0, 0.0])
-        anything = torch.inf
-        self._lowest = torch.tensor([-anything, -anything, SMALLEST_SCALE, 0.0, 0.0, -anything, -anything])
-        self._highest = torch.tensor([anything, anything, anything, LARGEST_COUNT, anything, anything, anything])
+    def numbers(self) -> list[float]:
+        """Return the state, in the order of the fields."""
+        return [getattr(self, item.name) for item in fields(self)]
 
-    @property
-    def state(self) -> Tensor:
-        """The numbers named in `FIELDS`, as one vector."""
-        return self._vector
+    @classmethod
+    def of(cls, numbers: Sequence[float]) -> LogNormBaseline:
+        """Continue from a state."""
+        expected = len(fields(cls))
+        if len(numbers) != expected:
+            raise ValueError(f"a baseline has {expected} numbers, not {len(numbers)}")
+        return cls(*numbers)
 
-    @state.setter
-    def state(self, vector: Tensor) -> None:
-        self._vector, self._parts = vector, vector.unbind()
-
-    @property
-    def device(self) -> torch.device:
-        """Where the state lies."""
-        return self._parts[0].device
-
-    def to(self, device: torch.device) -> None:
-        """Move to a device, if not there already."""
-        if self.device != device:
-            for name in ("state", "_zero", "_one", "_ready", "_offset", "_power", "_least", "_lowest", "_highest"):
-                setattr(self, name, getattr(self, name).to(device))
-
-    def load(self, state: Tensor) -> None:
-        """Continue from a copy of `state`."""
-        if state.shape != (len(self.FIELDS),):
-            raise ValueError(f"a baseline has {len(self.FIELDS)} numbers, not {tuple(state.shape)}")
-        self.state = state.detach().to(self.device, torch.float32, copy=True)
-
-    def judge(self, norm: Tensor, limit: Tensor, *, clip: bool) -> Judgement:
-        """Judge a norm and learn from it; `limit` is the coefficient that applies to it in any case.
-
-        With `clip`, an outlier's coefficient goes down to what brings it to exp(level + CLIP_Z^2 scale / z). One that
-        is not finite gets the coefficient one.
-        """
-        x = norm.log()
-        level, usable, distance, z, strange = self.compare(x)
-        outlier = strange & (distance > 0.0)
-        finite = norm < torch.inf
-        if clip:
-            share = torch.addcdiv(-distance, self._parts[2], z, value=CLIP_Z * CLIP_Z).exp()
-            limit = torch.where(outlier, torch.minimum(limit, share.to(limit.dtype)), limit)
-        judgement = Judgement(
-            torch.where(finite, limit, self._one.to(limit.dtype)),
-            z,
-            torch.where(finite, self._zero, self._one),
-            outlier.to(torch.float32),
-            torch.where(self._parts[3] >= READY, level.exp(), self._zero),
-        )
-        self.learn(x, usable, strange)
-        return judgement
-
-    def compare(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Return the level, and of a logarithm whether it says anything, its distance, its z, if it is strange."""
-        location, drift, scale, count = self._parts[:4]
-        level = location + drift.clamp(min=0.0)
-        # A norm of zero has no logarithm: it is finite, but says nothing about what is normal.
-        usable = x.abs() < torch.inf
-        known = usable & (count >= READY)
+    def judge(self, norm: float) -> Judgement:
+        """Judge a norm and learn from it."""
+        is_finite = math.isfinite(norm)
+        is_ready = self.count >= READY
+        level = self.location + max(self.drift, 0.0)
+        typical = math.exp(min(level, LARGEST_EXPONENT)) if is_ready else 0.0
+        if not is_finite or norm <= 0.0:  # a norm of zero is finite, but says nothing about what is normal
+            return Judgement(1.0, 0.0, is_finite, is_outlier=False, typical=typical)
+        x = math.log(norm)
         distance = x - level
-        z = torch.where(known, distance / scale, self._zero)
-        least = (Z * scale).clamp(math.log(RATIO), math.log(CERTAIN_RATIO))
-        return level, usable, distance, z, known & (distance.abs() > least)
+        z = distance / self.scale if is_ready else 0.0
+        least = min(max(Z * self.scale, math.log(RATIO)), math.log(CERTAIN_RATIO))
+        is_strange = is_ready and abs(distance) > least
+        is_outlier = is_strange and distance > 0.0
+        share = min(1.0, math.exp(CLIP_Z * CLIP_Z * self.scale / z - distance)) if is_outlier else 1.0
+        if is_strange:
+            self._keep_waiting(x)
+        else:
+            self._learn(x)
+        return Judgement(share, z, is_finite, is_outlier, typical)
 
-    def learn(self, x: Tensor, usable: Tensor, strange: Tensor) -> None:
-        """Take in a logarithm, unless it is not `usable`; a `strange` one only when it is the third in a row."""
-        location, drift, scale, count, streak, newest, before = self._parts
-        distance = torch.where(count < 1.0, self._zero, x - location)
-        reach = WINSOR * scale
-        pull = torch.clamp(distance, -reach, reach)
-        spread = torch.minimum((distance - drift).abs(), reach) * MEAN_ABS_TO_SIGMA
-        goal = torch.stack((x - distance + pull, pull, spread, count + 1.0, self._zero, newest, before))
-        # The rate of the last four is one: they are replaced.
-        rates = torch.maximum((count + self._offset).pow(self._power), self._least)
-        entered = torch.clamp(torch.lerp(self.state, goal, rates), self._lowest, self._highest)
-        waiting = torch.stack((location, drift, scale, count, streak + 1.0, x, newest))
-        # The median of the three: two that agree outvote one that happened to be extreme.
-        middle = torch.clamp(x, torch.minimum(newest, before), torch.maximum(newest, before))
-        moved = torch.stack((middle, self._zero, scale, self._ready, self._zero, x, newest))
-        kept = torch.where(streak >= NEW_NORMAL_AFTER - 1, moved, waiting)
-        self.state = torch.where(usable, torch.where(strange, kept, entered), self.state)
+    def _learn(self, x: float) -> None:
+        distance = 0.0 if self.count < 1.0 else x - self.location
+        reach = WINSOR * self.scale
+        pull = min(max(distance, -reach), reach)
+        spread = min(abs(distance - self.drift), reach) * MEAN_ABS_TO_SIGMA
+        rate = max((self.count + 1.0) ** LOCATION_POWER, LOCATION_RATE)
+        slow = max(1.0 / (self.count + ASSUMED_WEIGHT), SCALE_RATE)
+        self.location = x - distance + rate * pull
+        self.drift += rate * (pull - self.drift)
+        self.scale = max(self.scale + slow * (spread - self.scale), SMALLEST_SCALE)
+        self.count = min(self.count + 1.0, LARGEST_COUNT)
+        self.streak = 0.0
+
+    def _keep_waiting(self, x: float) -> None:
+        """Take note of a strange norm; the third in a row moves the location to the median of the three."""
+        middle = min(max(x, min(self.newest, self.before)), max(self.newest, self.before))
+        self.newest, self.before = x, self.newest
+        self.streak += 1.0
+        if self.streak >= NEW_NORMAL_AFTER:  # two that agree outvote one that happened to be extreme
+            self.location, self.drift, self.count, self.streak = middle, 0.0, float(READY), 0.0
 
 
 def constants() -> dict[str, float]:

@@ -1,12 +1,15 @@
 """One look at the gradients per optimizer step: is it finite, is it an outlier, what is it clipped to, is it applied.
 
-Everything is decided on the device. `judge` measures the gradients, compares the logarithm of their norm with that of
-the run's own recent past, clips them, and leaves the decisions in tensors: `skip` for a fused optimizer and a row of
-telemetry for a host that reads it later. A healthy step is clipped exactly as torch would clip it.
+`judge` measures the gradients, compares the logarithm of their norm with that of the run's own recent past, clips
+them, and leaves the decisions in tensors: `skip` for a fused optimizer and a row of telemetry for a host that reads it
+later. On CUDA everything is decided on the device. On a CPU the host has the numbers anyway and decides faster. Other
+devices, and a torch without our kernel, cost one wait for the norm in each step; the Trainer's own NaN filter, which is
+switched off, waits twice for each micro-batch. A healthy step is clipped exactly as torch would clip it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -18,9 +21,15 @@ from .fused import Flags, FusedJudge, fused_judge
 from .norms import Norms, clip_coefficient
 from .zclip import ZClip
 
+ROUNDING = 0.02
+"""A norm that is smaller than the limit by more than this share is not clipped, however roughly torch computes it."""
+
+LARGEST_FLOAT = torch.finfo(torch.float32).max
+"""A norm beyond single precision counts as not finite, on every device."""
+
 
 class GradientGate:
-    """Measures, judges and clips the gradients of one optimizer step without waiting for the device.
+    """Measures, judges and clips the gradients of one optimizer step.
 
     By default only outliers are clipped beyond `max_norm`. `clip_outliers=False` merely measures them. `always` clips
     every step as ZClip does, `per_tensor` as AdaGC does; `max_norm` then remains a limit on top of theirs.
@@ -57,14 +66,18 @@ class GradientGate:
         self._baseline = LogNormBaseline()
         self._fused: FusedJudge | None = None
         self._device: torch.device | None = None
-        self._held = self._zero = torch.zeros(())
-        self._one = torch.ones(())
+        self._is_held = False
+        self._zero, self._one = torch.zeros(()), torch.ones(())
         self._row = torch.zeros(0)
 
     @property
     def state(self) -> Tensor:
-        """The numbers of the baseline, as `LogNormBaseline.FIELDS` names them."""
-        return self._baseline.state if self._fused is None else self._fused.state
+        """The numbers of the baseline, in the order of its fields."""
+        return (
+            self._fused.state
+            if self._fused is not None
+            else torch.tensor(self._baseline.numbers(), dtype=torch.float64)
+        )
 
     @torch.no_grad()
     def judge(
@@ -87,33 +100,36 @@ class GradientGate:
         pinned memory that the device may write the telemetry to.
         """
         norms = Norms([grad for grad in grads if grad is not None], self._one.device)
-        norm = norms.total.to(torch.float32)
-        self._move_to(norm.device)
-        loss = self._zero if loss is None else loss.detach().reshape(()).to(norm)
+        self._move_to(norms.total.device)
         max_norm = max_norm or None
         clips = self.clip_outliers and self.always is None and self.per_tensor is None
         flags = Flags(clips=clips, holds=holds, by_loss=by_loss)
         if self._fused is not None and norms.as_torch.dtype is not torch.float64:
-            coefficient = self._judge_fused(self._fused, norms, loss, max_norm, row, flags)
+            coefficient: Tensor | None = self._judge_fused(self._fused, norms, loss, max_norm, row, flags)
         else:
             coefficient = self._judge(norms, loss, max_norm, flags)
-        self.norm, self.coefficient = norm, coefficient.to(torch.float32)
+        self.norm = norms.total.to(torch.float32)
         if self.per_tensor is not None:
             self.coefficient = self.per_tensor.clip_(grads, norms, max_norm)
-        elif clips or max_norm is not None or self.always is not None:
-            norms.scale_(coefficient)
-        return norm
+        elif coefficient is None:
+            self.coefficient = self._one
+        else:
+            self.coefficient = coefficient.to(torch.float32)
+            if clips or max_norm is not None or self.always is not None:
+                norms.scale_(coefficient)
+        return self.norm
 
     def _judge_fused(  # noqa: PLR0917  # private, and called once
         self,
         fused: FusedJudge,
         norms: Norms,
-        loss: Tensor,
+        loss: Tensor | None,
         max_norm: float | None,
         row: Tensor | None,
         flags: Flags,
     ) -> Tensor:
         """Judge by the kernel, and return what the gradients are to be multiplied by in torch's own dtype."""
+        loss = None if loss is None else loss.detach().reshape(()).to(norms.total)
         limit = None
         if self.per_tensor is not None:
             max_norm = None
@@ -124,23 +140,38 @@ class GradientGate:
         self.is_outlier, self.typical = fused.is_outlier, fused.typical
         return fused.coefficient.to(norms.as_torch.dtype)
 
-    def _judge(self, norms: Norms, loss: Tensor, max_norm: float | None, flags: Flags) -> Tensor:
-        """Judge by ordinary operations, and return what the gradients are to be multiplied by."""
-        norm = norms.total.to(torch.float32)
-        coefficient, self.z, self.found_inf, self.is_outlier, self.typical = self._baseline.judge(
-            norm, self._limit(norms, max_norm), clip=flags.clips
-        )
-        unsound = torch.where(loss.isfinite(), self.found_inf, self._one) if flags.by_loss else self.found_inf
-        self.skip = torch.maximum(unsound, self._held) if flags.holds else self._zero
+    def _judge(self, norms: Norms, loss: Tensor | None, max_norm: float | None, flags: Flags) -> Tensor | None:
+        """Judge by numbers, and return what the gradients are to be multiplied by; None leaves them as they are."""
+        norm = norms.total.item()
+        value = 0.0 if loss is None else loss.item()
+        found = self._baseline.judge(norm if norm <= LARGEST_FLOAT else math.inf)
+        is_sound = found.is_finite and (not flags.by_loss or math.isfinite(value))
+        is_skipped = flags.holds and (self._is_held or not is_sound)
         if flags.holds:
-            self._held = self.skip
-        decided = (loss, 1.0 - unsound, 1.0 - self.skip, norm, coefficient.to(torch.float32))
-        self._row = torch.stack((*decided, self.z, self.found_inf, self.is_outlier, self.typical))
+            self._is_held = is_skipped
+        coefficient = self._coefficient(norms, norm, max_norm, found.share if flags.clips else 1.0)
+        if not found.is_finite:
+            coefficient = None
+        self.z, self.typical = torch.tensor(found.z), torch.tensor(found.typical)
+        self.found_inf = self._zero if found.is_finite else self._one
+        self.is_outlier = self._one if found.is_outlier else self._zero
+        self.skip = self._one if is_skipped else self._zero
+        share = 1.0 if coefficient is None else coefficient.item()
+        row = (value, is_sound, not is_skipped, norm, share, found.z, not found.is_finite, found.is_outlier)
+        self._row = torch.tensor((*row, found.typical), dtype=torch.float32)
         return coefficient
+
+    def _coefficient(self, norms: Norms, norm: float, max_norm: float | None, share: float) -> Tensor | None:
+        """Return the coefficient of a finite norm as torch would round it; None where it is one."""
+        is_small = max_norm is None or norm < max_norm * (1.0 - ROUNDING)
+        if is_small and self.always is None and share == 1.0:
+            return None
+        limit = self._limit(norms, max_norm)
+        return limit if share == 1.0 else limit.clamp(max=share)
 
     def release(self) -> None:
         """Let the next update through although one before it was skipped."""
-        self._held = self._zero
+        self._is_held = False
         if self._fused is not None:
             self._fused.release()
 
@@ -172,7 +203,7 @@ class GradientGate:
         baseline, always, per_tensor = state["baseline"], state.get("always"), state.get("per_tensor")
         if not isinstance(baseline, Tensor):
             raise TypeError("not a state of GradientGate: its baseline must be a tensor")
-        self._baseline.load(baseline)
+        self._baseline = LogNormBaseline.of(baseline.tolist())
         self._fused = self._device = None  # made again from the state that was loaded
         if self.always is not None and isinstance(always, Mapping):
             self.always.load_state_dict(always)
@@ -181,19 +212,14 @@ class GradientGate:
 
     def __getstate__(self) -> dict[str, object]:
         # A kernel belongs to its process and its memory to one gate: a copy starts from the state and makes its own.
-        copied = LogNormBaseline()
-        copied.load(self.state.to("cpu"))
-        return {**self.__dict__, "_baseline": copied, "_fused": None, "_device": None}
+        return {**self.__dict__, "_baseline": LogNormBaseline.of(self.state.tolist()), "_fused": None, "_device": None}
 
     def _move_to(self, device: torch.device) -> None:
         if self._device == device:
             return
-        state = self.state.to(device)
-        self._baseline.to(device)
-        self._baseline.load(state)
+        self._baseline = LogNormBaseline.of(self.state.tolist())
         self._one, self._zero = torch.ones((), device=device), torch.zeros((), device=device)
-        self._held = self._held.to(device)
-        self._fused = fused_judge(state) if self.may_fuse else None
+        self._fused = fused_judge(self.state.to(device, torch.float32)) if self.may_fuse else None
         self._device = device
 
 

@@ -177,22 +177,12 @@ def test_nothing_is_an_outlier_before_it_is_ready():
 
 
 def simulate(logs):
-    """Run many series side by side through the baseline; return which observations it would flag."""
-    baseline = LogNormBaseline()
-
-    def step(state, x):
-        baseline.state = state
-        _, usable, distance, _, strange = baseline.compare(x)
-        baseline.learn(x, usable, strange)
-        return baseline.state, strange & (distance > 0.0)
-
-    state = LogNormBaseline().state.expand(len(logs), -1)
+    """Run series through the baseline; return which observations it would flag."""
     flags = []
-    together = torch.vmap(step)
-    for x in logs.unbind(1):
-        state, flag = together(state, x)
-        flags.append(flag)
-    return torch.stack(flags, 1)
+    for series in logs.exp().tolist():
+        baseline = LogNormBaseline()
+        flags.append([baseline.judge(norm).is_outlier for norm in series])
+    return torch.tensor(flags)
 
 
 @pytest.mark.parametrize("sigma", [0.1, 0.35, 0.5])
@@ -278,17 +268,10 @@ def test_one_extreme_outlier_among_three_does_not_set_the_level():
         assert gate.typical.item() == pytest.approx(21.0, rel=1e-3)
 
 
-@pytest.mark.parametrize("settings", [{}, {"clip_outliers": False}, {"always": "z"}, {"per_tensor": "a"}], ids=str)
-def test_nothing_waits_for_the_device(settings, no_host_waits):
-    gate = GradientGate(**{k: {"z": ZClip, "a": AdaGC}[v]() if isinstance(v, str) else v for k, v in settings.items()})
-    steps = [grads_of(model_with_gradients(seed, missing=seed % 2 == 0)) for seed in range(25)]
-    steps.append([g * 100.0 for g in steps[1]])
-    steps.append([g * math.nan for g in steps[1]])
-    steps.append([])
-    with no_host_waits():
-        for grads in steps:
-            gate.judge(grads, 1.0)
-            gate.telemetry()
+def test_a_norm_beyond_single_precision_counts_as_not_finite():
+    gate = settled()
+    gate.judge([torch.tensor([1e39], dtype=torch.float64)], None)
+    assert gate.found_inf.item() == 1.0
 
 
 def test_published_behaviours_take_the_place_of_the_gates_own():
