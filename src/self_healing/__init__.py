@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .adapters.callback import SelfHealingCallback
     from .adapters.transformers import SelfHealingTrainer, healing
     from .api import HealingActions
     from .config import HealingConfig
@@ -43,6 +44,7 @@ __all__ = [
     "LedgerError",
     "Mode",
     "RunDirectoryLocked",
+    "SelfHealingCallback",
     "SelfHealingError",
     "SelfHealingTrainer",
     "Severity",
@@ -55,6 +57,7 @@ __all__ = [
 _HOMES = {
     "HealingActions": "api",
     "HealingConfig": "config",
+    "SelfHealingCallback": "adapters.callback",
     "SelfHealingTrainer": "adapters.transformers",
     "healing": "adapters.transformers",
     "AdaGC": "tensors.adagc",

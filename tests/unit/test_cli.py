@@ -19,10 +19,7 @@ RULE_KEYS = {"name", "failure", "class", "severity", "summary", "options"}
 ESCAPE = "\x1b[31m\x1b]0;owned\x07\x9b2J\u202e\x7f"
 
 
-NOT_OFFERED_YET = {
-    "can-skip-step", "can-skip-batches", "can-reset-moments", "can-split-micro-batch", "can-halve-batch-size",
-    "can-enable-gradient-checkpointing", "can-retry", "can-restart", "can-exclude-node", "can-quarantine",
-}  # fmt: skip
+NOT_OFFERED_YET = {"can-reset-moments", "can-restart", "can-exclude-node"}
 """What no adapter's run can do so far; shorten it with every part."""
 
 

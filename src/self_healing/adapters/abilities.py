@@ -111,6 +111,15 @@ class TrainerAbilities(LoopAbilities):
         """The exception that has left the loop, while it is being answered."""
         self._save_now = save_now
         """Writes a checkpoint of the last complete step and says in a sentence what came of it."""
+        self._loader_size: int | None = None
+        """What the trainer made its loader with before the first halving."""
+
+    def put_back(self) -> None:
+        """Put the user's settings back as they were, the batch size of the loader too."""
+        super().put_back()
+        if self._loader_size is not None:
+            trainer: Any = self.loop
+            trainer._train_batch_size, self._loader_size = self._loader_size, None  # noqa: SLF001  # what we changed
 
     def clear_cache(self) -> str:
         """Release cached device memory; after an exception that has been done in the step already, in vain."""
@@ -120,7 +129,8 @@ class TrainerAbilities(LoopAbilities):
 
     def halve_batch_size(self, *, floor: int) -> str:
         """Go on from the last complete step with half the batch and twice the accumulation."""
-        trainer, args = self.loop, self.loop.args
+        trainer: Any = self.loop
+        args = trainer.args
         if not hasattr(trainer, "_train_batch_size"):
             raise ActionFailed("this version of transformers keeps the batch size somewhere else")
         size = int(args.per_device_train_batch_size)
@@ -129,9 +139,23 @@ class TrainerAbilities(LoopAbilities):
         self._restart_from_now()
         self._changes.replace(args, "per_device_train_batch_size", size // 2)
         self._changes.replace(args, "gradient_accumulation_steps", args.gradient_accumulation_steps * 2)
+        if self._loader_size is None:
+            self._loader_size = int(trainer._train_batch_size)  # noqa: SLF001  # nothing else changes the size
+            self._changes.wrap(trainer, "get_train_dataloader", self._around_loader)
         # What the loader is made with was read from the arguments once and for all.
-        self._changes.replace(trainer, "_train_batch_size", args.train_batch_size)
+        trainer._train_batch_size = args.train_batch_size  # noqa: SLF001
         return f"per_device_train_batch_size {size} -> {size // 2}, accumulation {args.gradient_accumulation_steps}"
+
+    def _around_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Keep to the batch size of the arguments: older versions take the one that the checkpoint was written with."""
+        trainer: Any = self.loop
+
+        def get_train_dataloader(*args: Any, **kwargs: Any) -> Any:
+            if not trainer.args.auto_find_batch_size:
+                trainer._train_batch_size = trainer.args.train_batch_size  # noqa: SLF001  # the trainer's own setting
+            return original(*args, **kwargs)
+
+        return get_train_dataloader
 
     def _restart_from_now(self) -> None:
         step = int(self.loop.state.global_step)

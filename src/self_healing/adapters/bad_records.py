@@ -11,15 +11,20 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from ..core.failure import FailureType
 from .delivery import Deliver, Inbox
-from .network import Retries
-from .quarantine import Limit, Quarantine, fingerprint
+from .network import Retries, network_reflex
+from .quarantine import BadRecord, Limit, Quarantine, fingerprint
 from .record_collating import GuardedCollator
 from .record_reading import GuardedRecords, RecordReader
+from .reflexes import Reflex
 from .stream_reading import StreamCollator, StreamReader
 from .wrapping import Wrapping
 
 logger = logging.getLogger("self_healing.data")
+
+MOST_TOLD = 3
+"""Records of one batch that are described; all of them are on the list."""
 
 
 class BadRecordGuard:
@@ -34,6 +39,7 @@ class BadRecordGuard:
         retries: Retries,
         leaves_out: bool = True,
         tell: Callable[[str, str], None] = lambda _name, _text: None,
+        on_reflex: Callable[[Reflex], None] = lambda _reflex: None,
     ) -> None:
         self.trainer = trainer
         self.quarantine = quarantine
@@ -43,6 +49,8 @@ class BadRecordGuard:
         """False repeats what failed once, and leaves nothing out: the result is the same or there is none."""
         self.tell = tell
         """Told of each record left out and each trouble that passed, by a name and a sentence."""
+        self.on_reflex = on_reflex
+        """Told what was done about it, once for each batch and kind of trouble."""
         self.records_left_out = 0
         self.network_retries = 0
         self._inbox = Inbox()
@@ -127,11 +135,33 @@ class BadRecordGuard:
         lost: dict[str, int] = {}
         for findings in self._inbox.take():
             for remark in findings.remarks:
-                self.network_retries += remark.name == "network-retried"
                 self.tell(remark.name, remark.text)
-            for record in findings.records:
-                if self.quarantine.add(record):
-                    self.records_left_out += 1
-                    lost[findings.dataset] = findings.total
-                    self.tell("record-left-out", record.sentence())
+            retried = [remark.text for remark in findings.remarks if remark.name == "network-retried"]
+            self.network_retries += len(retried)
+            if retried:
+                self.on_reflex(network_reflex(retried, "the data were read", self._step()))
+            records = [record for record in findings.records if self.quarantine.add(record)]
+            self.records_left_out += len(records)
+            for record in records:
+                self.tell("record-left-out", record.sentence())
+            if records:
+                lost[findings.dataset] = findings.total
+                self.on_reflex(_left_out(records, self._step()))
         return lost
+
+    def _step(self) -> int:
+        return int(self.trainer.state.global_step)
+
+
+def _left_out(records: list[BadRecord], step: int) -> Reflex:
+    """Say what was done about the bad records of one batch."""
+    instead = ", ".join(str(record.replaced_by) for record in records if record.replaced_by is not None)
+    return Reflex(
+        failure=FailureType.DATA_ERROR,
+        incident="bad-record",
+        because="; ".join(record.sentence() for record in records[:MOST_TOLD]),
+        actions=("quarantine-records",),
+        said=f"{len(records)} left out from now on" + (f"; used instead: {instead}" if instead else ""),
+        step=step,
+        details={"records": [record.index for record in records]},
+    )

@@ -28,9 +28,9 @@ class Meanwhile(Generic[SeenT, WishT]):
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        self._reports: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self._is_out = False
-        """True while the thread has an order that it has not reported on."""
+        self._is_idle = threading.Event()
+        """Cleared while the thread has an order that it has not carried out."""
+        self._is_idle.set()
 
     def add(self, seen: SeenT) -> None:
         """Let an observation wait for the next backward pass."""
@@ -41,7 +41,7 @@ class Meanwhile(Generic[SeenT, WishT]):
         """Return a backward pass that begins with sending the thread out."""
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if self._waiting and not self._is_out:
+            if self._waiting and self._is_idle.is_set() and self._may_go_on():
                 self._send_out()
             return original(*args, **kwargs)
 
@@ -49,9 +49,7 @@ class Meanwhile(Generic[SeenT, WishT]):
 
     def wait(self) -> None:
         """Wait until the thread looks at nothing."""
-        if self._is_out:
-            self._reports.get()
-            self._is_out = False
+        self._is_idle.wait()
 
     def next_wish(self) -> tuple[bool, WishT | None]:
         """Return whether there was another observation, and what it led to; look at it now if nobody has yet."""
@@ -73,11 +71,15 @@ class Meanwhile(Generic[SeenT, WishT]):
             self._thread.join()
             self._thread = None
 
+    def _may_go_on(self) -> bool:
+        """Say whether nothing is to be done first: a step has several backward passes, and is answered at its end."""
+        return self._error is None and all(wish is None for wish in self._wishes)
+
     def _send_out(self) -> None:
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="self-healing-look", daemon=True)
             self._thread.start()
-        self._is_out = True
+        self._is_idle.clear()
         self._orders.put(True)
 
     def _work(self) -> None:
@@ -90,4 +92,5 @@ class Meanwhile(Generic[SeenT, WishT]):
                         break
             except BaseException as error:  # noqa: BLE001  # the fence: raised again on the training thread
                 self._error = error
-            self._reports.put(None)
+            finally:
+                self._is_idle.set()

@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from ..actions.retry_later import RetryLater
+from ..core.failure import FailureType
 from ..patterns.hub_and_network import PATTERNS
 from .exceptions import chain, name_of
+from .reflexes import Reflex
 
 T = TypeVar("T")
 
@@ -120,3 +122,17 @@ class Retries:
                     raise
                 before_retry(error, retry)
             self.sleep(self.pause_s(retry))
+
+
+def network_reflex(retried: list[str], came_of_it: str, step: int) -> Reflex:
+    """Say what was done about a trouble of the network that has passed: one reflex, however often it was tried."""
+    times = "one retry" if len(retried) == 1 else f"{len(retried)} retries"
+    return Reflex(
+        failure=FailureType.API_ERROR,
+        incident="network-error",
+        because=retried[0],
+        actions=("retry-later",),
+        said=f"{came_of_it} after {times}",
+        step=step,
+        details={"retries": len(retried)},
+    )

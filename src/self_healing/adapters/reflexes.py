@@ -9,6 +9,19 @@ from ..core.failure import FailureType
 NOTE = "reflex"
 """The name of such notes in the ledger."""
 
+AT_ONCE = frozenset(
+    {
+        "clear-cache",
+        "enable-gradient-checkpointing",
+        "quarantine-records",
+        "retry-later",
+        "skip-batches",
+        "skip-step",
+        "split-micro-batch",
+    }
+)
+"""The actions that a trainer's run takes by itself, inside the step; a plan need not ask for them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reflex:

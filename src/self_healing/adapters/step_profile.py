@@ -20,15 +20,21 @@ class StepProfile:
 
     def step_begins(self, step: int) -> None:
         """Begin to record, if this step, counted from 1, was asked for."""
-        if step not in self.steps or self._running is not None:
+        self.end()  # a step that was left half-way by a restart
+        if step not in self.steps:
             return
         import torch
 
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        self._running = torch.profiler.profile(activities=kinds, record_shapes=True, profile_memory=True)
-        self._running.__enter__()
+        profile = torch.profiler.profile(activities=kinds, record_shapes=True, profile_memory=True)
+        try:
+            profile.__enter__()
+        except RuntimeError as error:  # there can be one profiler at a time, and the user's own comes first
+            logger.warning("step %d is not profiled: %s", step, error)
+            return
+        self._running = profile
 
     def step_ends(self, step: int) -> None:
         """Write what was recorded; a disk that is full costs the trace, not the run."""

@@ -10,8 +10,9 @@ from ..core.failure import Effect
 from .bad_records import BadRecordGuard
 from .hub_pushes import HubPushes
 from .interrupts import Interrupts
-from .network import Retries
+from .network import Retries, network_reflex
 from .quarantine import Limit, Quarantine
+from .reflexes import Reflex
 
 LOOK_UP_S = 0.5
 """How often a wait for the network looks whether the run is asked to end."""
@@ -29,7 +30,9 @@ class TrainerData:
         max_effect: Effect,
         tell: Callable[[str, str], None],
         interrupts: Interrupts,
+        on_reflex: Callable[[Reflex], None] = lambda _reflex: None,
     ) -> None:
+        self.trainer = trainer
         self._acts = max_effect >= Effect.TIME
         """To repeat costs time, and to leave a record out changes the recipe."""
         self._interrupts = interrupts
@@ -37,9 +40,13 @@ class TrainerData:
         quarantine = Quarantine(trainer.args.output_dir, trainer.args.process_index)
         leaves_out = max_effect >= Effect.RECIPE
         self.records = BadRecordGuard(
-            trainer, quarantine, limit=limit, retries=retries, leaves_out=leaves_out, tell=tell
+            trainer, quarantine, limit=limit, retries=retries, leaves_out=leaves_out, tell=tell, on_reflex=on_reflex
         )
-        self.pushes = HubPushes(trainer, retries=retries, tell=tell)
+        self.pushes = HubPushes(trainer, retries=retries, tell=self._of_a_push)
+        self._tell = tell
+        self._on_reflex = on_reflex
+        self._push_retried: list[str] = []
+        """What was said of each retry of the push that is on its way."""
 
     def attach(self) -> None:
         """Guard the data loaders and pushes from now on, as far as the ceiling allows."""
@@ -58,6 +65,16 @@ class TrainerData:
             "healing/records_left_out": self.records.records_left_out,
             "healing/network_retries": self.records.network_retries + self.pushes.retried,
         }
+
+    def _of_a_push(self, name: str, text: str) -> None:
+        """Hand on what is said of a push; one that has arrived after all is a trouble that was dealt with."""
+        self._tell(name, text)
+        if name == "network-retried":
+            self._push_retried.append(text)
+            return
+        if name == "push-arrived":
+            self._on_reflex(network_reflex(self._push_retried, "the push arrived", int(self.trainer.state.global_step)))
+        self._push_retried = []
 
     def _wait(self, seconds: float) -> None:
         """Wait for the network, but only until a signal asks the run to end."""

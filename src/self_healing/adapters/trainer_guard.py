@@ -113,6 +113,9 @@ class TrainerGuard:
         self.loss_sum.begin()
         self._window = None
         self.kept.clear()
+        self.ring.drain()  # after a restart: what is said of steps that are no longer kept
+        self.gate.release()
+        self.buffers = StepBuffers(self.trainer.model)  # the model may be another by now, or on another device
         if optimizer is not self._stepped:  # a training that is entered again keeps its optimizer
             self._wrapping.wrap(optimizer, "step", self._around_step)
             self._stepped = optimizer

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..api import OpenRun
 from ..core.failure import Effect, FailureType, Mode
-from ..core.ledger import LedgerReading, iter_ledger
 from ..core.plan import Plan
 from ..core.run_directory import healing_folder
-from ..core.signal import Fact, Facts, Metrics, Raised, Signal, SnapshotTaken
-from ..report.environment import hardware, versions
-from ..report.postmortem import build_postmortem, postmortem_path
-from ..report.write import write_json_atomically
+from ..core.signal import Raised, SnapshotTaken
 from .abilities import TrainerAbilities
 from .checkpoint_folders import newest_usable
 from .engines import Surroundings
@@ -24,10 +18,10 @@ from .examination import Examiner
 from .exceptions import describe
 from .interrupts import WARNINGS, Interrupts
 from .log_figures import LogFigures
-from .meanwhile import Meanwhile
 from .memory_care import MemoryCare
 from .quarantine import Limit
-from .reflexes import NOTE, Reflex
+from .reflexes import Reflex
+from .run_desk import RunDesk, facts_of_run
 from .step_profile import StepProfile
 from .trackers import TrackerFence
 from .trainer_data import TrainerData
@@ -48,7 +42,6 @@ class TrainerSession:
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
     def __init__(self, trainer: Any, config: HealingConfig, mode: Mode) -> None:
-        from ..config.keys import SWITCH
         from ..tensors.adagc import AdaGC
         from ..tensors.gate import GradientGate
         from ..tensors.zclip import ZClip
@@ -69,33 +62,27 @@ class TrainerSession:
         self.guard.making_up.on_unsound = self._examine
         self.guard.making_up.may_replace = config.settings().max_effect is Effect.RECIPE
         self.guard.lets_through = config.nan_action == "warn"
-        self.reflexes = 0
-        self.memory = MemoryCare(
-            trainer, healing_folder(trainer.args.output_dir), on_reflex=self.reflex, note=self.note
-        )
-        self.guard.retry = self.memory.micro_batches if acts else None
         self._examiner = Examiner(trainer)
         self._found_unsound = False
         self.abilities = TrainerAbilities(trainer, self.guard.rate_scale, self.emergency_checkpoint)
         alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
-        environ = {**os.environ, SWITCH: mode if alone or mode is not Mode.HEAL else Mode.ADVISE}
-        self.opened = OpenRun(
-            trainer.args.output_dir, config, self.abilities, rank=trainer.args.process_index, environ=environ
-        )
+        planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
+        self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step)
+        self.note = self.desk.note
+        folder = healing_folder(trainer.args.output_dir)
+        self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
+        self.guard.retry = self.memory.micro_batches if acts else None
         self.interrupts = Interrupts(_signals_left_to_us(trainer.args))
         self.interrupted_by: signal.Signals | None = None
         self.data = TrainerData(
             trainer, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
             backoff_base_s=config.backoff_base_s, max_effect=config.settings().max_effect if acts else Effect.NOTHING,
-            tell=self.note, interrupts=self.interrupts,
+            tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts,
         )  # fmt: skip
         self._changes = Wrapping()
         self._trackers = TrackerFence(self.note)
-        self.profile = StepProfile(config.profile_steps, healing_folder(trainer.args.output_dir))
-        self._meanwhile = Meanwhile(self.opened.healer.observe)
+        self.profile = StepProfile(config.profile_steps, folder)
         self.log_figures = LogFigures(trainer, self.guard)
-        self._started_s = time.time()
-        self._last_metrics: dict[str, float] = {}
         self._step_began = time.perf_counter()
         self._step_time_s = 0.0
         self._attached = False
@@ -108,7 +95,7 @@ class TrainerSession:
             self.note(name, text, level=level)
         self.data.attach()
         self.guard.attach()
-        self._changes.wrap(self.trainer.accelerator, "backward", self._meanwhile.around_backward)
+        self._changes.wrap(self.trainer.accelerator, "backward", self.desk.meanwhile.around_backward)
         self.log_figures.attach(self._changes)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
@@ -120,12 +107,11 @@ class TrainerSession:
         """Take it out again and put the trainer's settings back."""
         self.interrupts.restore()
         if self._attached:
+            self.abilities.put_back()  # in the reverse order: it has wrapped what others had wrapped before
             self.guard.detach()
             self.data.detach()
             self._changes.restore()
-            self.abilities.put_back()
             self._trackers.detach()
-            self._meanwhile.close()
             self.memory.end()
             self.profile.end()
             self._attached = False
@@ -133,7 +119,7 @@ class TrainerSession:
     def close(self) -> None:
         """End the session: the trainer is as it was, the ledger is written, the directory free."""
         self.detach()
-        self.opened.close()
+        self.desk.close()
 
     # -- signals -------------------------------------------------------------------------------------
 
@@ -141,21 +127,10 @@ class TrainerSession:
         """Note how steps can be skipped and what is known of the run."""
         way = self.guard.attach_optimizer()
         self.log_figures.begin()
-        args, state = self.trainer.args, self.trainer.state
-        facts: dict[str, Fact] = {
-            "trainer": type(self.trainer).__name__,
-            "max_steps": int(state.max_steps),
-            "warmup_steps": int(args.get_warmup_steps(state.max_steps)),
-            "max_grad_norm": float(args.max_grad_norm),
-            "precision": "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32",
-            "weight_decay": float(args.weight_decay),
-            "skips_by": way,
-        }
-        vocabulary = getattr(getattr(self.trainer.model, "config", None), "vocab_size", None)
-        if isinstance(vocabulary, int):
-            facts["vocab_size"] = vocabulary
+        trainer = self.trainer
+        facts = facts_of_run(trainer.args, trainer.state, trainer.model)
         self._step_began = time.perf_counter()
-        self.signal(Facts(step=int(state.global_step), time_s=time.time(), facts=facts))
+        self.desk.learn({**facts, "trainer": type(trainer).__name__, "skips_by": way})
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it."""
@@ -175,7 +150,7 @@ class TrainerSession:
         self._take_readings(must_know=True)
 
     def _take_readings(self, *, must_know: bool) -> None:
-        self._settle()
+        self.desk.settle()
         readings = list(self.guard.readings(wait=must_know))
         if any(not reading.is_applied for reading in readings) and self.mode is Mode.HEAL:
             self._make_up()
@@ -190,10 +165,9 @@ class TrainerSession:
             # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
             if reading.is_routine_overflow or (self.surroundings.only_measures and not reading.norm):
                 del values["grad_norm"]
-            self._last_metrics = values
-            self._meanwhile.add(Metrics(step=reading.step, time_s=time.time(), values=values))
+            self.desk.look_later(reading.step, values)
         if must_know or any(not reading.is_sound for reading in readings):
-            self._settle()
+            self.desk.settle()
 
     def _make_up(self) -> None:
         self._found_unsound = False
@@ -201,12 +175,12 @@ class TrainerSession:
         first, before = self._step(), (making_up.replaced_steps, making_up.skipped_steps)
         applied = self.guard.make_up()
         if applied and not self._found_unsound:
-            self._learn(self._examiner.was_transient())
+            self.desk.learn(self._examiner.was_transient())
         replaced, left_out = making_up.replaced_steps - before[0], making_up.skipped_steps - before[1]
         said = f"{applied - replaced} steps were made up with the same data"
         said += f", {replaced} with other data" if replaced else ""
         said += f", {left_out} were left out" if left_out else ""
-        self.reflex(
+        self.desk.reflex(
             Reflex(
                 failure=FailureType.NAN_LOSS,
                 incident="step-not-finite",
@@ -227,13 +201,9 @@ class TrainerSession:
         found = self._examiner.examine(window, self.guard.original_training_step)
         if found:
             self.note("nan-examined", str(found["nan_because"]))
-            self._learn(found)
+            self.desk.learn(found)
         # Looked at each time, for it is cheap: nothing but an earlier state helps against broken weights.
-        broken = {"weights_nonfinite": float(self._broken_weights())}
-        self.signal(Metrics(step=self._step(), time_s=time.time(), values=broken))
-
-    def _learn(self, facts: dict[str, Fact]) -> None:
-        self.signal(Facts(step=self._step(), time_s=time.time(), facts=facts))
+        self.desk.look({"weights_nonfinite": float(self._broken_weights())})
 
     def _answer_interrupt(self) -> None:
         """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
@@ -276,92 +246,26 @@ class TrainerSession:
 
         return sum(not bool(torch.isfinite(p).all()) for p in self.trainer.model.parameters())
 
-    def note(self, name: str, text: str, *, level: int = logging.WARNING) -> None:
-        """Write a remark into the ledger and the log."""
-        logger.log(level, "%s", text)
-        self._meanwhile.wait()  # it may be writing to the ledger too
-        ledger = self.opened.ledger
-        if ledger is not None:
-            ledger.append("note", name, step=self._step(), time_s=time.time(), body={"text": text})
-
-    def reflex(self, reflex: Reflex) -> None:
-        """Record what was done at once, inside a step."""
-        self.reflexes += 1
-        self._meanwhile.wait()
-        ledger = self.opened.ledger
-        if ledger is not None:
-            ledger.append("note", NOTE, step=reflex.step, time_s=time.time(), body=reflex.body())
-
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
-        """Write how the run ended: a line in the ledger, the postmortem, and one sentence in the log."""
-        self._meanwhile.wait()
-        ledger, args = self.opened.ledger, self.trainer.args
-        if ledger is None or args.process_index != 0:
-            return
+        """Write how the run ended."""
         self._trackers.tell_losses()
-        told = {"exit_reason": exit_reason, "exception": type(error).__name__ if error is not None else None}
-        ledger.append("note", "run-ended", step=self._step(), time_s=time.time(), body=told)
-        ledger.flush()
-        reading = LedgerReading()
-        figures = {**self.log_figures.figures(), **self.memory.figures()}
-        postmortem = build_postmortem(
-            iter_ledger(ledger.path, reading),
-            exit_reason=exit_reason,
-            exception=error,
-            last_step=self._step(),
-            final_metrics={**self._last_metrics, **figures},
-            started_s=self._started_s,
-            ended_s=time.time(),
-            versions=versions(),
-            hardware=hardware(),
-            reading=reading,
-        )
-        path = postmortem_path(args.output_dir)
-        if write_json_atomically(path, postmortem.to_json()):
-            logger.info("%s at step %d; the postmortem is %s", exit_reason, self._step(), path)
-
-    def evaluated(self, metrics: dict[str, Any] | None) -> None:
-        """Report an evaluation."""
-        values = {k: float(v) for k, v in (metrics or {}).items() if isinstance(v, int | float)}
-        if values:
-            self.signal(Metrics(step=self._step(), time_s=time.time(), values=values))
+        self.desk.ended(exit_reason, error, {**self.log_figures.figures(), **self.memory.figures()})
 
     def saved(self) -> None:
         """Report a checkpoint: a state that can be returned to."""
         folder, _ = newest_usable(self.trainer.args.output_dir, None)
         if folder is not None and folder.step == self._step():
-            self.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))
+            self.desk.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))
 
     def raised(self, error: BaseException) -> Plan | None:
         """Report an exception that left the loop and carry out what can be done inside the process."""
         self.abilities.left_by = error
         try:
-            return self.signal(
+            return self.desk.signal(
                 Raised(step=self._step(), time_s=time.time(), rank=self.trainer.args.process_index, **describe(error))
             )
         finally:
             self.abilities.left_by = None
-
-    def signal(self, seen: Signal) -> Plan | None:
-        """Let the healer decide and do; return the last plan it made."""
-        self._settle()
-        return self._carry_out(self.opened.healer.observe(seen))
-
-    def _settle(self) -> None:
-        """Do what follows from the observations that were left for the backward pass."""
-        is_there, wish = self._meanwhile.next_wish()
-        while is_there:
-            self._carry_out(wish)
-            is_there, wish = self._meanwhile.next_wish()
-
-    def _carry_out(self, wish: Plan | None) -> Plan | None:
-        healer = self.opened.healer
-        plan = last = healer.agree(wish)
-        while plan is not None:
-            last = plan
-            outcome = healer.act(plan, self.abilities, time.perf_counter)
-            plan = None if outcome is None else healer.agree(healer.next_plan(outcome))
-        return last
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)

@@ -129,7 +129,10 @@ def _train_until_done(
         restart, session.abilities.restart = session.abilities.restart, None
         path = restart.path if restart is not None else None
         logger.warning("training goes on from %s", path or "the start")
-        args, kwargs = (), {**kwargs, "resume_from_checkpoint": path}
+        if args:  # given by place, with what follows it
+            args = (path, *args[1:])
+        else:
+            kwargs = {**kwargs, "resume_from_checkpoint": path}
 
 
 def _reason(error: BaseException) -> str:
@@ -141,7 +144,7 @@ def _reason(error: BaseException) -> str:
 def _with_figures(output: Any, session: TrainerSession) -> Any:
     """Put the healing figures into the output's metrics, where there are any to speak of."""
     figures = {
-        "healing/recovery_attempts": session.opened.healer.memory.total,
+        "healing/recovery_attempts": session.desk.healer.memory.total,
         "healing/made_up_steps": session.guard.making_up.made_up_steps,
         "healing/replaced_steps": session.guard.making_up.replaced_steps,
         "healing/skipped_steps": session.guard.making_up.skipped_steps,
@@ -171,7 +174,7 @@ def make_callback(session: TrainerSession) -> Any:
             session.end_of_epoch()
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-            session.evaluated(metrics)
+            session.desk.look(metrics)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             session.saved()

@@ -38,10 +38,11 @@ def patterns() -> Mapping[str, Pattern]:
 
 
 def offered(action: type[Action]) -> bool:
-    """Say whether any adapter's run can do what an action asks; an action that asks nothing needs none."""
-    from ..adapters.trainer_session import TrainerSession
+    """Say whether any adapter's run can do what an action asks, or does it at once by itself."""
+    from ..adapters.abilities import TrainerAbilities
+    from ..adapters.reflexes import AT_ONCE
 
-    return action.needs is None or any(issubclass(run, action.needs) for run in (TrainerSession,))
+    return action.needs is None or action.name() in AT_ONCE or issubclass(TrainerAbilities, action.needs)
 
 
 def options_of(thing: type[Detector | Action]) -> dict[str, object]:

@@ -107,7 +107,7 @@ class Rung:
     success: float = 0.5
     """Prior probability that the incident does not come back within the watch window."""
     repeats: int = 1
-    """How often it may be tried for one incident; more than once only for what may pass by itself."""
+    """How often it may be tried for one incident; more than once for what may pass by itself or goes further each time."""
 
     @property
     def is_final(self) -> bool:

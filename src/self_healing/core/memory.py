@@ -50,6 +50,8 @@ class Memory:
     rungs: dict[tuple[str, str], RungRecord] = field(default_factory=dict)
     tried: dict[FailureType, list[tuple[int, str]]] = field(default_factory=dict)
     """Rungs tried since the class last recovered, and when in trained steps: none of them has helped for good."""
+    impossible: set[tuple[FailureType, str]] = field(default_factory=set)
+    """Rungs that could not be carried out when they were tried last, since the class last recovered."""
     faithful_retries: set[str] = field(default_factory=set)
     """Fingerprints of failures that were already retried without changing anything."""
 
@@ -109,6 +111,7 @@ class Memory:
             self.total += 1
         if not body.get("succeeded"):
             record.failures += 1
+            self.impossible.add((failure, name))
         elif body.get("faithful") and body.get("fingerprint"):
             self.faithful_retries.add(str(body["fingerprint"]))
 
@@ -118,5 +121,6 @@ class Memory:
         if entry.name == "recovered":
             record.successes += 1
             self.tried.pop(failure, None)
+            self.impossible -= {key for key in self.impossible if key[0] is failure}
         else:
             record.failures += 1

@@ -119,6 +119,8 @@ class Policy:
         failure = diagnosis.failure
         if memory.times_tried(failure, rung.name) >= rung.repeats:
             return "already tried"
+        if (failure, rung.name) in memory.impossible:
+            return "it could not be carried out"
         fingerprint = diagnosis.incident.fingerprint
         if rung.repeats == 1 and rung.retries_faithfully and fingerprint in memory.faithful_retries:
             return "the same failure came back after a faithful retry"

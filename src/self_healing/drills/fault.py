@@ -62,6 +62,14 @@ def _on_forward(trainer: Any, do: Spoil, *, in_training: bool) -> None:
     trainer.model.register_forward_hook(hook, with_kwargs=True)
 
 
+def with_loss_times(output: Any, factor: float) -> Any:
+    """Return a model output with whatever its trainer makes a loss of multiplied: TRL makes one of `log_probs`."""
+    for name in ("loss", "log_probs"):
+        if output.get(name) is not None:
+            output[name] = output[name] * factor
+    return output
+
+
 def with_loss(output: Any, loss: Any) -> Any:
     """Return a model output with another loss."""
     output["loss"] = loss

@@ -19,7 +19,7 @@ LESS_MEMORY = (
     rung(ClearCache(), success=0.3),
     rung(EnableGradientCheckpointing(), success=0.6),
     rung(SplitMicroBatch(), success=0.9),
-    rung(HalveBatchSize(), success=0.8),
+    rung(HalveBatchSize(), success=0.8, repeats=3),  # down to an eighth
     rung(StopRun()),
 )
 FIXES = (

@@ -7,7 +7,8 @@ the host knowing. All others skip a parameter that has no gradient, and for that
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal, TypeVar
 
 import torch
@@ -62,16 +63,24 @@ def way_to_skip(optimizer: Optimizer) -> Way:
 
 def step_unless(optimizer: Optimizer, found_inf: Tensor, step: Callable[[], ResultT]) -> ResultT:
     """Call `step` with `found_inf` in place where the optimizer honours it; otherwise only call it."""
+    with skipped_where(optimizer, found_inf):
+        return step()
+
+
+@contextmanager
+def skipped_where(optimizer: Optimizer, found_inf: Tensor) -> Iterator[None]:
+    """Put `found_inf` in place, where the optimizer honours it, for the steps taken inside."""
     optimizer = innermost(optimizer)
     # A GradScaler sets both itself for the time of the step, from gradients it has looked at: that is enough.
     taken = hasattr(optimizer, "found_inf") or hasattr(optimizer, "grad_scale")
     if taken or way_to_skip(optimizer) != "fused":
-        return step()
+        yield
+        return
     _give_momentum_a_start(optimizer)
     optimizer.grad_scale = None  # type: ignore[attr-defined]  # torch's own protocol, not declared
     optimizer.found_inf = found_inf  # type: ignore[attr-defined]
     try:
-        return step()
+        yield
     finally:
         del optimizer.grad_scale  # type: ignore[attr-defined]
         del optimizer.found_inf  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, on_training_forward, with_loss
+from ..fault import Fault, on_training_forward, with_loss_times
 
 
 @dataclass(kw_only=True)
@@ -21,6 +21,6 @@ class NanFromThenOn(Fault):
         def spoil(step: int, inputs: dict[str, Any], output: Any) -> Any:
             if step >= self.at_step:
                 reached.append(True)
-            return with_loss(output, output["loss"] * float("nan")) if reached else None
+            return with_loss_times(output, float("nan")) if reached else None
 
         on_training_forward(trainer, spoil)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..fault import Fault, on_evaluation_forward, with_loss
+from ..fault import Fault, on_evaluation_forward, with_loss_times
 
 
 @dataclass(kw_only=True)
@@ -24,6 +24,6 @@ class NanInEval(Fault):
             if step < self.at_step or done:
                 return None
             done.append(True)
-            return with_loss(output, output["loss"] * float("nan"))
+            return with_loss_times(output, float("nan"))
 
         on_evaluation_forward(trainer, spoil)

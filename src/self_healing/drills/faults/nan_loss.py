@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, on_training_forward, with_loss
+from ..fault import Fault, on_training_forward, with_loss_times
 
 
 @dataclass(kw_only=True)
@@ -23,6 +23,6 @@ class NanLoss(Fault):
             if step != self.at_step or done:
                 return None
             done.append(True)
-            return with_loss(output, output["loss"] * float("nan"))
+            return with_loss_times(output, float("nan"))
 
         on_training_forward(trainer, spoil)

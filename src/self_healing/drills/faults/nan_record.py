@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, on_training_forward, with_loss
+from ..fault import Fault, on_training_forward, with_loss_times
 
 
 @dataclass(kw_only=True)
@@ -25,6 +25,6 @@ class NanRecord(Fault):
             if not marked or rows.shape[1:] != marked[0].shape:
                 return None
             holds_it = bool((rows == marked[0]).all(dim=1).any())
-            return with_loss(output, output["loss"] * float("nan")) if holds_it else None
+            return with_loss_times(output, float("nan")) if holds_it else None
 
         on_training_forward(trainer, spoil)

@@ -1,0 +1,170 @@
+"""Between a run and the healer: observations go in, plans are carried out, and everything is written down."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..api import OpenRun
+from ..core.failure import Mode
+from ..core.ledger import LedgerReading, iter_ledger
+from ..core.plan import Plan
+from ..core.signal import Fact, Facts, Metrics, Signal
+from ..report.environment import hardware, versions
+from ..report.postmortem import build_postmortem, postmortem_path
+from ..report.write import write_json_atomically
+from .meanwhile import Meanwhile
+from .reflexes import NOTE, Reflex
+
+if TYPE_CHECKING:
+    from ..config import HealingConfig
+
+logger = logging.getLogger("self_healing.trainer")
+
+
+class RunDesk:
+    """The healer of one training, its ledger, and the abilities of the run that its plans are carried out with."""
+
+    def __init__(
+        self, args: Any, config: HealingConfig, abilities: Any, *, mode: Mode, step: Callable[[], int]
+    ) -> None:
+        from ..config.keys import SWITCH
+
+        self.args = args
+        self.abilities = abilities
+        self.step = step
+        """Returns the global step."""
+        environ = {**os.environ, SWITCH: mode}
+        self.opened = OpenRun(args.output_dir, config, abilities, rank=args.process_index, environ=environ)
+        self.healer = self.opened.healer
+        self.meanwhile: Meanwhile[Signal, Plan] = Meanwhile(self.healer.observe)
+        self.last_metrics: dict[str, float] = {}
+        self._started_s = time.time()
+        self._tell_of_a_kill()
+
+    def close(self) -> None:
+        """Write what is left of the ledger and let others write to the directory."""
+        self.meanwhile.close()
+        self.opened.close()
+
+    # -- observing and acting ------------------------------------------------------------------------
+
+    def look_later(self, step: int, values: dict[str, float]) -> None:
+        """Let metrics wait for the next backward pass, or for `settle`."""
+        self.last_metrics = values
+        self.meanwhile.add(Metrics(step=step, time_s=time.time(), values=values))
+
+    def look(self, values: Mapping[str, Any] | None) -> None:
+        """Look at metrics now; what is not a number is left out."""
+        numbers = {k: float(v) for k, v in (values or {}).items() if isinstance(v, int | float)}
+        if numbers:
+            self.signal(Metrics(step=self.step(), time_s=time.time(), values=numbers))
+
+    def learn(self, facts: dict[str, Fact]) -> None:
+        """Tell the healer what is known of the run."""
+        self.signal(Facts(step=self.step(), time_s=time.time(), facts=facts))
+
+    def signal(self, seen: Signal) -> Plan | None:
+        """Let the healer decide and do; return the last plan it made."""
+        self.settle()
+        return self._carry_out(self.healer.observe(seen))
+
+    def settle(self) -> None:
+        """Do what follows from the observations that were left for the backward pass."""
+        is_there, wish = self.meanwhile.next_wish()
+        while is_there:
+            self._carry_out(wish)
+            is_there, wish = self.meanwhile.next_wish()
+
+    def _carry_out(self, wish: Plan | None) -> Plan | None:
+        healer = self.healer
+        plan = last = healer.agree(wish)
+        while plan is not None:
+            last = plan
+            outcome = healer.act(plan, self.abilities, time.perf_counter)
+            plan = None if outcome is None else healer.agree(healer.next_plan(outcome))
+        return last
+
+    # -- writing down --------------------------------------------------------------------------------
+
+    def note(self, name: str, text: str, *, level: int = logging.WARNING) -> None:
+        """Write a remark into the ledger and the log."""
+        logger.log(level, "%s", text)
+        self._write(name, self.step(), {"text": text})
+
+    def reflex(self, reflex: Reflex) -> None:
+        """Record what was done at once, inside a step."""
+        self._write(NOTE, reflex.step, reflex.body())
+
+    def ended(self, exit_reason: str, error: BaseException | None, figures: Mapping[str, float]) -> None:
+        """Write how the run ended: a line in the ledger, the postmortem, and one sentence in the log."""
+        self.meanwhile.wait()
+        ledger, step = self.opened.ledger, self.step()
+        if ledger is None or self.args.process_index != 0:
+            return
+        told = {"exit_reason": exit_reason, "exception": type(error).__name__ if error is not None else None}
+        self._write("run-ended", step, told)
+        self._write_postmortem(
+            exit_reason=exit_reason,
+            exception=error,
+            last_step=step,
+            final_metrics={**self.last_metrics, **figures},
+            started_s=self._started_s,
+            ended_s=time.time(),
+        )
+
+    def _tell_of_a_kill(self) -> None:
+        """Write the postmortem of the attempt before this one, where its process had no time to write one."""
+        ledger = self.opened.ledger
+        if ledger is None or ledger.attempt == 1 or self.args.process_index != 0:
+            return
+        before = ledger.attempt - 1
+        has_ended = any(
+            entry.kind == "note" and entry.name == "run-ended"
+            for entry in iter_ledger(ledger.path)
+            if entry.attempt == before
+        )
+        if not has_ended:
+            self.note("killed", "the attempt before this one was killed: its postmortem is written now")
+            self._write_postmortem(
+                exit_reason="killed",
+                exception=None,
+                last_step=None,
+                final_metrics=None,
+                started_s=None,
+                ended_s=None,
+                attempt=before,
+            )
+
+    def _write_postmortem(self, **told: Any) -> None:
+        assert self.opened.ledger is not None
+        self.opened.ledger.flush()
+        reading = LedgerReading()
+        entries = iter_ledger(self.opened.ledger.path, reading)
+        postmortem = build_postmortem(entries, versions=versions(), hardware=hardware(), reading=reading, **told)
+        path = postmortem_path(self.args.output_dir)
+        if write_json_atomically(path, postmortem.to_json()):
+            logger.info("%s at step %d; the postmortem is %s", postmortem.exit_reason, postmortem.last_step, path)
+
+    def _write(self, name: str, step: int, body: dict[str, Any]) -> None:
+        self.meanwhile.wait()  # it may be writing to the ledger too
+        if self.opened.ledger is not None:
+            self.opened.ledger.append("note", name, step=step, time_s=time.time(), body=body)
+
+
+def facts_of_run(args: Any, state: Any, model: Any) -> dict[str, Fact]:
+    """Return what the arguments and the model say about a training."""
+    facts: dict[str, Fact] = {
+        "max_steps": int(state.max_steps),
+        "warmup_steps": int(args.get_warmup_steps(state.max_steps)),
+        "max_grad_norm": float(args.max_grad_norm),
+        "precision": "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32",
+        "weight_decay": float(args.weight_decay),
+    }
+    vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
+    if isinstance(vocabulary, int):
+        facts["vocab_size"] = vocabulary
+    return facts
