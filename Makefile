@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 .PHONY: demo test test-oldest check soak drills bench clean help
 
 help:
-	@echo "make demo    set up and run the main job"
+	@echo "make demo    set up, then train a small model while faults hit it, with and without the healer"
 	@echo "make test    set up and run the test suite (what CI runs)"
 	@echo "make test-oldest  the drills against the oldest supported transformers and trl, in an environment of its own"
 	@echo "make check   lint, types and the tests that need no torch, in seconds"
@@ -23,11 +23,15 @@ $(VENV)/.core: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e .
 	@touch $@
 
-$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[test]'
+$(VENV)/.hf: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[hf]'
 	@touch $@ $(VENV)/.core
 
-demo: $(VENV)/.core
+$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[test]'
+	@touch $@ $(VENV)/.core $(VENV)/.hf
+
+demo: $(VENV)/.hf
 	$(BIN)/heal demo
 
 test: $(VENV)/.test
@@ -45,7 +49,8 @@ $(OLDEST)/.test: pyproject.toml constraints.txt constraints-oldest.txt
 
 test-oldest: $(OLDEST)/.test
 	$(OLDEST)/bin/python -m pytest -q -n 2 $(addprefix tests/integration/test_, trainer_guard.py trainer_interrupts.py \
-		dry_run.py dry_run_problems.py core_on_a_torch_loop.py relied_on.py engines.py)
+		dry_run.py dry_run_problems.py core_on_a_torch_loop.py relied_on.py engines.py callback.py killed.py \
+		guard_settings.py bad_records.py not_the_records.py network_faults.py)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

@@ -31,6 +31,7 @@ FENCES = {
     "adapters/transformers.py": 2,  # an exception left the loop: becomes a signal and part of the postmortem
     "adapters/culprits.py": 1,  # a record is tried alone: what it raises is the finding
     "adapters/hub_pushes.py": 1,  # a push failed: looked at, noted and sent again, or said at the end
+    "adapters/other_data.py": 1,  # other data are tried after an exception: what they raise is the finding
     "adapters/network.py": 1,  # what passes by itself is tried again; anything else is raised again
     "adapters/record_collating.py": 2,  # a batch or a record cannot be collated: quarantined, or raised again
     "adapters/record_reading.py": 2,  # a record cannot be read: likewise

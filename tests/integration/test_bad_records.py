@@ -241,13 +241,20 @@ def of_a_subset(folder):
     return trainer
 
 
+def grouped_by_length():
+    from transformers import TrainingArguments
+
+    is_new = "train_sampling_strategy" in TrainingArguments.__dataclass_fields__
+    return {"train_sampling_strategy": "group_by_length"} if is_new else {"group_by_length": True}
+
+
 NEUTRAL = {
     name: rehearsed.MADE[name]
     for name in ("default", "accumulation", "workers", "one-epoch", "iterable", "own-randomness", "sft", "dpo", "grpo")
 } | {
     "dataset": of_the_datasets_library,
     "dataset-workers": lambda folder: of_the_datasets_library(folder, dataloader_num_workers=2),
-    "by-length": lambda folder: of_the_datasets_library(folder, train_sampling_strategy="group_by_length"),
+    "by-length": lambda folder: of_the_datasets_library(folder, **grouped_by_length()),
     "subset": of_a_subset,
 }
 

@@ -239,7 +239,7 @@ def test_an_engine_that_steps_itself_is_only_watched(engine, tmp_path):
     try:
         session.attach()
         assert session.mode is Mode.ADVISE
-        assert session.opened.healer.settings.mode is Mode.ADVISE
+        assert session.desk.healer.settings.mode is Mode.ADVISE
         assert not session.guard.acts
         assert not session.guard.clips
         session.trainer.state.global_step = 1

@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from self_healing.cli import catalogue
-from self_healing.cli.commands import explain
+from self_healing.cli.commands import demo, explain
 from self_healing.cli.main import main
 from self_healing.core.failure import Effect, FailureType, Severity
 
@@ -83,7 +83,7 @@ def test_help_imports_nothing_heavy():
 def test_no_command_imports_a_framework(sick):
     code = (
         "import sys\nfrom self_healing.cli.main import main\n"
-        "for words in (['rules'], ['rules', '--show-config'], ['explain', 'loss-spike'], ['replay', sys.argv[1]], ['demo']):\n"
+        "for words in (['rules'], ['rules', '--show-config'], ['explain', 'loss-spike'], ['replay', sys.argv[1]], ['demo', '--recorded']):\n"
         "    assert main(words) in (0, 1), words\n"
         "print([name for name in 'torch numpy transformers'.split() if name in sys.modules], file=sys.stderr)\n"
     )
@@ -309,14 +309,41 @@ def test_escapes_from_a_file_never_reach_the_terminal(heal, tmp_path):
 # --- heal demo ----------------------------------------------------------------------------------------------------
 
 
-def test_the_demo_ends_well_and_is_always_the_same(heal):
-    code, out, err = heal("demo")
+def test_the_recorded_demo_ends_well_and_is_always_the_same(heal):
+    code, out, err = heal("demo", "--recorded")
     assert (code, err) == (0, "")
     for words in ("loss-spike", "loss-not-finite", "loss-divergence (error)", "roll-back", "Nothing was carried out"):
         assert words in out, words
-    assert heal("demo")[1] == out
-    data = json.loads(heal("demo", "--json")[1])
+    assert heal("demo", "--recorded")[1] == out
+    data = json.loads(heal("demo", "--recorded", "--json")[1])
     spike = next(i for i in data["incidents"] if i["name"] == "loss-spike")
     climb = next(i for i in data["incidents"] if i["name"] == "loss-divergence")
     assert spike["step"] == 220
     assert 430 <= climb["step"] <= 445
+
+
+@pytest.mark.parametrize("missing", ["torch", "trl"])
+def test_without_the_frameworks_the_demo_says_what_to_install_and_what_can_be_had_without(missing, tmp_path):
+    code = (
+        "import sys; sys.modules[sys.argv[1]] = None; from self_healing.cli.main import main; sys.exit(main(['demo']))"
+    )
+    words = [sys.executable, "-c", code, missing]
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=environ)
+    assert (done.returncode, done.stdout) == (2, "")
+    said = sentence(done.stderr)
+    for part in (
+        f"needs {missing}: ",
+        "pip install 'self-healing-training[hf]'",
+        "heal demo --recorded",
+        "heal replay FILE",
+    ):
+        assert part in said
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_demo_needs_a_folder_of_its_own(heal, tmp_path, monkeypatch):
+    monkeypatch.setattr(demo, "NEEDED", ())
+    (tmp_path / "file").touch()
+    assert "is not empty; name a new folder" in sentence(heal("demo", "--output", tmp_path)[2])
+    assert "cannot be used as a folder" in sentence(heal("demo", "--output", tmp_path / "file")[2])

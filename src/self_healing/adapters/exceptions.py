@@ -30,6 +30,11 @@ def describe(error: BaseException) -> Described:
     )
 
 
+def remarks_on(error: BaseException) -> list[str]:
+    """Return what we have remarked on an exception on its way: it says more than the exception alone."""
+    return [note for note in getattr(error, "__notes__", []) if note.startswith("self-healing: ")]
+
+
 def chain(error: BaseException) -> list[BaseException]:
     """Return the exception and those it was raised from, without going round in circles."""
     found: list[BaseException] = []

@@ -157,6 +157,8 @@ class MicroBatchRetry:
             count_again(self.trainer, run.micro_batch.counted)  # the inputs are not prepared again
             if run.micro_batch.random_state is not None:
                 run.micro_batch.random_state.restore()
+            if run.micro_batch.put_back is not None:
+                run.micro_batch.put_back()
         came_from = let_go(failure, expected=run.in_use)
         run.came_from, run.in_use = run.came_from or came_from, allocated()
         _forget_offloaded(self.trainer)
@@ -266,7 +268,8 @@ class MicroBatchRetry:
             return
         step = self._step()
         if self._watch.is_new(step):
-            retries = int(torch.cuda.memory_stats().get("num_alloc_retries", 0))
+            # Not `memory_stats`: putting the same numbers into a flat mapping is most of its cost.
+            retries = int(torch.cuda.memory_stats_as_nested_dict().get("num_alloc_retries", 0))
             if self._watch.observe(step, retries):
                 self._shrink(self._largest)
             self._largest = shape

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 LEARNING_STEPS = 2
-"""Steps after which it is known which buffers training changes; until then all of them are copied."""
+"""Steps after which it is known which buffers training changes; until then all of them are copied and compared."""
 
 Mark = tuple[int, int]
 """Which tensor a buffer is, and torch's count of the writes to it."""
@@ -15,33 +15,45 @@ class StepBuffers:
     """Copies buffers before each step and puts them back, so that a step that is run again finds what it found.
 
     A forward pass that makes NaN has often written it into its running statistics already. Which buffers change is
-    seen from torch's own count of writes; models that change none pay for a look at those counts.
+    found out by comparing them in the first steps; what begins to change later is seen from torch's own count of
+    writes, together with its module's other buffers: batch normalisation writes its statistics without counting. Models
+    that change none pay for a look at those counts.
     """
 
     def __init__(self, model: Any) -> None:
-        found = {
+        owners = {
             id(buffer): (module._buffers, name)  # noqa: SLF001  # where a module keeps them, also when it makes new ones
             for module in model.modules()
             for name, buffer in module._buffers.items()  # noqa: SLF001
             if buffer is not None and buffer.numel()
         }
-        self._places: list[tuple[dict[str, Any], str]] = list(found.values())
+        self._places: list[tuple[dict[str, Any], str]] = list(owners.values())
         self._changing: set[int] = set()
         self._marks = self._marks_now()
         self._steps = 0
+        self._before: dict[int, Any] = {}
+        """What was copied before the last step, while it is not known yet what changes."""
 
     def before_step(self) -> dict[int, Any]:
         """Return copies of what may change, by place."""
-        self._learn()
+        import torch
+
+        self._changing.update(i for i, was in self._before.items() if not torch.equal(was, self._buffer(i)))
         self._steps += 1
-        places = range(len(self._places)) if self._steps <= LEARNING_STEPS else self._changing
+        copies = self.copies()
+        self._before = copies if self._is_learning() else {}
+        return copies
+
+    def copies(self) -> dict[int, Any]:
+        """Return copies of what may change, by place, in the middle of a step."""
+        self._look_at_counts()
+        places = range(len(self._places)) if self._is_learning() else self._changing
         return {place: self._buffer(place).detach().clone() for place in places}
 
     def put_back(self, copies: dict[int, Any]) -> None:
-        """Restore what was copied and has changed since."""
-        self._learn()
-        for place in self._changing & copies.keys():
-            buffer, copied = self._buffer(place).detach(), copies[place]
+        """Restore what was copied."""
+        for place, copied in copies.items():
+            buffer = self._buffer(place).detach()
             if buffer.shape == copied.shape:
                 buffer.copy_(copied)
             else:
@@ -49,10 +61,15 @@ class StepBuffers:
                 owner[name] = copied.clone()
         self._marks = self._marks_now()  # our own writing says nothing about training
 
-    def _learn(self) -> None:
+    def _is_learning(self) -> bool:
+        return self._steps <= LEARNING_STEPS
+
+    def _look_at_counts(self) -> None:
         marks = self._marks_now()
-        self._changing.update(place for place, mark in enumerate(marks) if mark != self._marks[place])
-        self._marks = marks
+        if marks != self._marks:
+            written = [id(self._places[i][0]) for i, mark in enumerate(marks) if mark != self._marks[i]]
+            self._changing.update(i for i, (owner, _) in enumerate(self._places) if id(owner) in written)
+            self._marks = marks
 
     def _buffer(self, place: int) -> Any:
         owner, name = self._places[place]

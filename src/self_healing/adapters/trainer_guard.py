@@ -13,6 +13,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -87,8 +88,7 @@ class TrainerGuard:
         self._prepares = False
         """True once the trainer was seen to prepare its inputs inside `training_step`."""
         self._way = "host"
-        self._stepped: Any = None
-        """The optimizer whose step is replaced."""
+        self._step_wrapping = Wrapping()
 
     # -- attaching -----------------------------------------------------------------------------------
 
@@ -116,19 +116,22 @@ class TrainerGuard:
         self.ring.drain()  # after a restart: what is said of steps that are no longer kept
         self.gate.release()
         self.buffers = StepBuffers(self.trainer.model)  # the model may be another by now, or on another device
-        if optimizer is not self._stepped:  # a training that is entered again keeps its optimizer
-            self._wrapping.wrap(optimizer, "step", self._around_step)
-            self._stepped = optimizer
+        self.detach_optimizer()
+        self._step_wrapping.wrap(optimizer, "step", self._around_step)
         self._way = SkippingOptimizer(optimizer).way
         return self._way
 
+    def detach_optimizer(self) -> None:
+        """Put the optimizer's step back, before training is entered again: a new scheduler wants to replace it too."""
+        self._step_wrapping.restore()
+
     def detach(self) -> None:
         """Put every method back."""
-        for name in self._wrapping.restore():
+        for name in (*self._step_wrapping.restore(), *self._wrapping.restore()):
             logger.warning("%s was replaced by somebody else during training and is left as it is", name)
         self.ring.drain()  # the device may still be writing to it
         self.kept.clear()
-        self._window = self._stepped = None
+        self._window = None
         self.making_up.forget()
 
     # -- what the loop calls -------------------------------------------------------------------------
@@ -162,6 +165,8 @@ class TrainerGuard:
             early = RandomState.capture() if self.acts and not self._prepares else None
             self._micro_batch = MicroBatch(inputs, early)
             place = len(window.micro_batches)
+            if self.retry is not None:
+                self._micro_batch.put_back = self._putting_back(window.buffers if place == 0 else self.buffers.copies())
             window.micro_batches.append(self._micro_batch)
             try:
                 if self.retry is None:
@@ -286,6 +291,22 @@ class TrainerGuard:
                 self._judge(gradients, None) if self.clips else self._measure(gradients)
         self._is_judged = False
 
+    def is_in_micro_batch(self) -> bool:
+        """Say whether an exception has left a forward or backward pass unfinished."""
+        window = self._window
+        return window is not None and len(window.micro_batches) > len(window.losses)
+
+    def abandon_step(self) -> None:
+        """Make it as though the unfinished step had not been begun, so that what is saved is the last complete one."""
+        window, self._window = self._window, None
+        if window is None or not window.micro_batches:
+            return
+        window.counters.restore(self.trainer)
+        self.buffers.put_back(window.buffers)
+        state = window.micro_batches[0].random_state
+        if state is not None:
+            state.restore()
+
     # -- reading what the device said ----------------------------------------------------------------
 
     def readings(self, *, wait: bool) -> Iterator[StepReading]:
@@ -331,10 +352,14 @@ class TrainerGuard:
             if self.retry is None:
                 loss = run(model, micro_batch.inputs, num_items)
             else:
+                micro_batch.put_back = self._putting_back(self.buffers.copies())
                 loss = self.retry.run(run, model, micro_batch, num_items, place=place)
         finally:
             self._micro_batch = None
         self._account(window, loss)
+
+    def _putting_back(self, copies: dict[int, Any]) -> Callable[[], None] | None:
+        return partial(self.buffers.put_back, copies) if copies else None
 
     def is_unsound(self, window: Window) -> bool:
         """Say whether a step that was just judged must not be applied; waits for the device."""

@@ -15,10 +15,11 @@ from .abilities import TrainerAbilities
 from .checkpoint_folders import newest_usable
 from .engines import Surroundings
 from .examination import Examiner
-from .exceptions import describe
+from .exceptions import describe, remarks_on
 from .interrupts import WARNINGS, Interrupts
 from .log_figures import LogFigures
 from .memory_care import MemoryCare
+from .other_data import blame_the_model_if_other_data_fail
 from .quarantine import Limit
 from .reflexes import Reflex
 from .run_desk import RunDesk, facts_of_run
@@ -225,12 +226,13 @@ class TrainerSession:
         impossible = self.surroundings.why_nothing_is_saved()
         if impossible is not None:
             return impossible
-        if not self.weights_are_finite():
-            return "the weights are not finite, no checkpoint was written"
         folder, _ = newest_usable(self.trainer.args.output_dir, None)
         if folder is not None and folder.step == step:
             return f"{folder.path.name} was there already"
-        try:
+        try:  # on a device that has failed even looking at the weights does
+            self.guard.abandon_step()
+            if not self.weights_are_finite():
+                return "the weights are not finite, no checkpoint was written"
             self.trainer._save_checkpoint(self.trainer.model, None)  # noqa: SLF001  # what the loop itself calls
         except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
             return f"the emergency checkpoint failed: {type(error).__name__}: {error}"
@@ -257,12 +259,16 @@ class TrainerSession:
         if folder is not None and folder.step == self._step():
             self.desk.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))
 
-    def raised(self, error: BaseException) -> Plan | None:
+    def raised(self, error: Exception) -> Plan | None:
         """Report an exception that left the loop and carry out what can be done inside the process."""
+        if self.mode is Mode.HEAL and not self.surroundings.is_one_of_several:
+            blame_the_model_if_other_data_fail(self.guard, error)
+        told = describe(error)
+        told["message"] = "\n".join((told["message"], *remarks_on(error)))
         self.abilities.left_by = error
         try:
             return self.desk.signal(
-                Raised(step=self._step(), time_s=time.time(), rank=self.trainer.args.process_index, **describe(error))
+                Raised(step=self._step(), time_s=time.time(), rank=self.trainer.args.process_index, **told)
             )
         finally:
             self.abilities.left_by = None

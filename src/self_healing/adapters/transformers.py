@@ -129,6 +129,7 @@ def _train_until_done(
         restart, session.abilities.restart = session.abilities.restart, None
         path = restart.path if restart is not None else None
         logger.warning("training goes on from %s", path or "the start")
+        session.guard.detach_optimizer()
         if args:  # given by place, with what follows it
             args = (path, *args[1:])
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,9 @@ class MicroBatch:
 
     counted: Counted = field(default_factory=dict)
     """What the trainer counted while it prepared them, which it is not asked to do again."""
+
+    put_back: Callable[[], None] | None = None
+    """Puts back what a pass has changed in the model's buffers."""
 
     def keep(self, prepared: Any, random_state: Any) -> None:
         """Remember prepared inputs; a copy of the mapping, since losses take entries out of theirs."""

@@ -60,10 +60,10 @@ FULL = Script(
     show_every=50,
     faults=(
         NanLoss(at_step=60),
-        NetworkTimeouts(records=(1,)),
+        NetworkTimeouts(records=(3915, 3831)),
         OomOnceInForward(at_step=180),
         PoisonedBatch(at_step=240),
-        RaisingRecord(record=2),
+        RaisingRecord(record=1645),
         OomAboveTwoRows(at_step=400),
     ),
 )
@@ -72,10 +72,10 @@ QUICK = Script(
     show_every=10,
     faults=(
         NanLoss(at_step=8),
-        NetworkTimeouts(records=(1,)),
+        NetworkTimeouts(records=(272, 394)),
         OomOnceInForward(at_step=24),
         PoisonedBatch(at_step=50),
-        RaisingRecord(record=2),
+        RaisingRecord(record=255),
         OomAboveTwoRows(at_step=66),
     ),
 )
@@ -225,19 +225,20 @@ def _watching(seen: _Seen, watch: Callable[[int, float], None]) -> Any:
 
 def sft_trainer(folder: Path, updates: int) -> Any:
     """Return TRL's trainer for one epoch over sentences of the grammar; the same each time."""
-    import trl
     from datasets import Dataset
     from transformers import PrinterCallback
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     def texts(count: int, seed: int) -> Any:
         draw = random.Random(seed)
         return Dataset.from_dict({"text": [sentence(draw) for _ in range(count)]})
 
-    trainer = trl.SFTTrainer(
+    trainer = SFTTrainer(
         model=model(),
-        args=trl.SFTConfig(
-            output_dir=str(folder), max_steps=updates, per_device_train_batch_size=BATCH, learning_rate=5e-4,
-            warmup_steps=updates // 20, logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
+        args=SFTConfig(
+            output_dir=str(folder), max_steps=updates, per_device_train_batch_size=BATCH, learning_rate=1e-3,
+            warmup_steps=updates // 10, logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
             use_cpu=True, bf16=False, gradient_checkpointing=False, max_length=LONGEST, seed=SEED,
         ),
         train_dataset=texts(BATCH * updates, SEED + 1),

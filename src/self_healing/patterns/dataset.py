@@ -25,6 +25,30 @@ WORKERS_AGAIN = (rung(RetryLater(base_s=AT_ONCE_S), success=0.6), rung(StopRun()
 
 PATTERNS: tuple[Pattern, ...] = (
     Pattern(
+        name="fails-whatever-the-data",
+        says="The code of the model, the dataset or the collator fails whatever it is given: no record is to blame.",
+        failure=FailureType.CRASH,
+        fine="script_error",
+        text=r"self-healing: (?:other data fail in the same way|all \d+ records of the batch fail)",
+        weight=0.98,
+        remedy=(rung(StopRun()),),
+        fixes=(
+            "Correct the code where the traceback ends, or a setting that does not fit it: vocabulary, columns, padding.",
+        ),
+        matches=(
+            (
+                "IndexError: list index out of range\nself-healing: other data fail in the same way (the next batch): this is "
+                "the code of the model or its settings, and not the records."
+            ),
+            (
+                "KeyError: 'labels'\nself-healing: all 8 records of the batch fail, and 8 of 8 others tried: this is the code of "
+                "the dataset or collator, or its settings, and not the records."
+            ),
+        ),
+        but_not=("ValueError: all 8 records of the batch fail",),
+        source="what the adapter remarks on an exception after it has tried other data",
+    ),
+    Pattern(
         name="data-worker-raised",
         says="Reading or preparing a record failed in a data worker.",
         failure=FailureType.DATA_ERROR,

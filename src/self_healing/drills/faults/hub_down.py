@@ -25,9 +25,8 @@ class HubDown(Fault):
         """Let the trainer push to a server on this machine that is down at first."""
         import huggingface_hub.constants
         from transformers import TrainerCallback
-        from transformers.utils.hub import hf_api
 
-        api, constants = hf_api(), huggingface_hub.constants
+        api, constants = _client(), huggingface_hub.constants
         hub = LoopbackHub(self.failures)
         usual = api.endpoint, api.token, constants.HF_HUB_OFFLINE
         # What push_to_hub=True does when a trainer is built, without asking the real Hub for a repository.
@@ -46,3 +45,14 @@ class HubDown(Fault):
 
         trainer.add_callback(Leaving())
         self.hub = hub
+
+
+def _client() -> Any:
+    """Return the client that transformers pushes with."""
+    try:
+        from transformers.utils.hub import hf_api
+    except ImportError:  # transformers 4 uses the one that huggingface_hub makes for everybody
+        from huggingface_hub.hf_api import api
+
+        return api
+    return hf_api()

@@ -1,0 +1,80 @@
+"""After a forward pass that raised: is it its data, or does the model fail whatever it is given?
+
+An `IndexError` in an embedding reads like a bad record and is a model that was not resized as well. What tells them
+apart is other data: a batch that was trained on a moment ago cannot be to blame.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from .data_errors import may_be_the_record
+from .exceptions import describe
+from .trl_counters import Counters
+
+if TYPE_CHECKING:
+    from .trainer_guard import TrainerGuard
+
+NOTE = "self-healing: other data fail in the same way"
+"""How the remark on the exception begins; the catalogue of patterns knows it."""
+
+
+def blame_the_model_if_other_data_fail(guard: TrainerGuard, error: Exception) -> None:
+    """Run other data forward, and say on the exception if those fail as well; the trainer is as it was afterwards."""
+    from ..tensors.random_state import RandomState
+
+    if not guard.is_in_micro_batch() or not may_be_the_record(error) or not _device_works(guard):
+        return
+    trainer = guard.trainer
+    counters, state = Counters.of(trainer), RandomState.capture()
+    try:
+        tried = [(kind, _raised_by(trainer, inputs)) for kind, inputs in _other_data(guard)]
+    finally:
+        counters.restore(trainer)
+        state.restore()
+    if tried and all(raised is not None and _is_like(raised, error) for _, raised in tried):
+        kinds = " and ".join(kind for kind, _ in tried)
+        error.add_note(
+            f"{NOTE} ({kinds}): this is the code of the model or its settings, and not the records. Nothing was left "
+            "out; correct the code at the place that the traceback shows."
+        )
+
+
+def _other_data(guard: TrainerGuard) -> Iterator[tuple[str, Any]]:
+    """Yield prepared inputs that the failed pass did not see: those of a step that was applied, else those that come next."""
+    making_up = guard.making_up
+    if making_up.spare is not None:
+        micro_batch = making_up.spare.micro_batches[0]
+        prepared = micro_batch.again()
+        yield "a batch that was trained on before", prepared if prepared is not None else micro_batch.inputs
+    elif making_up.fetch_next is not None:
+        batches, _ = making_up.fetch_next()
+        if batches:
+            yield "the next batch", guard.trainer._prepare_inputs(batches[0])  # noqa: SLF001  # as the loop does
+
+
+def _raised_by(trainer: Any, inputs: Any) -> Exception | None:
+    import torch
+
+    try:
+        with torch.no_grad(), trainer.compute_loss_context_manager():
+            trainer.compute_loss(trainer.model_wrapped, dict(inputs) if isinstance(inputs, dict) else inputs)
+    except Exception as error:  # noqa: BLE001  # what it raises is the finding
+        return error
+    return None
+
+
+def _is_like(one: Exception, other: Exception) -> bool:
+    first, second = describe(one), describe(other)
+    return (first["exception"], first["where"]) == (second["exception"], second["where"])
+
+
+def _device_works(guard: TrainerGuard) -> bool:
+    """Say whether the device still computes: after a failed assertion on it everything fails, whatever the data."""
+    import torch
+
+    try:
+        return bool(torch.ones((), device=guard.trainer.args.device).item())
+    except RuntimeError:
+        return False
