@@ -52,9 +52,9 @@ class LogFigures:
         def log(logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:
             if "loss" in logs:
                 self._correct_mean(logs)
-                step, norm = self.guard.making_up.newest_norm
-                if "grad_norm" in logs and step == int(self.trainer.state.global_step):
-                    logs["grad_norm"] = float(norm)  # the loop has kept that of the first attempt
+                applied = self.guard.making_up.applied
+                if "grad_norm" in logs and applied and applied[-1].step == int(self.trainer.state.global_step):
+                    logs["grad_norm"] = applied[-1].norm  # the loop has kept that of the first attempt
             if "loss" in logs or "train_loss" in logs:
                 logs.update(self.figures())
             return original(logs, *args, **kwargs)

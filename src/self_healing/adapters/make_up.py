@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .trl_counters import STEP_COUNTERS, Counters, count_again
@@ -16,6 +16,16 @@ from .window import MicroBatch, Window
 
 if TYPE_CHECKING:
     from .trainer_guard import TrainerGuard
+
+
+@dataclass(frozen=True, slots=True)
+class AppliedStep:
+    """A step that was made up."""
+
+    step: int
+    """Global step after the update."""
+    loss: float
+    norm: float
 
 
 class MakeUp:
@@ -31,8 +41,8 @@ class MakeUp:
         self.made_up_steps = 0
         self.skipped_steps = 0
         self.replaced_steps = 0
-        self.newest_norm: tuple[int, Any] = (-1, None)
-        """The newest step that was made up, and the norm of its gradients."""
+        self.applied: list[AppliedStep] = []
+        """What the newest call of `run` has applied."""
         self.is_running = False
         self.fetch_next: Callable[[], tuple[list[Any], Any]] | None = None
         """Fetches the data of the step after the one that was fetched last."""
@@ -48,18 +58,18 @@ class MakeUp:
         guard, trainer = self.guard, self.trainer
         now = RandomState.capture()
         counted_steps = {name: vars(trainer)[name] for name in STEP_COUNTERS if name in vars(trainer)}
-        applied = 0
+        self.applied = []
         if windows:  # what the first attempts counted is forgotten, and counted again as they are made up
             windows[0].counters.restore(trainer)
             guard.loss_sum.set_back(windows[0].loss_sum)
             guard.buffers.put_back(windows[0].buffers)
         for window in windows:
             window.buffers = guard.buffers.before_step()
-            applied += self._apply(window)
+            self._apply(window)
         vars(trainer).update(counted_steps)
         now.restore()
-        self.made_up_steps += applied
-        return applied
+        self.made_up_steps += len(self.applied)
+        return len(self.applied)
 
     def data_for_the_rest_of_the_epoch(self) -> tuple[list[Any], Any] | None:
         """Return data for a step whose own were used earlier in the epoch, in the place of unsound ones."""
@@ -72,19 +82,18 @@ class MakeUp:
         """Let go of data and of the loader."""
         self.spare = self.fetch_next = None
 
-    def _apply(self, window: Window) -> bool:
-        """Apply a skipped step, with other data if its own are unsound every time; say whether it was applied."""
+    def _apply(self, window: Window) -> None:
+        """Apply a skipped step, with other data if its own are unsound every time."""
         if self._run_again(window):
             self.spare = window
-            return True
+            return
         self.on_unsound(window)
         for replacement in self._replacements(window) if self.may_replace else ():
             if self._run_again(replacement):
                 self.replaced_steps += 1
                 self.spare = replacement
-                return True
+                return
         self.skipped_steps += 1
-        return False
 
     def _replacements(self, window: Window) -> Iterator[Window]:
         """Yield other data for a step: what comes next, else what was used last."""
@@ -119,7 +128,7 @@ class MakeUp:
             guard.buffers.put_back(window.buffers)
             model.zero_grad()
             return False
-        self.newest_norm = (window.step + 1, guard.gate.norm)
+        self.applied.append(AppliedStep(window.step + 1, float(window.loss), float(guard.gate.norm)))
         self._step_at(window.rates)
         for loss in window.losses:
             guard.loss_sum.add(loss)

@@ -63,6 +63,12 @@ class Meanwhile(Generic[SeenT, WishT]):
             return True, self._look(self._waiting.popleft())
         return False, None
 
+    def finish(self) -> None:
+        """Look at what is left at the end of a run; what would follow from it is not done any more."""
+        self.wait()
+        while self._waiting:
+            self._look(self._waiting.popleft())
+
     def close(self) -> None:
         """End the thread."""
         self.wait()

@@ -101,7 +101,7 @@ class RunDesk:
 
     def ended(self, exit_reason: str, error: BaseException | None, figures: Mapping[str, float]) -> None:
         """Write how the run ended: a line in the ledger, the postmortem, and one sentence in the log."""
-        self.meanwhile.wait()
+        self.meanwhile.finish()
         ledger, step = self.opened.ledger, self.step()
         if ledger is None or self.args.process_index != 0:
             return

@@ -25,16 +25,16 @@ class StepProfile:
             return
         import torch
 
+        if torch.autograd._profiler_enabled():  # noqa: SLF001  # there is no public way to ask
+            logger.warning(
+                "step %d is not profiled: a profiler of your own is running, and there can be only one", step
+            )
+            return
         kinds = [torch.profiler.ProfilerActivity.CPU]
         if torch.cuda.is_initialized():
             kinds.append(torch.profiler.ProfilerActivity.CUDA)
-        profile = torch.profiler.profile(activities=kinds, record_shapes=True, profile_memory=True)
-        try:
-            profile.__enter__()
-        except RuntimeError as error:  # there can be one profiler at a time, and the user's own comes first
-            logger.warning("step %d is not profiled: %s", step, error)
-            return
-        self._running = profile
+        self._running = torch.profiler.profile(activities=kinds, record_shapes=True, profile_memory=True)
+        self._running.__enter__()
 
     def step_ends(self, step: int) -> None:
         """Write what was recorded; a disk that is full costs the trace, not the run."""

@@ -88,6 +88,8 @@ class TrainerGuard:
         self._prepares = False
         """True once the trainer was seen to prepare its inputs inside `training_step`."""
         self._way = "host"
+        self.rate = 0.0
+        """Learning rate of the newest update, cuts included."""
         self._step_wrapping = Wrapping()
 
     # -- attaching -----------------------------------------------------------------------------------
@@ -245,7 +247,7 @@ class TrainerGuard:
         if self.acts:
             self.kept.append(window)
         self.ring.push(window.step + 1, self.gate.telemetry())
-        self._rate = window.rates[0] * self.rate_scale.value if window.rates else 0.0
+        self.rate = window.rates[0] * self.rate_scale.value if window.rates else 0.0
         return result
 
     def _may_skip(self) -> bool:
@@ -317,7 +319,7 @@ class TrainerGuard:
             reading = StepReading(
                 step=step, loss=row["loss"], is_sound=row["is_sound"] > 0.5, is_applied=row["is_applied"] > 0.5,
                 norm=row["norm"], coefficient=row["coefficient"], z=row["z"], is_outlier=row["is_outlier"] > 0.5,
-                rate=self._rate, is_routine_overflow=self._is_routine_overflow(row),
+                rate=self.rate, is_routine_overflow=self._is_routine_overflow(row),
             )  # fmt: skip
             if self.acts and reading.is_applied and self.kept:
                 self.making_up.spare = self.kept.popleft()

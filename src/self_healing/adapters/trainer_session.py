@@ -18,6 +18,7 @@ from .examination import Examiner
 from .exceptions import describe, remarks_on
 from .interrupts import WARNINGS, Interrupts
 from .log_figures import LogFigures
+from .make_up import AppliedStep
 from .memory_care import MemoryCare
 from .other_data import blame_the_model_if_other_data_fail
 from .quarantine import Limit
@@ -153,46 +154,50 @@ class TrainerSession:
     def _take_readings(self, *, must_know: bool) -> None:
         self.desk.settle()
         readings = list(self.guard.readings(wait=must_know))
+        unsound = [reading.step for reading in readings if not reading.is_sound]
+        made_up: list[AppliedStep] = []
         if any(not reading.is_applied for reading in readings) and self.mode is Mode.HEAL:
-            self._make_up()
+            made_up = self._make_up(unsound)
         self._answer_interrupt()
         for reading in readings:
-            values = {
-                "loss": reading.loss,
-                "grad_norm": reading.norm,
-                "learning_rate": reading.rate,
-                "step_time_s": self._step_time_s,
-            }
             # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
-            if reading.is_routine_overflow or (self.surroundings.only_measures and not reading.norm):
-                del values["grad_norm"]
-            self.desk.look_later(reading.step, values)
-        if must_know or any(not reading.is_sound for reading in readings):
+            is_unknown = reading.is_routine_overflow or (self.surroundings.only_measures and not reading.norm)
+            self._report(reading.step, reading.loss, None if is_unknown else reading.norm, reading.rate)
+        for applied in made_up:  # after what was seen of the first attempts
+            self._report(applied.step, applied.loss, applied.norm, self.guard.rate)
+        if must_know or unsound:
             self.desk.settle()
 
-    def _make_up(self) -> None:
+    def _report(self, step: int, loss: float, norm: float | None, rate: float) -> None:
+        values = {"loss": loss, "learning_rate": rate, "step_time_s": self._step_time_s}
+        if norm is not None:
+            values["grad_norm"] = norm
+        self.desk.look_later(step, values)
+
+    def _make_up(self, unsound: list[int]) -> list[AppliedStep]:
+        """Have skipped steps made up and write that down; return those that were applied."""
         self._found_unsound = False
         began, making_up = time.perf_counter(), self.guard.making_up
-        first, before = self._step(), (making_up.replaced_steps, making_up.skipped_steps)
-        applied = self.guard.make_up()
-        if applied and not self._found_unsound:
+        before = making_up.replaced_steps, making_up.skipped_steps
+        made_up = self.guard.make_up()
+        if made_up and not self._found_unsound:
             self.desk.learn(self._examiner.was_transient())
         replaced, left_out = making_up.replaced_steps - before[0], making_up.skipped_steps - before[1]
-        said = f"{applied - replaced} steps were made up with the same data"
-        said += f", {replaced} with other data" if replaced else ""
-        said += f", {left_out} were left out" if left_out else ""
+        counts = {"made up with the same data": made_up - replaced, "with other data": replaced, "left out": left_out}
         self.desk.reflex(
             Reflex(
                 failure=FailureType.NAN_LOSS,
                 incident="step-not-finite",
-                because="a loss or a gradient was not finite, so the update was held back on the device",
+                because=f"a loss or a gradient of step {unsound[0] if unsound else self._step()} was not finite, "
+                "so the update was held back on the device",
                 actions=("skip-step",) if not replaced else ("skip-step", "skip-batches"),
-                said=said,
-                step=first,
+                said="steps " + ", ".join(f"{what}: {count}" for what, count in counts.items() if count),
+                step=(unsound[0] if unsound else self._step()) - 1,
                 seconds=time.perf_counter() - began,
-                details={"made_up": applied - replaced, "replaced": replaced, "left_out": left_out},
+                details={"unsound": unsound, "made_up": [applied.step for applied in making_up.applied]},
             )
         )
+        return making_up.applied
 
     def _examine(self, window: Window) -> None:
         """Find out why a step is not finite even when it is run again."""

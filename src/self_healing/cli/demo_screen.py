@@ -74,7 +74,8 @@ class Screen:
         self._say()
         for name, path in (("postmortem", result.postmortem), ("ledger", result.ledger), ("replay it", result.ledger)):
             if path.exists():  # SELF_HEALING=off leaves none
-                show(f"{name:<10}  {'heal replay ' if name == 'replay it' else ''}{path}")
+                words = f"{name:<10}  {'heal replay ' if name == 'replay it' else ''}{path}"
+                write(strip_control(words) + "\n")  # in one piece, to be copied
 
     def _say(self, text: str = "", style: str = "") -> None:
         from rich.text import Text

@@ -47,8 +47,8 @@ def events_of(ledger: Path) -> list[Event]:
     entries = read_ledger(ledger).entries
     reflexes = [entry for entry in entries if entry.name == REFLEX]
     summed_up = {(entry.step, entry.body.get("incident")) for entry in reflexes}
-    # What was dealt with at once is seen by the rules a moment later.
-    dealt_with = {(entry.step, entry.body.get("failure")) for entry in reflexes}
+    # What was dealt with inside a step is seen by the rules at its end.
+    dealt_with = {(entry.step + later, entry.body.get("failure")) for entry in reflexes for later in (0, 1)}
     events: dict[int, Event] = {}
     for entry in entries:
         if entry.kind == "note":
