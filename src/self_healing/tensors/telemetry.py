@@ -69,10 +69,10 @@ class TelemetryRing:
             arrived.append(self._take())
         return arrived
 
-    def drain(self) -> list[tuple[int, list[float]]]:
-        """Wait for all vectors and return them."""
+    def drain(self, *, but_newest: int = 0) -> list[tuple[int, list[float]]]:
+        """Wait for all vectors, but for the newest few, and return them."""
         arrived = []
-        while self._waiting:
+        while len(self._waiting) > but_newest:
             _, place = self._waiting[0]
             if isinstance(place, _Slot):
                 place.event.synchronize()

@@ -21,6 +21,15 @@ def test_vectors_arrive_in_order():
     assert len(ring) == 0
 
 
+def test_the_newest_can_be_left_on_their_way():
+    ring = TelemetryRing(4)
+    for step in range(3):
+        ring.push(step, torch.tensor([float(step)]))
+    assert ring.drain(but_newest=1) == [(0, [0.0]), (1, [1.0])]
+    assert ring.drain(but_newest=1) == []
+    assert ring.drain() == [(2, [2.0])]
+
+
 def test_what_nobody_reads_is_given_up_and_counted():
     ring = TelemetryRing(2)
     for step in range(5):
