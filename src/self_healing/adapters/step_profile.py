@@ -25,7 +25,7 @@ class StepProfile:
             return
         import torch
 
-        if torch.autograd._profiler_enabled():  # noqa: SLF001  # there is no public way to ask
+        if torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001  # there is no public way to ask
             logger.warning(
                 "step %d is not profiled: a profiler of your own is running, and there can be only one", step
             )

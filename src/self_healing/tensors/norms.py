@@ -162,8 +162,11 @@ def _norms_of(tensors: list[Tensor], *, sharded: bool) -> tuple[Tensor, Tensor]:
 def _stacked(tensors: list[Tensor], dtype: torch.dtype | None, *, sharded: bool) -> Tensor:
     if not sharded:
         return torch.stack(torch._foreach_norm(tensors, 2.0, dtype))  # noqa: SLF001
-    stacked = torch.stack([torch.linalg.vector_norm(tensor, 2.0, dtype=dtype) for tensor in tensors])
-    return cast("_Sharded", stacked).full_tensor()
+    if dtype is None:  # as torch does it: on CUDA another kernel adds up in another order
+        norms = list(torch._foreach_norm(tensors, 2.0))  # noqa: SLF001
+    else:  # DTensors know this operation without a dtype only
+        norms = [torch.linalg.vector_norm(tensor, 2.0, dtype=dtype) for tensor in tensors]
+    return cast("_Sharded", torch.stack(norms)).full_tensor()
 
 
 def _is_sharded(tensor: Tensor) -> bool:
