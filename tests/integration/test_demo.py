@@ -81,6 +81,7 @@ def test_every_fault_has_hit_and_is_told_once(shown):
     assert set(told) >= HIT
     assert {name: told.count(name) for name in HIT} == dict.fromkeys(HIT, 1) | {"network-error": 2, "out-of-memory": 2}
     assert all(event["happened"] and event["done"] for event in data["events"])
+    assert not {"loss-not-finite", "gradient-not-finite"} & set(told), "dealt with inside the step, which is told"
     steps = [event["step"] for event in data["events"]]
     assert steps == sorted(set(steps)), "what several rules see in one step is one event"
 

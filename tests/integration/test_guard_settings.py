@@ -256,3 +256,16 @@ def test_a_weight_turned_nan_leads_back_to_a_checkpoint_from_before(save_steps, 
     (restored,) = [Path(body["restored"]).name for body in outcomes if body["restored"] is not None]
     assert int(restored.removeprefix("checkpoint-")) <= AT, "the checkpoint is from before the trouble"
     assert plans(tmp_path)[0][0] == AT + 1, "and not after some more steps of NaN"
+
+
+@pytest.mark.parametrize(("max_grad_norm", "is_told"), [(0.0, True), (0.05, False)])
+def test_an_outlier_that_we_clip_is_told_and_one_that_the_users_limit_clips_is_not(max_grad_norm, is_told, tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=40, max_grad_norm=max_grad_norm)
+    FAULTS["poisoned-batch"](at_step=30).plant(trainer)
+    SelfHealingTrainer(trainer).train()
+    told = json.loads((tmp_path / "postmortem.json").read_text())["recovery_actions"]
+    clipped = [action for action in told if action["incident"] == "gradient-outlier"]
+    assert [action["actions"] for action in clipped] == [["reclip"]] * is_told
+    if is_told:
+        assert clipped[0]["step"] == 30
+        assert "clipped to" in clipped[0]["said"]

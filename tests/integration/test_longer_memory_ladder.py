@@ -134,10 +134,11 @@ def test_a_version_that_takes_the_batch_size_from_the_checkpoint_is_overruled(cl
     trainer = make(tmp_path)
     original = trainer._inner_training_loop
 
-    def as_it_was(batch_size=None, args=None, resume_from_checkpoint=None, **kwargs):
+    def as_it_was(*args, resume_from_checkpoint=None, **kwargs):
         if resume_from_checkpoint is not None:
-            batch_size = json.loads(Path(resume_from_checkpoint, "trainer_state.json").read_text())["train_batch_size"]
-        return original(batch_size=batch_size, args=args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+            state = json.loads(Path(resume_from_checkpoint, "trainer_state.json").read_text())
+            trainer._train_batch_size = state["train_batch_size"]
+        return original(*args, resume_from_checkpoint=resume_from_checkpoint, **kwargs)
 
     trainer._inner_training_loop = as_it_was
     OomInPackedRows(at_step=10).plant(trainer)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from self_healing.actions.alert import Alert
 from self_healing.actions.clear_cache import ClearCache
+from self_healing.actions.halve_batch_size import HalveBatchSize
 from self_healing.actions.quarantine_records import QuarantineRecords
 from self_healing.actions.retry_later import RetryLater
 from self_healing.actions.roll_back import RollBack
@@ -178,6 +179,21 @@ def test_what_may_pass_by_itself_is_retried_with_a_longer_pause():
         waits.append(plan.actions[0].wait_s)
         book.carry_out(plan)
     assert waits == [30.0, 60.0, 120.0, 240.0]
+
+
+def test_what_could_not_be_carried_out_is_asked_for_once_however_often_it_may_be_repeated():
+    book = Book(ladder=(rung(HalveBatchSize(), success=0.8, repeats=3), rung(StopRun(), success=1.0)))
+    crash = incident(failure=FailureType.OOM)
+    first = book.plan(crash)
+    book.carry_out(first)
+    again = book.plan(crash)
+    assert again.rung == first.rung == "halve-batch-size"
+    book.carry_out(again, status="failed")
+    stop = book.plan(crash)
+    assert stop.rung == "stop-run"
+    assert "could not be carried out" in stop.instead_of[0]
+    book.judge(first, VerdictKind.RECOVERED)
+    assert book.plan(crash).rung == "halve-batch-size", "another time it may be possible"
 
 
 def test_a_rung_cools_down_twice_as_long_each_time():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 import time
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,7 @@ from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ..config import HealingConfig
+    from .trainer_guard import StepReading
 
 logger = logging.getLogger("self_healing.trainer")
 
@@ -163,6 +165,8 @@ class TrainerSession:
             # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
             is_unknown = reading.is_routine_overflow or (self.surroundings.only_measures and not reading.norm)
             self._report(reading.step, reading.loss, None if is_unknown else reading.norm, reading.rate)
+            if reading.is_outlier and reading.is_applied:
+                self._tell_of_clipping(reading)
         for applied in made_up:  # after what was seen of the first attempts
             self._report(applied.step, applied.loss, applied.norm, self.guard.rate)
         if must_know or unsound:
@@ -173,6 +177,22 @@ class TrainerSession:
         if norm is not None:
             values["grad_norm"] = norm
         self.desk.look_later(step, values)
+
+    def _tell_of_clipping(self, reading: StepReading) -> None:
+        """Record that an outlier was brought down further than the user's own limit would have."""
+        left, limit = reading.norm * reading.coefficient, self.trainer.args.max_grad_norm or math.inf
+        if reading.coefficient < 1.0 and left < limit * 0.999:
+            told = f"the gradient norm of step {reading.step} was {reading.norm:.4g}, {reading.z:.1f} scales above its level"
+            self.desk.reflex(
+                Reflex(
+                    failure=FailureType.GRADIENT_EXPLOSION,
+                    incident="gradient-outlier",
+                    because=told,
+                    actions=("tighten-clipping",),
+                    said=f"this one gradient was clipped to {left:.4g}",
+                    step=reading.step - 1,
+                )
+            )
 
     def _make_up(self, unsound: list[int]) -> list[AppliedStep]:
         """Have skipped steps made up and write that down; return those that were applied."""

@@ -1,0 +1,275 @@
+"""`healing_manifest.json`: what a checkpoint folder held when it was whole, and what is thought of it.
+
+A manifest is put in place by a rename and so is whole or absent. Two things of the surroundings shape the rest.
+Trainers delete old checkpoints by the *modification time of the folder*, which a new file in it would renew: an old
+checkpoint whose manifest is written late would count as the newest one, and a newer one would be deleted in its
+place. So the folder gets its time back at once. And a folder may be deleted at any moment; it is never created anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from io import FileIO
+from pathlib import Path, PurePosixPath
+
+import xxhash
+
+from ..core.errors import SelfHealingError
+from .verdicts import Condition, StateVerdict
+
+FILE_NAME = "healing_manifest.json"
+VERSION = 1
+
+_CHUNK = 1 << 20  # the longest time another thread waits for the interpreter's lock: about 0.2 ms of hashing
+_LONGEST = 64 << 20
+_FOLDER_NAME = re.compile(r"checkpoint-(\d+)")
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
+# A pipe under the name of a file must not be waited for.
+_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+
+
+class ManifestError(SelfHealingError, ValueError):
+    """A manifest is there and cannot be understood."""
+
+
+class FolderChangingError(SelfHealingError):
+    """A checkpoint folder is being written or deleted, so that what was read of it means nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileMark:
+    """What a file is recognised by."""
+
+    size: int
+    xxh3: str
+    """XXH3 with 128 bits, in hexadecimal digits: against accidents, not against forgery."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What is known of one checkpoint folder."""
+
+    step: int | None
+    created: str
+    files: Mapping[str, FileMark] = field(default_factory=dict)
+    """By path inside the folder; empty where the folder was only judged, not hashed."""
+    verdict: StateVerdict = StateVerdict()
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as the file holds it."""
+        return {
+            "v": VERSION,
+            "step": self.step,
+            "created": self.created,
+            "verdict": {"condition": self.verdict.condition.value, "because": self.verdict.because},
+            "files": {name: {"size": mark.size, "xxh3": mark.xxh3} for name, mark in sorted(self.files.items())},
+        }
+
+
+def step_of(folder: Path) -> int | None:
+    """Return the step in the name of a checkpoint folder."""
+    found = _FOLDER_NAME.fullmatch(folder.name)
+    return int(found.group(1)) if found else None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[FileIO]:
+    """Open a regular file for reading; anything else under its name is an `OSError` instead of a wait or a crash."""
+    descriptor = os.open(path, _READ)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+            yield file
+    finally:
+        os.close(descriptor)
+
+
+def mark_of(path: Path) -> FileMark:
+    """Hash a file.
+
+    Raises:
+        FolderChangingError: the file changed meanwhile.
+        OSError: it cannot be read, or is no regular file.
+
+    """
+    with opened(path) as file:
+        before = os.fstat(file.fileno())
+        digest, size = xxhash.xxh3_128(), 0
+        buffer = memoryview(bytearray(_CHUNK))
+        while count := file.readinto(buffer):
+            digest.update(buffer[:count])
+            size += count
+        after = os.fstat(file.fileno())
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size != after.st_size:
+        raise FolderChangingError(f"{path.name} is being written")
+    return FileMark(size, digest.hexdigest())
+
+
+def describe(folder: Path, verdict: StateVerdict, *, step: int | None = None) -> Manifest:
+    """Hash every file of a checkpoint folder.
+
+    Raises:
+        FolderChangingError: it is being written or deleted.
+        OSError: something in it cannot be read.
+
+    """
+    try:
+        files = {name: mark_of(folder / name) for name in _names_in(folder)}
+        left = set(_names_in(folder))
+    except FileNotFoundError as error:
+        raise FolderChangingError(f"{error.filename} has gone") from error
+    if left != set(files):
+        raise FolderChangingError(f"files come and go: {', '.join(sorted(left ^ set(files))[:3])}")
+    now = datetime.now(UTC).isoformat(timespec="seconds")
+    return Manifest(step=step if step is not None else step_of(folder), created=now, files=files, verdict=verdict)
+
+
+def _names_in(folder: Path) -> Iterator[str]:
+    """Yield the files by their path in the folder, those that links lead to among them; folders are not left."""
+
+    def fail(error: OSError) -> None:
+        raise error
+
+    for place, _, names in os.walk(folder, onerror=fail, followlinks=False):
+        for name in names:
+            path = Path(place, name)
+            if FILE_NAME in name and Path(place) == folder:
+                continue  # our own, and what a killed writer left of it
+            try:
+                is_file = stat.S_ISREG(path.stat().st_mode)
+            except OSError:  # a link that leads nowhere, or in a circle; gone files are noticed when they are compared
+                is_file = False
+            if is_file:
+                yield path.relative_to(folder).as_posix()
+
+
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a folder, or None where it has none.
+
+    Raises:
+        ManifestError: it has one that cannot be read or understood.
+
+    """
+    try:
+        with opened(folder / FILE_NAME) as file:
+            return _parsed(json.loads(file.read(_LONGEST) or b""))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ManifestError(f"{FILE_NAME} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"{FILE_NAME} is damaged: {error}") from error
+
+
+def _parsed(data: object) -> Manifest:
+    match data:
+        case {
+            "v": int(),
+            "step": int() | None as step,
+            "created": str(created),
+            "verdict": {"condition": str(condition), "because": str(because)},
+            "files": dict(files),
+        }:
+            marks = {name: _mark(name, entry) for name, entry in files.items()}
+            verdict = StateVerdict(Condition(condition), because)
+            return Manifest(step=step, created=created, files=marks, verdict=verdict)
+        case _:
+            raise ValueError("it does not hold v, step, created, verdict and files")
+
+
+def _mark(name: str, entry: object) -> FileMark:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or "\0" in name:
+        raise ValueError(f"it names a file outside the folder: {name!r}")
+    match entry:
+        case {"size": int(size), "xxh3": str(xxh3)}:
+            return FileMark(size, xxh3)
+        case _:
+            raise ValueError(f"no size and checksum of {name!r}")
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Put a manifest in place, whole or not at all, and give the folder its modification time back.
+
+    Raises:
+        FolderChangingError: the folder is being deleted; nothing of ours is left in it.
+        OSError: it cannot be written.
+
+    """
+    content = (json.dumps(manifest.to_json(), indent=1, ensure_ascii=True) + "\n").encode("ascii")
+    try:
+        before = folder.stat()
+        temporary = folder / f".{FILE_NAME}.{secrets.token_hex(4)}.tmp"
+        # Whoever may list the folder may know what is thought of it.
+        descriptor = os.open(temporary, _CREATE, stat.S_IMODE(before.st_mode) & 0o666 | 0o600)
+        _put_time_back(folder, before)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(descriptor)
+            temporary.replace(folder / FILE_NAME)
+        finally:
+            with suppress(OSError):  # normally there is nothing left of this name
+                temporary.unlink()
+            _put_time_back(folder, before)
+    except FileNotFoundError as error:
+        raise FolderChangingError(f"{folder.name} has been deleted") from error
+    if not all((folder / name).exists() for name in manifest.files):
+        _leave(folder)
+        raise FolderChangingError(f"{folder.name} is being deleted")
+
+
+def promote(folder: Path, verdict: StateVerdict) -> bool:
+    """Write another verdict into a folder's manifest; say whether it is there now.
+
+    A folder without a manifest gets one without files if it is sick: a mark that keeps everybody off is worth more
+    than checksums. Sick is final.
+
+    Raises:
+        OSError: it cannot be written.
+        FolderChangingError: the folder has gone.
+        ManifestError: the manifest that is there cannot be read; it keeps readers off by itself.
+
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        if not verdict.is_sick:
+            return False
+        now = datetime.now(UTC).isoformat(timespec="seconds")
+        manifest = Manifest(step=step_of(folder), created=now)
+    if manifest.verdict.is_sick:
+        return verdict.is_sick
+    write_manifest(folder, replace(manifest, verdict=verdict))
+    return True
+
+
+def withdraw(folder: Path) -> None:
+    """Remove the manifest of a folder that has been written anew; without one it is unverified, not damaged."""
+    with suppress(OSError):  # there is none, or it cannot be removed and then tells of the older content
+        before = folder.stat()
+        (folder / FILE_NAME).unlink()
+        _put_time_back(folder, before)
+
+
+def _put_time_back(folder: Path, before: os.stat_result) -> None:
+    with suppress(OSError):  # the folder is somebody else's, or gone
+        os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def _leave(folder: Path) -> None:
+    """Take our file out of a folder that is being deleted: it would keep the folder alive, empty as it is."""
+    with suppress(OSError):
+        (folder / FILE_NAME).unlink()
+    with suppress(OSError):  # others are still deleting in it, or are done
+        folder.rmdir()

@@ -1,0 +1,143 @@
+"""Manifests written beside the training: hashing takes seconds for large checkpoints, and nobody waits for it.
+
+The thread is started when there is something to do and ends when all is done. It is no daemon, so a process that
+ends in an orderly way waits for it. One that is killed leaves a folder without a manifest, which is unverified and
+still usable.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from .manifest import FolderChangingError, ManifestError, describe, promote, withdraw, write_manifest
+from .verdicts import StateVerdict
+
+logger = logging.getLogger("self_healing.snapshots")
+
+MOST_WAITING = 8
+"""Folders that may wait to be hashed; where more come, saving is faster than reading and the oldest is left out."""
+
+TRIES = 5
+PAUSE_S = 0.5
+
+
+@dataclass(slots=True)
+class _Job:
+    step: int | None
+    verdict: StateVerdict
+    is_hashed: bool
+    """False where only the verdict of a manifest changes."""
+
+
+class ManifestWriter:
+    """Writes and promotes the manifests of checkpoint folders, one after another, on a thread of its own."""
+
+    def __init__(self, tell: Callable[[str], None] = logger.warning) -> None:
+        self._tell = tell
+        self._waiting: dict[Path, _Job] = {}
+        self._changed = threading.Condition()
+        self._placing = threading.RLock()
+        self._thread: threading.Thread | None = None
+
+    def request(self, folder: Path, verdict: StateVerdict, *, step: int | None = None) -> None:
+        """Have a folder that is complete hashed and its manifest written.
+
+        A manifest of an earlier content is removed at once, not before: while a folder is being written over, the old
+        manifest keeps readers from taking the mixture for a checkpoint.
+        """
+        withdraw(folder)
+        with self._changed:
+            self._waiting.pop(folder, None)
+            self._waiting[folder] = _Job(step, verdict, is_hashed=True)
+            hashed = [path for path, job in self._waiting.items() if job.is_hashed]
+            if len(hashed) > MOST_WAITING:
+                oldest = self._waiting[hashed[0]]
+                oldest.is_hashed = False  # a bad verdict is worth writing down all the same
+                self._tell(f"{hashed[0].name}: not hashed, for checkpoints are written faster than they can be read")
+            self._begin()
+
+    def promote(self, folder: Path, verdict: StateVerdict) -> None:
+        """Have the verdict in a folder's manifest changed, after whatever else is to be done for it."""
+        with self._changed:
+            job = self._waiting.get(folder)
+            if job is None:
+                self._waiting[folder] = _Job(None, verdict, is_hashed=False)
+            elif not job.verdict.is_sick:
+                job.verdict = verdict
+            self._begin()
+
+    def finish(self, timeout_s: float | None = None) -> bool:
+        """Wait until all is written; say whether it is."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._thread is None, timeout_s)
+
+    @contextmanager
+    def standing_still(self) -> Iterator[None]:
+        """Put nothing in place inside the block: for saves, which delete old folders by their modification time."""
+        with self._placing:
+            yield
+
+    def _begin(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="healing-manifests", daemon=False)
+            self._thread.start()
+
+    def _work(self) -> None:
+        is_done = False
+        try:
+            while (found := self._next()) is not None:
+                self._do(*found)
+            is_done = True
+        finally:
+            if not is_done:  # a bug of ours ends the thread; whoever waits for it must not wait for ever
+                with self._changed:
+                    self._waiting.clear()
+                    self._end()
+
+    def _next(self) -> tuple[Path, _Job] | None:
+        """Return what is to be done; where there is nothing the thread is over, for `_begin` too."""
+        with self._changed:
+            if not self._waiting:
+                self._end()
+                return None
+            folder = next(iter(self._waiting))
+            return folder, self._waiting.pop(folder)
+
+    def _end(self) -> None:
+        self._thread = None
+        self._changed.notify_all()
+
+    def _do(self, folder: Path, job: _Job) -> None:
+        try:
+            if not job.is_hashed or not self._hash(folder, job):
+                with self._placing:
+                    promote(folder, job.verdict)
+        except FolderChangingError as error:
+            logger.info("%s: no manifest: %s", folder, error)
+        except (OSError, ManifestError) as error:
+            self._tell(f"{folder.name}: its manifest could not be written: {error}")
+
+    def _hash(self, folder: Path, job: _Job) -> bool:
+        """Hash a folder and write its manifest; False where it does not come to rest, so that nothing is known of it."""
+        for attempt in range(TRIES):
+            try:
+                manifest = describe(folder, job.verdict, step=job.step)
+                with self._placing:
+                    write_manifest(folder, manifest)
+            except FolderChangingError as error:
+                if not folder.is_dir() or attempt == TRIES - 1:
+                    logger.info("%s: not hashed: %s", folder, error)
+                    return False
+                time.sleep(PAUSE_S)
+            except OSError as error:
+                self._tell(f"{folder.name}: cannot be hashed: {error}")
+                return False
+            else:
+                return True
+        return False

@@ -1,0 +1,103 @@
+"""How often a state is saved, and which saved one makes room for it. Pure.
+
+With few slots the ages kept are spaced exponentially: many recent states, a few old ones, for trouble is usually
+seen soon after it began and sometimes late. Two states are never given up for a new one: the newest good one, and
+the oldest one on its way to become the next good one. Without the second, a short interval would replace every
+candidate before it has proved itself, and the last good state would age for ever.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .verdicts import Condition
+
+FEWEST_SLOTS = 2
+"""One for the newest good state and one for its successor; the state before step 1 has a place of its own."""
+
+ASSUMED_FAILURES = 1.0
+ASSUMED_OVER_S = 24 * 3600.0
+"""What is assumed before anything is measured: one failure a day, weighed like a day of observation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A state that takes up room."""
+
+    step: int
+    condition: Condition
+
+
+def slot_for(slots: Sequence[Slot | None], step: int, *, first_step: int = 0) -> int | None:
+    """Return the place for the state of a step, or None where all that is kept is worth more than it.
+
+    Args:
+        slots: What each place holds; None is a free place.
+        step: The step of the state to be saved.
+        first_step: The step of the state that is kept elsewhere for ever: 0, or where the run was resumed.
+
+    """
+    for place, slot in enumerate(slots):
+        if slot is None:
+            return place
+    held = [(place, slot) for place, slot in enumerate(slots) if slot is not None]
+    sick = [place for place, slot in held if slot.condition is Condition.SICK]
+    if sick:
+        return sick[0]
+    guarded = _guarded([slot for _, slot in held])
+    by_age = sorted(held, key=lambda entry: -entry[1].step)
+    # Ages in units of the youngest one's, and one added, so that the state to be saved has an age too.
+    unit = max(1, step - by_age[0][1].step)
+    ages = [1.0, *(1 + max(0, step - slot.step) / unit for _, slot in by_age), 1 + max(0, step - first_step) / unit]
+    gaps = [
+        (ages[index + 2] / ages[index], place)
+        for index, (place, slot) in enumerate(by_age)
+        if slot.step not in guarded
+    ]
+    # The one whose neighbours in age would stay the closest leaves the smallest hole.
+    return min(gaps)[1] if gaps else None
+
+
+def _guarded(held: Sequence[Slot]) -> set[int]:
+    good = max((slot.step for slot in held if slot.condition is Condition.GOOD), default=None)
+    heirs = [
+        slot.step for slot in held if slot.condition is Condition.INTACT and (good is None or slot.step > good)
+    ]
+    return {step for step in (good, min(heirs, default=None)) if step is not None}
+
+
+def failures_per_second(failures: int, watched_s: float) -> float:
+    """Return the rate of failures: what was assumed, moved by what was seen."""
+    return (ASSUMED_FAILURES + failures) / (ASSUMED_OVER_S + max(0.0, watched_s))
+
+
+def steps_between(
+    *, stall_s: float, step_s: float, failure_rate: float, max_lost_steps: int, forced: int | None = None
+) -> int:
+    """Return after how many steps the next state is saved, by Daly's formula for the least time lost.
+
+    Args:
+        stall_s: How long training waits for one snapshot.
+        step_s: How long a step takes.
+        failure_rate: Failures per second.
+        max_lost_steps: The most steps a failure may cost; it bounds the interval whatever the formula says.
+        forced: The user's own interval, which wins over all of it.
+
+    """
+    if forced is not None:
+        return max(1, forced)
+    most = max(1, max_lost_steps)
+    if not (step_s > 0 and failure_rate > 0 and math.isfinite(step_s) and math.isfinite(stall_s)):
+        return most
+    between_failures_s = 1 / failure_rate
+    share = max(0.0, stall_s) / (2 * between_failures_s)
+    if share >= 1:  # saving takes as long as a failure is away: the formula holds no longer
+        interval_s = between_failures_s
+    else:
+        young_s = math.sqrt(2 * max(0.0, stall_s) * between_failures_s)
+        interval_s = young_s * (1 + math.sqrt(share) / 3 + share / 9) - max(0.0, stall_s)
+    # Compared as numbers with a fraction: a quotient too large for an integer must not be one first.
+    steps = interval_s / step_s
+    return most if steps >= most else max(1, round(steps))

@@ -1,0 +1,184 @@
+"""Three verdicts on a saved state: intact, good, sick. Pure; every function returns new values.
+
+A state of step s holds the updates of the steps 1 to s. It is *intact* when nothing speaks against it at the moment
+it is taken, *good* when the observations after it were healthy too, and *sick* when trouble began at or before its
+last step. Sick is final: a state that was ever under suspicion is not worth the risk while another one exists. The
+state before step 1 holds no update that could have harmed it; it is good from the start and stays so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from typing import Self
+
+
+class Condition(StrEnum):
+    """How far a saved state can be trusted."""
+
+    UNKNOWN = "unknown"
+    """Nothing was measured when it was taken."""
+    INTACT = "intact"
+    """Finite, norms in range, no incident was open: good enough to return to after a crash."""
+    GOOD = "good"
+    """The observations after it were healthy too: good enough to return to after trouble in the training itself."""
+    SICK = "sick"
+    """An incident began before it, or its values are not finite: never returned to."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateVerdict:
+    """A judgement on one saved state, with its reason."""
+
+    condition: Condition = Condition.UNKNOWN
+    because: str = ""
+
+    @property
+    def is_sick(self) -> bool:
+        """Say whether the state must not be returned to."""
+        return self.condition is Condition.SICK
+
+    @property
+    def survives_a_crash(self) -> bool:
+        """Say whether the state may be returned to when only the process failed."""
+        return self.condition in (Condition.INTACT, Condition.GOOD)
+
+
+class Tier(StrEnum):
+    """Where a state is kept, which decides how long it must prove itself."""
+
+    MEMORY = "memory"
+    DEEP = "deep"
+    DISK = "disk"
+
+
+GOOD_AFTER: Mapping[Tier, int] = {Tier.MEMORY: 32, Tier.DEEP: 128, Tier.DISK: 1024}
+"""Healthy observations after which an intact state counts as good: what is kept longer is asked for more."""
+
+MOST_GROWTH = 100.0
+"""A norm this many times its reference is out of range; small ones count as 1, for adapters start at zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIncident:
+    """Trouble that may have harmed the weights and is not over: a slow disk or a lost connection is none."""
+
+    name: str
+    onset: int
+    """The first step that may be harmed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedState:
+    """One state of the run and what is thought of it."""
+
+    key: str
+    """What it is found by: a folder, or the number of a slot in memory."""
+    step: int
+    tier: Tier = Tier.MEMORY
+    verdict: StateVerdict = StateVerdict()
+    healthy: int = 0
+    """Healthy observations in a row since it was taken."""
+
+    def judged(self, condition: Condition, because: str) -> Self:
+        """Return it with another verdict."""
+        return replace(self, verdict=StateVerdict(condition, because))
+
+
+def first_state(key: str, tier: Tier = Tier.MEMORY) -> SavedState:
+    """Return the state before step 1."""
+    return SavedState(key=key, step=0, tier=tier, verdict=StateVerdict(Condition.GOOD, "the state before step 1"))
+
+
+def verdict_when_taken(
+    step: int,
+    *,
+    norms: Mapping[str, float] | None,
+    reference: Mapping[str, float] | None = None,
+    open_incident: OpenIncident | None = None,
+) -> StateVerdict:
+    """Judge a state at the moment it is taken.
+
+    Args:
+        step: The last step whose update it holds.
+        norms: Norms of its tensors by name; None or empty where nothing was measured.
+        reference: Norms of an earlier state that is trusted, where there is one.
+        open_incident: The incident with the earliest onset that is open.
+
+    """
+    broken = sorted(name for name, norm in (norms or {}).items() if not math.isfinite(norm))
+    if broken:
+        return StateVerdict(Condition.SICK, f"not finite: {_some(broken)}")
+    if step == 0:
+        return StateVerdict(Condition.GOOD, "the state before step 1")
+    if open_incident is not None:
+        if open_incident.onset <= step:
+            return StateVerdict(Condition.SICK, f"{open_incident.name} began at step {open_incident.onset}")
+        return StateVerdict(Condition.UNKNOWN, f"{open_incident.name} was open")
+    if not norms:
+        return StateVerdict(Condition.UNKNOWN, "its values were not measured")
+    grown = sorted(
+        name
+        for name, norm in norms.items()
+        if reference is not None and norm > MOST_GROWTH * max(1.0, reference.get(name, math.inf))
+    )
+    if grown:
+        return StateVerdict(Condition.UNKNOWN, f"more than {MOST_GROWTH:g} times its norm before: {_some(grown)}")
+    return StateVerdict(Condition.INTACT, "finite, norms in range, no incident open")
+
+
+def after_observation(states: Iterable[SavedState], step: int, *, healthy: bool) -> tuple[SavedState, ...]:
+    """Return the states after an observation of a step: healthy ones add up to good, one that is not starts again."""
+    return tuple(_observed(state, healthy=healthy) if step > state.step else state for state in states)
+
+
+def _observed(state: SavedState, *, healthy: bool) -> SavedState:
+    if state.verdict.condition is not Condition.INTACT:
+        return state
+    if not healthy:
+        return replace(state, healthy=0)
+    state = replace(state, healthy=state.healthy + 1)
+    if state.healthy < GOOD_AFTER[state.tier]:
+        return state
+    return state.judged(Condition.GOOD, f"{state.healthy} healthy observations in a row after it")
+
+
+def after_incident(states: Iterable[SavedState], incident: OpenIncident) -> tuple[SavedState, ...]:
+    """Return the states after an incident was found: those that hold its first step are sick, good ones too."""
+    because = f"{incident.name} began at step {incident.onset}"
+    return tuple(
+        state.judged(Condition.SICK, because)
+        if state.step >= max(1, incident.onset) and not state.verdict.is_sick
+        else state
+        for state in states
+    )
+
+
+def after_return(states: Iterable[SavedState], to_step: int) -> tuple[SavedState, ...]:
+    """Return the states that are still in the run's past: what is observed from now on says nothing of the others."""
+    return tuple(state for state in states if state.step <= to_step)
+
+
+def newest_for_a_crash(states: Iterable[SavedState]) -> SavedState | None:
+    """Return where to go when the process failed and the training was healthy."""
+    return _newest(state for state in states if state.verdict.survives_a_crash)
+
+
+def newest_for_an_incident(states: Iterable[SavedState], onset: int | None) -> SavedState | None:
+    """Return where to go when the training itself is in trouble; where it began allows a newer state."""
+    if onset is None:
+        return _newest(state for state in states if state.verdict.condition is Condition.GOOD)
+    return _newest(
+        state for state in states if state.verdict.survives_a_crash and (state.step < onset or state.step == 0)
+    )
+
+
+def _newest(states: Iterable[SavedState]) -> SavedState | None:
+    return max(states, key=lambda state: state.step, default=None)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
