@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import stat
 import struct
 import zipfile
@@ -50,7 +51,7 @@ def read_json(path: Path) -> object:
         raise ValueError(problem)
     try:
         with opened(path) as file:
-            return json.loads(_read(file.read, _LONGEST_JSON))
+            return json.loads(file.read(_LONGEST_JSON))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is damaged: {error}") from error
 
@@ -65,22 +66,29 @@ def safetensors_names(path: Path) -> set[str]:
     problem = why_no_file(path)
     if problem is not None:
         raise ValueError(problem)
-    size = path.stat().st_size
     try:
-        with opened(path) as file:
-            length = int.from_bytes(_read(file.read, 8), "little")
-            if size < 8 or not 2 <= length <= min(_LONGEST_HEADER, size - 8):
-                raise ValueError("its header is cut off or overwritten")
-            header = json.loads(_read(file.read, length))
+        size, length, header = _header(path)
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} is damaged: {error}") from error
-    if not isinstance(header, dict):
-        raise ValueError(f"{path.name} is damaged: its header is no table")
     header.pop("__metadata__", None)
     end = _end_of_tensors(path, header)
     if 8 + length + end != size:
         raise ValueError(f"{path.name} has {size} bytes where its header tells of {8 + length + end}: cut off or grown")
     return set(header)
+
+
+def _header(path: Path) -> tuple[int, int, dict[str, object]]:
+    """Return the size of a safetensors file, the length of its header, and the header."""
+    with opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or not 2 <= length <= min(_LONGEST_HEADER, size - 8):
+            raise ValueError("its header is cut off or overwritten")
+        match json.loads(file.read(length)):
+            case dict(header):
+                return size, length, header
+            case _:
+                raise ValueError("its header is no table")
 
 
 def _end_of_tensors(path: Path, header: dict[str, object]) -> int:
@@ -144,27 +152,52 @@ def shards_of(index: Path) -> dict[str, set[str]]:
     return shards
 
 
-def not_finite_in(path: Path) -> Iterator[str]:
-    """Yield the tensors of a weights file that hold values which are not finite, without holding all of it."""
-    if path.suffix != ".safetensors":
-        import torch  # noqa: PLC0415  # only whoever asks for this needs it
+def not_finite_in(path: Path) -> list[str]:
+    """Return the tensors of a weights file that hold values which are not finite, without holding all of it.
 
+    Raises:
+        ValueError: it cannot be loaded; the text says why.
+
+    """
+    bad = _not_finite_in_safetensors if path.suffix == ".safetensors" else _not_finite_in_torch_file
+    try:
+        return list(bad(path))
+    except (OSError, RuntimeError, EOFError) as error:
+        raise ValueError(f"{path.name} cannot be loaded: {error}") from error
+
+
+def _not_finite_in_torch_file(path: Path) -> Iterator[str]:
+    from pickle import UnpicklingError  # noqa: PLC0415, S403  # only its error
+
+    import torch  # noqa: PLC0415  # only whoever asks for this needs it
+
+    try:
         weights = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        yield from (name for name, value in weights.items() if not _is_finite(value))
-        return
-    from safetensors import safe_open  # noqa: PLC0415
+    except UnpicklingError as error:
+        # The text of torch proposes to load it all the same, which would run whatever it holds.
+        raise ValueError(f"{path.name} cannot be loaded: it holds more than tensors") from error
+    if not isinstance(weights, dict):
+        raise ValueError(f"{path.name} cannot be loaded: it holds no table of tensors")  # noqa: TRY004
+    yield from (str(name) for name, value in weights.items() if not _is_finite(value))
 
-    with safe_open(path, framework="pt") as file:  # type: ignore[no-untyped-call]
-        for name in file.keys():  # noqa: SIM118  # it is no mapping
-            rows = file.get_slice(name)
-            shape = rows.get_shape()
-            if not shape:
-                parts = iter([file.get_tensor(name)])
-            else:
-                step = max(1, _AT_ONCE // max(1, math.prod(shape[1:])))
-                parts = (rows[first : first + step] for first in range(0, shape[0], step))
-            if not all(_is_finite(part) for part in parts):
-                yield name
+
+def _not_finite_in_safetensors(path: Path) -> Iterator[str]:
+    from safetensors import SafetensorError, safe_open  # noqa: PLC0415
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118  # it is no mapping
+                rows = file.get_slice(name)
+                shape = rows.get_shape()
+                if not shape:
+                    parts = iter([file.get_tensor(name)])
+                else:
+                    step = max(1, _AT_ONCE // max(1, math.prod(shape[1:])))
+                    parts = (rows[first : first + step] for first in range(0, shape[0], step))
+                if not all(_is_finite(part) for part in parts):
+                    yield name
+    except SafetensorError as error:
+        raise ValueError(f"{path.name} cannot be loaded: {error}") from error
 
 
 def _is_finite(value: object) -> bool:
@@ -174,13 +207,3 @@ def _is_finite(value: object) -> bool:
         return True
     value = value.float() if value.element_size() == 1 else value  # eight bits have no such operation
     return bool(torch.isfinite(value).all())
-
-
-def _read(read: object, count: int) -> bytes:
-    """Read up to so many bytes: one call may return fewer."""
-    assert callable(read)
-    parts: list[bytes] = []
-    while count > 0 and (part := read(count)):
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)

@@ -18,13 +18,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from io import FileIO
+from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
 import xxhash
 
 from ..core.errors import SelfHealingError
-from .verdicts import Condition, StateVerdict
+from .verdicts import NOT_JUDGED, Condition, StateVerdict
 
 FILE_NAME = "healing_manifest.json"
 VERSION = 1
@@ -62,7 +62,7 @@ class Manifest:
     created: str
     files: Mapping[str, FileMark] = field(default_factory=dict)
     """By path inside the folder; empty where the folder was only judged, not hashed."""
-    verdict: StateVerdict = StateVerdict()
+    verdict: StateVerdict = NOT_JUDGED
 
     def to_json(self) -> dict[str, object]:
         """Return it as the file holds it."""
@@ -82,13 +82,13 @@ def step_of(folder: Path) -> int | None:
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[FileIO]:
+def opened(path: Path) -> Iterator[BufferedReader]:
     """Open a regular file for reading; anything else under its name is an `OSError` instead of a wait or a crash."""
     descriptor = os.open(path, _READ)
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        with os.fdopen(descriptor, "rb", buffering=0, closefd=False) as file:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             yield file
     finally:
         os.close(descriptor)
@@ -162,7 +162,7 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     try:
         with opened(folder / FILE_NAME) as file:
-            return _parsed(json.loads(file.read(_LONGEST) or b""))
+            return _parsed(json.loads(file.read(_LONGEST)))
     except FileNotFoundError:
         return None
     except OSError as error:

@@ -52,9 +52,7 @@ def slot_for(slots: Sequence[Slot | None], step: int, *, first_step: int = 0) ->
     unit = max(1, step - by_age[0][1].step)
     ages = [1.0, *(1 + max(0, step - slot.step) / unit for _, slot in by_age), 1 + max(0, step - first_step) / unit]
     gaps = [
-        (ages[index + 2] / ages[index], place)
-        for index, (place, slot) in enumerate(by_age)
-        if slot.step not in guarded
+        (ages[index + 2] / ages[index], place) for index, (place, slot) in enumerate(by_age) if slot.step not in guarded
     ]
     # The one whose neighbours in age would stay the closest leaves the smallest hole.
     return min(gaps)[1] if gaps else None
@@ -62,9 +60,7 @@ def slot_for(slots: Sequence[Slot | None], step: int, *, first_step: int = 0) ->
 
 def _guarded(held: Sequence[Slot]) -> set[int]:
     good = max((slot.step for slot in held if slot.condition is Condition.GOOD), default=None)
-    heirs = [
-        slot.step for slot in held if slot.condition is Condition.INTACT and (good is None or slot.step > good)
-    ]
+    heirs = [slot.step for slot in held if slot.condition is Condition.INTACT and (good is None or slot.step > good)]
     return {step for step in (good, min(heirs, default=None)) if step is not None}
 
 

@@ -46,6 +46,9 @@ class StateVerdict:
         return self.condition in (Condition.INTACT, Condition.GOOD)
 
 
+NOT_JUDGED = StateVerdict()
+
+
 class Tier(StrEnum):
     """Where a state is kept, which decides how long it must prove itself."""
 
@@ -78,7 +81,7 @@ class SavedState:
     """What it is found by: a folder, or the number of a slot in memory."""
     step: int
     tier: Tier = Tier.MEMORY
-    verdict: StateVerdict = StateVerdict()
+    verdict: StateVerdict = NOT_JUDGED
     healthy: int = 0
     """Healthy observations in a row since it was taken."""
 

@@ -1,0 +1,254 @@
+"""Whether a checkpoint folder is complete, holds what was written to it, and is not sick.
+
+A stock Trainer that finds no optimizer or no scheduler in a checkpoint silently begins with fresh ones; here that is a
+problem like any other. With a manifest sizes and checksums decide; without one the folder is unverified, and the
+files' own formats must do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from .file_checks import not_finite_in, problem_of_torch_file, read_json, safetensors_names, shards_of, why_no_file
+from .manifest import FolderChangingError, Manifest, ManifestError, mark_of, read_manifest, step_of
+from .verdicts import NOT_JUDGED, StateVerdict
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
+           "adapter_model.safetensors", "adapter_model.bin")  # fmt: skip
+_ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
+_ENGINE_OPTIMIZER = re.compile(r"optimizer\.bin|optimizer_\d+|rank\d+-of-\d+-optimizer\.pt")
+_ENGINE_WEIGHTS = re.compile(r"pytorch_model_fsdp.*")
+_DEEPSPEED = re.compile(r"global_step\d+")
+_RNG = re.compile(r"rng_state(_\d+)?\.pth")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What was found in one checkpoint folder."""
+
+    path: Path
+    step: int | None
+    problems: tuple[str, ...] = ()
+    """Why training must not be resumed from it, in sentences."""
+    remarks: tuple[str, ...] = ()
+    """What is worth saying and does not prevent it."""
+    verified: bool = False
+    """A manifest was there, and what was looked at agrees with it."""
+    verdict: StateVerdict = NOT_JUDGED
+
+    @property
+    def why_not(self) -> tuple[str, ...]:
+        """Return everything that speaks against it, its verdict among it."""
+        sick = (f"it is marked sick: {self.verdict.because or 'no reason is given'}",) if self.verdict.is_sick else ()
+        return (*sick, *self.problems)
+
+    @property
+    def is_usable(self) -> bool:
+        """Say whether training may be resumed from it."""
+        return not self.why_not
+
+
+def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_only: bool = False) -> Checked:
+    """Look at a checkpoint folder; whatever is wrong with it is in the answer, nothing is raised.
+
+    Args:
+        folder: The folder.
+        thorough: Read every file and compare checksums; otherwise only sizes, headers and small files are looked at.
+        finite: Read the weights and look for values that are not finite; needs torch.
+        model_only: Optimizer, scheduler and random states are not asked for, as in a run with `save_only_model`.
+
+    """
+    step = step_of(folder)
+    manifest, verified = None, False
+    problems: list[str] = []
+    remarks: list[str] = []
+    try:
+        if not folder.is_dir():
+            return Checked(path=folder, step=step, problems=("there is no such folder",))
+        manifest = read_manifest(folder)
+    except (ManifestError, OSError) as error:
+        problems.append(str(error))
+    try:
+        if manifest is not None:
+            problems += _differences(folder, manifest, thorough=thorough)
+        is_hashed = manifest is not None and bool(manifest.files)
+        if not is_hashed and not problems:
+            remarks.append("there are no checksums: only its structure was looked at")
+        # Checksums that agree make it needless to read the files a second time.
+        looked = _Look(folder, thorough=thorough and not (is_hashed and not problems))
+        problems += _new(problems, looked.state_problems(step))
+        problems += _new(problems, looked.weights_problems())
+        problems += _new(problems, looked.optimizer_problems(model_only=model_only))
+        remarks += looked.remarks(model_only=model_only)
+        if finite and not problems:
+            problems += looked.values_that_are_not_finite()
+        verified = is_hashed and not problems
+    except OSError as error:  # the folder is deleted while it is looked at, or its disk fails
+        problems.append(f"it cannot be read: {error.strerror or error}")
+    verdict = manifest.verdict if manifest is not None else NOT_JUDGED
+    return Checked(
+        path=folder, step=step, problems=tuple(problems), remarks=tuple(remarks), verified=verified, verdict=verdict
+    )
+
+
+def _new(known: list[str], found: Iterator[str]) -> list[str]:
+    """Return what has not been said before: a file that is missing is missing for every check."""
+    return [text for text in found if text not in known]
+
+
+def _differences(folder: Path, manifest: Manifest, *, thorough: bool) -> list[str]:
+    """Compare a folder with its manifest; files that came later are nobody's business."""
+    told: list[str] = []
+    step = step_of(folder)
+    if manifest.step is not None and step is not None and manifest.step != step:
+        told.append(f"its manifest is of step {manifest.step}")
+    for name, expected in manifest.files.items():
+        path = folder / name
+        problem = why_no_file(path)
+        if problem is None:
+            size = path.stat().st_size
+            if size != expected.size:
+                problem = f"{name} has {size} bytes where {expected.size} were written"
+            elif thorough:
+                problem = _other_content(path, name, expected.xxh3)
+        if problem is not None:
+            told.append(problem)
+    return told
+
+
+def _other_content(path: Path, name: str, xxh3: str) -> str | None:
+    try:
+        return None if mark_of(path).xxh3 == xxh3 else f"{name} is damaged: its checksum is not the one written down"
+    except FolderChangingError as error:
+        return str(error)
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror or error}"
+
+
+class _Look:
+    """The structural checks of one folder."""
+
+    def __init__(self, folder: Path, *, thorough: bool) -> None:
+        self.folder = folder
+        self.thorough = thorough
+        self.entries = sorted(path.name for path in folder.iterdir())
+        self.whole: list[Path] = []
+        """Weight files whose structure is fine."""
+
+    def state_problems(self, step: int | None) -> Iterator[str]:
+        """Look at `trainer_state.json`, which a Trainer writes last."""
+        try:
+            state = read_json(self.folder / "trainer_state.json")
+        except ValueError as error:
+            yield str(error)
+            return
+        found = state.get("global_step") if isinstance(state, dict) else None
+        if not isinstance(found, int):
+            yield "trainer_state.json is damaged: it names no global_step"
+        elif step is not None and found != step:
+            yield f"trainer_state.json is of step {found}"
+
+    def weights_problems(self) -> Iterator[str]:
+        """Look at the weights, be they whole, in shards, adapters, or written by an engine."""
+        names = [name for name in self.entries if name in WEIGHTS]
+        names += [
+            f"{name}/{file}" for name in self.entries for file in _ADAPTERS if (self.folder / name / file).exists()
+        ]
+        for name in names:
+            yield from self._weights_file(self.folder / name)
+        sharded = [name for name in self.entries if _ENGINE_WEIGHTS.fullmatch(name)]
+        engines = [name for name in self.entries if _DEEPSPEED.fullmatch(name)]
+        for name in sharded:
+            yield from self._engine_entry(name)
+        if engines:
+            yield from self._deepspeed_problems()
+        if not (names or sharded or engines):
+            yield "there are no weights"
+
+    def _weights_file(self, path: Path) -> Iterator[str]:
+        try:
+            if path.name.endswith(".index.json"):
+                for shard, tensors in shards_of(path).items():
+                    yield from self._shard(path.parent / shard, tensors)
+            else:
+                yield from self._shard(path, set())
+        except ValueError as error:
+            yield str(error)
+
+    def _shard(self, path: Path, tensors: set[str]) -> Iterator[str]:
+        problem = None
+        if path.suffix == ".safetensors":
+            try:
+                missing = tensors - safetensors_names(path)
+            except ValueError as error:
+                problem = str(error)
+            else:
+                problem = f"{path.name} lacks {min(missing)}, which the index promises" if missing else None
+        else:
+            problem = problem_of_torch_file(path, thorough=self.thorough)
+        if problem is not None:
+            yield problem
+        else:
+            self.whole.append(path)
+
+    def _engine_entry(self, name: str) -> Iterator[str]:
+        """Look at what FSDP wrote: a file of torch, or a folder of shards with a table of them."""
+        path = self.folder / name
+        if not path.is_dir():
+            problem = problem_of_torch_file(path, thorough=self.thorough)
+        else:
+            problem = why_no_file(path / ".metadata")
+            problem = f"{name} is incomplete: {problem}" if problem is not None else None
+        if problem is not None:
+            yield problem
+
+    def _deepspeed_problems(self) -> Iterator[str]:
+        problem = why_no_file(self.folder / "latest")
+        if problem is None:
+            tag = (self.folder / "latest").read_text(errors="replace").strip()
+            if tag not in self.entries or not any((self.folder / tag).iterdir()):
+                problem = f"latest names {tag!r}, which is not there"
+        if problem is not None:
+            yield problem
+
+    def optimizer_problems(self, *, model_only: bool) -> Iterator[str]:
+        """Look at what a resume needs beside the weights; what is there must be whole, asked for or not."""
+        by_engine = [name for name in self.entries if _ENGINE_OPTIMIZER.fullmatch(name)]
+        has_deepspeed = any(_DEEPSPEED.fullmatch(name) for name in self.entries)
+        needed = not model_only and not has_deepspeed
+        yield from self._torch_file("optimizer.pt", is_needed=needed and not by_engine, instead="optimizer")
+        for name in by_engine:
+            yield from self._engine_entry(name)
+        yield from self._torch_file("scheduler.pt", is_needed=needed, instead="learning-rate schedule")
+        for name in [name for name in self.entries if _RNG.fullmatch(name) or name == "scaler.pt"]:
+            yield from self._torch_file(name, is_needed=False, instead="")
+
+    def _torch_file(self, name: str, *, is_needed: bool, instead: str) -> Iterator[str]:
+        if name in self.entries:
+            problem = problem_of_torch_file(self.folder / name, thorough=self.thorough)
+            if problem is not None:
+                yield problem
+        elif is_needed:
+            yield f"{name} is missing: training would go on with a fresh {instead}"
+
+    def remarks(self, *, model_only: bool) -> Iterator[str]:
+        """Say what a resume from here would lack without being wrong."""
+        if model_only:
+            if "optimizer.pt" not in self.entries:
+                yield "it holds the model only: the optimizer and its schedule start anew"
+        elif not any(_RNG.fullmatch(name) for name in self.entries):
+            yield "there is no rng_state.pth: the run goes on with other random numbers"
+
+    def values_that_are_not_finite(self) -> Iterator[str]:
+        """Read the weights that are whole."""
+        for path in self.whole:
+            try:
+                bad = not_finite_in(path)
+            except ValueError as error:
+                yield str(error)
+                continue
+            if bad:
+                yield f"{path.name} holds values that are not finite: {', '.join(bad[:3])}"

@@ -1,0 +1,89 @@
+"""The checkpoints of a running training: each gets a manifest, and the verdicts in them follow what is observed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from .manifest import ManifestError, read_manifest, step_of
+from .manifest_writer import ManifestWriter
+from .verdicts import (
+    OpenIncident,
+    SavedState,
+    StateVerdict,
+    Tier,
+    after_incident,
+    after_observation,
+    after_return,
+    verdict_when_taken,
+)
+
+
+class DiskTier:
+    """Follows the checkpoint folders of one run; nothing here waits for the disk."""
+
+    def __init__(self, writer: ManifestWriter | None = None) -> None:
+        self.writer = writer or ManifestWriter()
+        self.states: tuple[SavedState, ...] = ()
+        self._open: OpenIncident | None = None
+
+    @contextmanager
+    def saving(self) -> Iterator[None]:
+        """Go around a save: it deletes old folders, and nothing may be put into one meanwhile."""
+        with self.writer.standing_still():
+            yield
+
+    def saved(self, folder: Path, *, is_finite: bool | None) -> StateVerdict:
+        """Take note of a checkpoint that is complete; None says that nobody looked at its weights."""
+        step = step_of(folder) or 0
+        norms = None if is_finite is None else {"weights": 1.0 if is_finite else math.nan}
+        verdict = verdict_when_taken(step, norms=norms, open_incident=self._open)
+        state = SavedState(key=str(folder), step=step, tier=Tier.DISK, verdict=verdict)
+        # What has been deleted needs no verdict, and what was written over has a new one.
+        self.states = (*(s for s in self.states if s.key != state.key and Path(s.key).is_dir()), state)
+        self.writer.request(folder, verdict, step=step)
+        return verdict
+
+    def resumed(self, folder: Path) -> None:
+        """Go on judging a checkpoint of an earlier process: the healthy steps to come speak for it."""
+        try:
+            manifest = read_manifest(folder)
+        except ManifestError:
+            return
+        step = step_of(folder)
+        if manifest is None or step is None:
+            return
+        self.states = after_return((s for s in self.states if s.key != str(folder)), step)
+        self.states += (SavedState(key=str(folder), step=step, tier=Tier.DISK, verdict=manifest.verdict),)
+
+    def observed(self, step: int, *, is_healthy: bool) -> None:
+        """Count an observation."""
+        self._become(after_observation(self.states, step, healthy=is_healthy))
+
+    def incident_opened(self, name: str, onset: int) -> None:
+        """Mark what holds harmed steps; what is saved until the incident is over is sick too."""
+        incident = OpenIncident(name, onset)
+        if self._open is None or onset < self._open.onset:
+            self._open = incident
+        self._become(after_incident(self.states, incident))
+
+    def incidents_over(self) -> None:
+        """Trust new checkpoints again: the run has recovered, or has returned to before the trouble."""
+        self._open = None
+
+    def returned(self, to_step: int) -> None:
+        """Forget what is no longer in the run's past."""
+        self.states = after_return(self.states, to_step)
+        self._open = None
+
+    def close(self, timeout_s: float | None = None) -> bool:
+        """Wait until every manifest is written; say whether it is."""
+        return self.writer.finish(timeout_s)
+
+    def _become(self, states: tuple[SavedState, ...]) -> None:
+        for old, new in zip(self.states, states, strict=True):
+            if new.verdict != old.verdict:
+                self.writer.promote(Path(new.key), new.verdict)
+        self.states = states

@@ -1,0 +1,122 @@
+"""From where training goes on: the newest checkpoint that is complete, verified and not sick. Nothing is deleted."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from ..core.errors import ConfigError
+from .checkpoint_check import Checked, check
+from .manifest import step_of
+
+AUTO = "auto"
+
+
+class PassedOver(NamedTuple):
+    """A checkpoint that was not taken."""
+
+    folder: Path
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.folder.name}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    """What to resume from; a path of None means from the start."""
+
+    path: Path | None = None
+    passed_over: tuple[PassedOver, ...] = ()
+    """Newer ones that were not taken."""
+    checked: Checked | None = None
+    """What was found in the one that was taken."""
+
+    @property
+    def step(self) -> int | None:
+        """Return the step in the folder's name."""
+        return step_of(self.path) if self.path is not None else None
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        said = f"{self.path.name} is resumed from" if self.path is not None else "no checkpoint is resumed from"
+        if self.checked is not None and self.checked.remarks:
+            said += f" ({'; '.join(self.checked.remarks)})"
+        return f"{said}; passed over: {'; '.join(map(str, self.passed_over))}" if self.passed_over else said
+
+
+def checkpoints_in(output_dir: str | os.PathLike[str]) -> list[Path]:
+    """Return the checkpoint folders, newest first.
+
+    Raises:
+        OSError: the directory is there and cannot be listed.
+
+    """
+    try:
+        found = [(step, path) for path in Path(output_dir).iterdir() if (step := step_of(path)) is not None]
+    except FileNotFoundError:
+        return []
+    return [path for _, path in sorted(found, key=lambda entry: -entry[0])]
+
+
+def choose(
+    output_dir: str | os.PathLike[str],
+    before_step: int | None = None,
+    *,
+    thorough: bool = True,
+    finite: bool = False,
+    model_only: bool = False,
+) -> Chosen:
+    """Return the newest checkpoint to resume from, and why newer ones were passed over.
+
+    Args:
+        output_dir: Where the Trainer writes its checkpoints.
+        before_step: Only checkpoints from before this step are taken: where trouble began.
+        thorough: Compare checksums, see `check`; likewise the others.
+        finite: Look at the weights' values too.
+        model_only: The run saves the model only.
+
+    """
+    passed_over: list[PassedOver] = []
+    try:
+        folders = checkpoints_in(output_dir)
+    except OSError as error:
+        # Whoever starts from scratch because of this must know it.
+        return Chosen(passed_over=(PassedOver(Path(output_dir), f"it cannot be listed: {error.strerror}"),))
+    for folder in folders:
+        if before_step is not None and (step_of(folder) or 0) >= before_step:
+            passed_over.append(PassedOver(folder, f"it is not from before step {before_step}"))
+            continue
+        checked = check(folder, thorough=thorough, finite=finite, model_only=model_only)
+        if checked.is_usable:
+            return Chosen(path=folder, passed_over=tuple(passed_over), checked=checked)
+        passed_over.append(PassedOver(folder, "; ".join(checked.why_not)))
+    return Chosen(passed_over=tuple(passed_over))
+
+
+def resolve(
+    wanted: str | os.PathLike[str] | bool | None, output_dir: str | os.PathLike[str], *, model_only: bool = False
+) -> Chosen:
+    """Say what a `resume_from_checkpoint` means: "auto" and True choose, a path must be usable, else from the start.
+
+    Unlike with a stock Trainer, True is no error where there is no checkpoint, and a path without optimizer or
+    scheduler is one. A path marked sick is taken, for it was asked for by name.
+
+    Raises:
+        ConfigError: the path cannot be resumed from; the text says why and what to do.
+
+    """
+    if wanted is None or wanted is False:
+        return Chosen()
+    if wanted is True or wanted == AUTO:
+        return choose(output_dir, model_only=model_only)
+    folder = Path(wanted)
+    checked = check(folder, model_only=model_only)
+    if checked.problems:
+        raise ConfigError(
+            f"resume_from_checkpoint={str(wanted)!r} cannot be resumed from: {'; '.join(checked.problems)}. "
+            f'Name another checkpoint, or "{AUTO}" for the newest usable one in {output_dir}.'
+        )
+    return Chosen(path=folder, checked=checked)
