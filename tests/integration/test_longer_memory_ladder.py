@@ -129,6 +129,29 @@ def test_a_checkpoint_written_after_an_unfinished_step_is_of_the_last_complete_o
     assert torch.equal(weights(made["resumed"]), weights(made["clean"]))
 
 
+def test_epochs_that_are_cut_in_another_way_make_as_many_updates(tmp_path):
+    """44 records make five batches of eight and eleven of four, and a recipe of three epochs is one of 15 updates."""
+    trainer = make(tmp_path, max_steps=-1, num_train_epochs=3, dataloader_drop_last=True)
+    trainer.train_dataset = trainer.train_dataset[:44]
+    OomInPackedRows(at_step=7).plant(trainer)
+    SelfHealingTrainer(trainer).train()
+    assert updates(trainer) == trainer.state.global_step == 15
+    assert trainer.args.max_steps == -1
+
+
+@pytest.mark.parametrize("mode", ["observe", "advise"])
+def test_who_only_watches_writes_no_checkpoint_and_changes_nothing(mode, tmp_path):
+    import torch
+
+    trainer = make(tmp_path)
+    OomInPackedRows(at_step=5).plant(trainer)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        SelfHealingTrainer(trainer, HealingConfig(mode=mode)).train()
+    assert not hasattr(caught.value, "__notes__")
+    assert not list(tmp_path.glob("checkpoint-*"))
+    assert actions_of(tmp_path)[0]["exit_reason"] == "exception"
+
+
 def test_a_version_that_takes_the_batch_size_from_the_checkpoint_is_overruled(clean, tmp_path):
     """As transformers did up to 4.57, whatever the arguments say."""
     trainer = make(tmp_path)

@@ -138,6 +138,8 @@ class TrainerAbilities(LoopAbilities):
             raise ActionFailed(f"a batch of {size} cannot be halved, with {floor} as the smallest allowed")
         self._restart_from_now()
         self._changes.replace(args, "per_device_train_batch_size", size // 2)
+        # The number of updates stays as planned also where an epoch is cut into batches in another way.
+        self._changes.replace(args, "max_steps", int(trainer.state.max_steps))
         self._changes.replace(args, "gradient_accumulation_steps", args.gradient_accumulation_steps * 2)
         if self._loader_size is None:
             self._loader_size = int(trainer._train_batch_size)  # noqa: SLF001  # nothing else changes the size

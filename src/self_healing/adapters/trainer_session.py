@@ -85,7 +85,8 @@ class TrainerSession:
         )  # fmt: skip
         self._changes = Wrapping()
         self._trackers = TrackerFence(self.note)
-        self.profile = StepProfile(config.profile_steps, folder)
+        # One process is enough: all would write to the same files.
+        self.profile = StepProfile(config.profile_steps if trainer.args.process_index == 0 else (), folder)
         self.log_figures = LogFigures(trainer, self.guard)
         self._step_began = time.perf_counter()
         self._step_time_s = 0.0

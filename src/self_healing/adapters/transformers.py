@@ -121,8 +121,10 @@ def _train_until_done(
             return train(*args, **kwargs)
         except LeaveLoopError:
             pass
-        except Exception as error:  # noqa: BLE001  # becomes a signal; healed or raised again
+        except Exception as error:  # becomes a signal; healed or raised again
             session.raised(error)
+            if session.mode is not Mode.HEAL:  # who only watches neither saves nor says that it gave up
+                raise
             if session.abilities.restart is None:
                 session.note("emergency", session.emergency_checkpoint())
                 give_up(session.abilities.stop_reason or "nothing in this process can help", error)

@@ -79,9 +79,9 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
             remarks.append("there are no checksums: only its structure was looked at")
         # Checksums that agree make it needless to read the files a second time.
         looked = _Look(folder, thorough=thorough and not (is_hashed and not problems))
-        problems += _new(problems, looked.state_problems(step))
-        problems += _new(problems, looked.weights_problems())
-        problems += _new(problems, looked.optimizer_problems(model_only=model_only))
+        problems += looked.state_problems(step)
+        problems += looked.weights_problems()
+        problems += looked.optimizer_problems(model_only=model_only)
         remarks += looked.remarks(model_only=model_only)
         if finite and not problems:
             problems += looked.values_that_are_not_finite()
@@ -90,13 +90,20 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
         problems.append(f"it cannot be read: {error.strerror or error}")
     verdict = manifest.verdict if manifest is not None else NOT_JUDGED
     return Checked(
-        path=folder, step=step, problems=tuple(problems), remarks=tuple(remarks), verified=verified, verdict=verdict
+        path=folder,
+        step=step,
+        problems=_said_once(problems),
+        remarks=tuple(remarks),
+        verified=verified,
+        verdict=verdict,
     )
 
 
-def _new(known: list[str], found: Iterator[str]) -> list[str]:
-    """Return what has not been said before: a file that is missing is missing for every check."""
-    return [text for text in found if text not in known]
+def _said_once(problems: list[str]) -> tuple[str, ...]:
+    """Leave out what another sentence says too: a file that is missing is missing for every check."""
+    return tuple(
+        text for text in dict.fromkeys(problems) if not any(other.startswith(f"{text}:") for other in problems)
+    )
 
 
 def _differences(folder: Path, manifest: Manifest, *, thorough: bool) -> list[str]:

@@ -167,7 +167,7 @@ def not_finite_in(path: Path) -> list[str]:
 
 
 def _not_finite_in_torch_file(path: Path) -> Iterator[str]:
-    from pickle import UnpicklingError  # noqa: PLC0415, S403  # only its error
+    from pickle import UnpicklingError  # noqa: PLC0415  # only its error
 
     import torch  # noqa: PLC0415  # only whoever asks for this needs it
 

@@ -210,13 +210,14 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     try:
         before = folder.stat()
         temporary = folder / f".{FILE_NAME}.{secrets.token_hex(4)}.tmp"
-        # Whoever may list the folder may know what is thought of it.
-        descriptor = os.open(temporary, _CREATE, stat.S_IMODE(before.st_mode) & 0o666 | 0o600)
+        descriptor = os.open(temporary, _CREATE, 0o600)
         _put_time_back(folder, before)
         try:
             with os.fdopen(descriptor, "wb") as file:
                 file.write(content)
                 file.flush()
+                # Whoever may read the folder may know what is thought of it.
+                os.fchmod(descriptor, stat.S_IMODE(before.st_mode) & 0o666 | 0o600)
                 os.fsync(descriptor)
             temporary.replace(folder / FILE_NAME)
         finally:

@@ -39,10 +39,9 @@ def slot_for(slots: Sequence[Slot | None], step: int, *, first_step: int = 0) ->
         first_step: The step of the state that is kept elsewhere for ever: 0, or where the run was resumed.
 
     """
-    for place, slot in enumerate(slots):
-        if slot is None:
-            return place
     held = [(place, slot) for place, slot in enumerate(slots) if slot is not None]
+    if len(held) < len(slots) or not held:
+        return next((place for place, slot in enumerate(slots) if slot is None), None)
     sick = [place for place, slot in held if slot.condition is Condition.SICK]
     if sick:
         return sick[0]

@@ -111,7 +111,9 @@ def test_a_header_that_cannot_be_right_is_found(header, checkpoint):
     assert problem.startswith("model.safetensors is damaged")
 
 
-@pytest.mark.parametrize(("name", "instead"), [("optimizer.pt", "optimizer"), ("scheduler.pt", "learning-rate schedule")])
+@pytest.mark.parametrize(
+    ("name", "instead"), [("optimizer.pt", "optimizer"), ("scheduler.pt", "learning-rate schedule")]
+)
 def test_a_missing_optimizer_or_scheduler_is_a_problem_and_not_a_silent_reset(name, instead, checkpoint):
     folder = checkpoint()
     (folder / name).unlink()
@@ -121,7 +123,7 @@ def test_a_missing_optimizer_or_scheduler_is_a_problem_and_not_a_silent_reset(na
 def test_what_the_manifest_lists_and_is_gone_was_lost(checkpoint):
     folder = with_manifest(checkpoint())
     (folder / "optimizer.pt").unlink()
-    assert "optimizer.pt is missing" in check(folder).problems
+    assert check(folder, model_only=True).problems == ("optimizer.pt is missing",)
 
 
 def test_a_folder_of_save_only_model_is_no_checkpoint_to_resume_from_unless_the_run_saves_only_that(checkpoint):
@@ -214,9 +216,9 @@ def test_values_that_are_not_finite_are_found_where_asked_for(weights, checkpoin
     from safetensors.torch import load_file, save_file
 
     folder = checkpoint(weights=weights)
-    path = sorted([*folder.glob("*.safetensors"), *folder.glob("*.bin")])[-1]
+    path = max([*folder.glob("*.safetensors"), *folder.glob("*.bin")])
     tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
-    name = sorted(tensors)[-1]
+    name = max(tensors)
     tensors[name].view(-1)[-1] = float("inf")
     if path.suffix == ".safetensors":
         save_file(tensors, path)
@@ -295,6 +297,7 @@ def test_a_folder_that_is_gone_or_is_a_file_is_a_problem(tmp_path):
     assert check(tmp_path / "checkpoint-2").problems == ("there is no such folder",)
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 def test_what_fsdp_writes_is_known(checkpoint):
     import torch
     from torch.distributed import checkpoint as distributed

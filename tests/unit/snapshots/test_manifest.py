@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -87,12 +88,30 @@ def test_a_file_that_is_being_written_is_not_hashed(folder):
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        with pytest.raises(FolderChangingError, match="model.safetensors is being written"):
-            for _ in range(50):
-                mark_of(folder / "model.safetensors")
+        with pytest.raises(FolderChangingError, match=r"model\.safetensors is being written"):
+            list(map(mark_of, [folder / "model.safetensors"] * 50))  # one may fall between two writes
     finally:
         stop.set()
         writer.join()
+
+
+def test_a_folder_to_which_files_are_added_is_not_described(folder):
+    stop = threading.Event()
+
+    def add():
+        for number in range(5000):
+            if stop.is_set():
+                return
+            (folder / f"added-{number}").touch()
+
+    adding = threading.Thread(target=add)
+    adding.start()
+    try:
+        with pytest.raises(FolderChangingError, match="files come and go: added-"):
+            describe(folder, NOT_JUDGED)
+    finally:
+        stop.set()
+        adding.join()
 
 
 def test_the_folder_keeps_its_modification_time_for_trainers_delete_by_it(folder):
@@ -166,11 +185,11 @@ def test_a_manifest_does_not_lead_out_of_its_folder(name, folder):
 @pytest.mark.parametrize("make", [os.mkdir, os.mkfifo])
 def test_something_else_under_its_name_is_said_and_leaves_no_open_file(make, folder):
     make(folder / FILE_NAME)
-    before = len(os.listdir("/proc/self/fd"))
+    before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(3):
         with pytest.raises(ManifestError, match="not a regular file"):
             read_manifest(folder)
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 PROMOTER = """
@@ -199,6 +218,26 @@ def test_a_writer_killed_at_any_moment_leaves_a_whole_manifest(folder):
     assert set(describe(folder, INTACT).files) == set(found.files)  # what was left over is not part of the checkpoint
 
 
+FULL_DISK = """
+import resource, sys
+from pathlib import Path
+from self_healing.snapshots.manifest_writer import ManifestWriter
+from self_healing.snapshots.verdicts import Condition, StateVerdict
+resource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))
+writer = ManifestWriter(print)
+writer.promote(Path(sys.argv[1]), StateVerdict(Condition.GOOD, ""))
+assert writer.finish(60)
+"""
+
+
+def test_where_there_is_no_room_the_old_manifest_stays_and_it_is_said(folder):
+    write_manifest(folder, describe(folder, INTACT))
+    done = subprocess.run([sys.executable, "-c", FULL_DISK, str(folder)], check=True, capture_output=True, text=True)
+    assert "its manifest could not be written" in done.stdout
+    assert read_manifest(folder).verdict == INTACT
+    assert not list(folder.glob(".*"))
+
+
 REQUESTER = """
 import sys
 from pathlib import Path
@@ -217,14 +256,13 @@ def test_a_process_that_ends_has_written_its_manifests(end, folder):
     assert read_manifest(folder).files["large"].size == 512 << 20
 
 
-def test_the_writer_hashes_promotes_in_order_and_ends_its_thread(folder):
+def test_the_writer_hashes_and_promotes_in_order_and_begins_again_when_asked(folder):
     writer = ManifestWriter()
     writer.request(folder, INTACT)
     writer.promote(folder, GOOD)
     assert writer.finish(60)
     assert read_manifest(folder).verdict == GOOD
     assert "model.safetensors" in read_manifest(folder).files
-    assert not any(thread.name == "healing-manifests" and thread is writer._thread for thread in threading.enumerate())
     writer.promote(folder, SICK)
     assert writer.finish(60)
     assert read_manifest(folder).verdict == SICK
@@ -263,7 +301,7 @@ def test_deleted_folders_and_files_in_the_place_of_folders_are_survived(folder, 
     writer.request(folder, INTACT)
     assert writer.finish(60)
     assert read_manifest(folder).verdict == INTACT
-    assert sorted(os.listdir(tmp_path)) == ["checkpoint-1", "checkpoint-30"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-30"]
     assert any("checkpoint-1" in text for text in told)
 
 

@@ -1,0 +1,183 @@
+"""Checkpoints of a real Trainer: hashed beside the training, judged, and resumed from only where they can be trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+
+import pytest
+
+from self_healing.adapters.wrapping import Wrapping
+from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.snapshots.disk_tier import DiskTier
+from self_healing.snapshots.manifest import FILE_NAME, promote, read_manifest
+from self_healing.snapshots.resume import choose
+from self_healing.snapshots.verdicts import Condition, StateVerdict
+
+pytestmark = pytest.mark.torch
+
+STEPS = 40
+
+
+def followed(trainer):
+    """Have a trainer's checkpoints followed, as an adapter does it."""
+    from pathlib import Path
+
+    from transformers import TrainerCallback
+
+    tier = DiskTier()
+
+    def around_save(original):
+        def _save_checkpoint(*args, **kwargs):
+            with tier.saving():
+                return original(*args, **kwargs)
+
+        return _save_checkpoint
+
+    Wrapping().wrap(trainer, "_save_checkpoint", around_save)
+
+    class Follow(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            tier.observed(state.global_step, is_healthy=True)
+
+        def on_save(self, args, state, control, **kwargs):
+            tier.saved(Path(args.output_dir) / f"checkpoint-{state.global_step}", is_finite=True)
+
+        def on_train_end(self, args, state, control, **kwargs):
+            assert tier.close(60)
+
+    trainer.add_callback(Follow())
+    return tier
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train 40 steps with three checkpoints kept of four; the folder is copied by whoever changes it."""
+    folder = tmp_path_factory.mktemp("trained")
+    trainer = tiny_trainer(folder, max_steps=STEPS, save_strategy="steps", save_steps=10, save_total_limit=3)
+    followed(trainer)
+    trainer.train()
+    return folder, [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+@pytest.fixture
+def run(trained, tmp_path):
+    return shutil.copytree(trained[0], tmp_path / "run")
+
+
+def flip_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    path.write_bytes(bytes(content))
+
+
+def test_every_checkpoint_that_is_left_has_a_manifest_that_agrees_with_it(run):
+    assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-30", "checkpoint-40"]
+    for folder in run.glob("checkpoint-*"):
+        manifest = read_manifest(folder)
+        assert manifest.verdict.condition is Condition.INTACT
+        assert {path.name for path in folder.iterdir()} == {*manifest.files, FILE_NAME}
+    chosen = choose(run, finite=True)
+    assert (chosen.step, chosen.checked.verified, chosen.passed_over) == (40, True, ())
+
+
+def test_with_a_flipped_bit_in_the_newest_the_older_one_is_resumed_from_to_the_same_end(run, trained):
+    flip_bit(run / "checkpoint-40" / "model.safetensors")
+    chosen = choose(run)
+    assert chosen.path == run / "checkpoint-30"
+    assert [str(passed) for passed in chosen.passed_over] == [
+        "checkpoint-40: model.safetensors is damaged: its checksum is not the one written down"
+    ]
+    assert (run / "checkpoint-40").is_dir()
+    resumed = tiny_trainer(run, max_steps=STEPS)
+    resumed.train(resume_from_checkpoint=str(chosen.path))
+    assert all((a == b).all() for a, b in zip(resumed.model.parameters(), trained[1], strict=True))
+
+
+@pytest.mark.parametrize(
+    "harm", ["truncated", "no optimizer", "no scheduler", "sick", "not finite", "save interrupted"]
+)
+def test_what_a_stock_trainer_would_resume_from_or_die_of_is_passed_over(harm, run):
+    newest = run / "checkpoint-40"
+    if harm == "truncated":
+        os.truncate(newest / "model.safetensors", 5000)
+    elif harm == "sick":
+        promote(newest, StateVerdict(Condition.SICK, "loss-divergence began at step 35"))
+    elif harm == "not finite":
+        from safetensors.torch import load_file, save_file
+
+        (newest / FILE_NAME).unlink()
+        tensors = load_file(newest / "model.safetensors")
+        tensors["model.norm.weight"][0] = float("nan")
+        save_file(tensors, newest / "model.safetensors", metadata={"format": "pt"})
+    elif harm == "save interrupted":  # as a kill in the middle leaves it: the state is written last
+        for name in (FILE_NAME, "trainer_state.json", "rng_state.pth", "scheduler.pt"):
+            (newest / name).unlink()
+    else:
+        (newest / f"{harm.removeprefix('no ')}.pt").unlink()
+    chosen = choose(run, finite=True)
+    assert chosen.step == 30
+    (passed,) = chosen.passed_over
+    said = {
+        "truncated": "model.safetensors has 5000 bytes",
+        "sick": "it is marked sick: loss-divergence began at step 35",
+        "not finite": "holds values that are not finite: model.norm.weight",
+        "no optimizer": "optimizer.pt is missing: training would go on with a fresh optimizer",
+        "no scheduler": "scheduler.pt is missing: training would go on with a fresh learning-rate schedule",
+        "save interrupted": "trainer_state.json is missing",
+    }
+    assert said[harm] in passed.why
+
+
+def test_a_late_verdict_does_not_make_the_trainer_delete_the_wrong_checkpoint(run):
+    from transformers.trainer_utils import rotate_checkpoints
+
+    for age, step in enumerate((40, 30, 20)):
+        os.utime(run / f"checkpoint-{step}", (1_700_000_000 - 100 * age,) * 2)
+    assert promote(run / "checkpoint-20", StateVerdict(Condition.GOOD, "late"))
+    rotate_checkpoints(output_dir=str(run), save_total_limit=2, use_mtime=True)
+    assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-30", "checkpoint-40"]
+
+
+def test_checkpoints_deleted_while_they_are_hashed_leave_nothing_behind(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=15, save_strategy="steps", save_steps=1, save_total_limit=1)
+    followed(trainer)
+    trainer.train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-15"]
+    assert choose(tmp_path).checked.verified
+
+
+def test_adapters_and_models_alone_are_known(tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from self_healing.drills.tiny_training import tiny_model
+
+    model = get_peft_model(tiny_model(), LoraConfig(r=2, target_modules=["q_proj"]))
+    trainer = tiny_trainer(tmp_path, model=model, max_steps=2, save_strategy="steps", save_steps=2)
+    followed(trainer)
+    trainer.train()
+    assert "adapter_model.safetensors" in read_manifest(tmp_path / "checkpoint-2").files
+    assert choose(tmp_path, finite=True).checked.verified
+    alone = tmp_path / "alone"
+    trainer = tiny_trainer(alone, max_steps=2, save_strategy="steps", save_steps=2, save_only_model=True)
+    followed(trainer)
+    trainer.train()
+    assert "fresh optimizer" in choose(alone).passed_over[0].why
+    assert choose(alone, model_only=True).checked.verified
+
+
+def test_sharded_weights_of_a_real_save_are_known(run):
+    from self_healing.drills.tiny_training import tiny_model
+
+    newest = run / "checkpoint-40"
+    (newest / "model.safetensors").unlink()
+    (newest / FILE_NAME).unlink()
+    tiny_model().save_pretrained(newest, max_shard_size="50KB")
+    shards = sorted(set(json.loads((newest / "model.safetensors.index.json").read_text())["weight_map"].values()))
+    assert len(shards) > 1
+    assert choose(run).step == 40
+    (newest / shards[-1]).unlink()
+    chosen = choose(run)
+    assert chosen.step == 30
+    assert f"{shards[-1]} is missing" in chosen.passed_over[0].why

@@ -1,0 +1,128 @@
+"""Which states are kept with few slots, and how often one is taken."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from self_healing.snapshots.spacing import FEWEST_SLOTS, Slot, failures_per_second, slot_for, steps_between
+from self_healing.snapshots.verdicts import Condition
+
+CONDITIONS = st.sampled_from(Condition)
+
+
+def slots_of(conditions):
+    """Return slots of rising steps with these conditions."""
+    return [None if condition is None else Slot(10 * (1 + i), condition) for i, condition in enumerate(conditions)]
+
+
+@given(st.lists(st.one_of(st.none(), CONDITIONS), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_the_last_good_state_and_its_successor_are_never_given_up(conditions, shuffler):
+    slots = slots_of(conditions)
+    shuffler.shuffle(slots)
+    place = slot_for(slots, 1000)
+    held = [slot for slot in slots if slot is not None]
+    good = max((s.step for s in held if s.condition is Condition.GOOD), default=None)
+    heir = min((s.step for s in held if s.condition is Condition.INTACT and s.step > (good or 0)), default=None)
+    if place is None:
+        assert {slot.step for slot in held} <= {good, heir}
+        assert len(held) == len(slots)
+        return
+    if None in slots:
+        assert slots[place] is None
+    elif any(slot.condition is Condition.SICK for slot in held):
+        assert slots[place].condition is Condition.SICK
+    else:
+        assert slots[place].step not in (good, heir)
+
+
+def healthy_run(slot_count, interval, good_after, steps):
+    """Yield (step, what the slots hold) of a healthy run that saves at each interval."""
+    slots = [None] * slot_count
+    for step in range(interval, steps, interval):
+        slots = [Slot(s.step, Condition.GOOD) if s is not None and step - s.step >= good_after else s for s in slots]
+        place = slot_for(slots, step)
+        if place is not None:
+            slots[place] = Slot(step, Condition.INTACT)
+        yield step, [slot for slot in slots if slot is not None]
+
+
+@given(st.integers(FEWEST_SLOTS, 8), st.integers(1, 200), st.sampled_from([1, 32, 128]))
+def test_in_a_healthy_run_the_last_good_state_never_grows_old(slot_count, interval, good_after):
+    # An heir is chosen at the latest one interval after the last one became good, and seen to be good at a save.
+    bound = 2 * (good_after + 2 * interval)
+    for step, held in healthy_run(slot_count, interval, good_after, 40 * interval + 5 * good_after):
+        good = max((s.step for s in held if s.condition is Condition.GOOD), default=0)
+        assert step - good <= bound, held
+
+
+@given(st.integers(3, 8), st.integers(1, 50))
+def test_with_a_third_slot_the_newest_state_is_always_kept(slot_count, interval):
+    for step, held in healthy_run(slot_count, interval, 32, 100 * interval):
+        assert max(slot.step for slot in held) == step
+
+
+@pytest.mark.parametrize(("slot_count", "ratio"), [(5, 24), (6, 16), (8, 7)])
+def test_ages_are_spaced_exponentially_from_one_interval_to_the_whole_run(slot_count, ratio):
+    for step, held in healthy_run(slot_count, 5, 32, 20_000):
+        if step < 2000:
+            continue
+        # In units of the interval, the first state included: no gap between neighbours is larger than this factor.
+        ages = sorted([1 + (step - slot.step) / 5 for slot in held] + [1 + step / 5])
+        assert max(older / younger for younger, older in pairwise(ages)) <= ratio, ages
+
+
+def test_one_slot_is_not_taken_from_a_good_state():
+    assert slot_for([Slot(10, Condition.GOOD)], 20) is None
+    assert slot_for([Slot(10, Condition.UNKNOWN)], 20) == 0
+    assert slot_for([], 20) is None
+
+
+def test_a_resumed_run_counts_ages_from_where_it_began():
+    slots = [Slot(1010, Condition.GOOD), Slot(1020, Condition.GOOD), Slot(1030, Condition.GOOD)]
+    # Next to the state of step 1000, kept elsewhere, the one of 1010 is worth less than it would be far from step 0.
+    assert slot_for(slots, 1100, first_step=1000) == 0
+    assert slot_for(slots, 1100) == 1
+
+
+positive = st.floats(1e-6, 1e6)
+
+
+@given(positive, positive, st.floats(1e-9, 1.0), st.integers(1, 10_000))
+def test_the_interval_is_bounded_whatever_was_measured(stall_s, step_s, rate, most):
+    assert 1 <= steps_between(stall_s=stall_s, step_s=step_s, failure_rate=rate, max_lost_steps=most) <= most
+
+
+@given(st.floats(0.001, 10), st.floats(0.01, 10), st.floats(1e-6, 1e-3))
+def test_the_interval_costs_the_least_time(stall_s, step_s, rate):
+    steps = steps_between(stall_s=stall_s, step_s=step_s, failure_rate=rate, max_lost_steps=10**9)
+
+    def share_lost(count):
+        """Return Daly's model: time of a run with failures over the time it would take without, minus one."""
+        work_s = count * step_s
+        return math.expm1(rate * (work_s + stall_s)) / (rate * work_s) - 1
+
+    best = min(share_lost(max(1, round(steps * factor))) for factor in (0.25, 0.5, 0.8, 1.25, 2, 4))
+    assert share_lost(steps) <= best * 1.1 + 1e-9  # whole steps only
+
+
+@pytest.mark.parametrize("odd", [{"step_s": 0.0}, {"stall_s": math.nan}, {"failure_rate": 0.0}, {"step_s": math.inf}])
+def test_before_anything_is_measured_the_bound_is_the_interval(odd):
+    known = {"stall_s": 0.1, "step_s": 1.0, "failure_rate": 1e-5, "max_lost_steps": 50, **odd}
+    assert steps_between(**known) == 50
+
+
+def test_the_users_interval_wins():
+    assert steps_between(stall_s=1, step_s=1, failure_rate=1e-5, max_lost_steps=5, forced=70) == 70
+    assert steps_between(stall_s=1, step_s=1, failure_rate=1e-5, max_lost_steps=5, forced=0) == 1
+
+
+def test_the_rate_of_failures_begins_with_one_a_day_and_follows_what_is_seen():
+    day = 24 * 3600
+    assert failures_per_second(0, 0) == pytest.approx(1 / day)
+    assert failures_per_second(0, 9 * day) == pytest.approx(0.1 / day)
+    assert failures_per_second(19, day) == pytest.approx(10 / day)
