@@ -86,7 +86,11 @@ class HubPushes:
 
     def _around_blocking_push(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def push_to_hub(*args: Any, **kwargs: Any) -> Any:
-            return self.retries.call(lambda: original(*args, **kwargs), self._say_retry)
+            before = self.retried
+            result = self.retries.call(lambda: original(*args, **kwargs), self._say_retry)
+            if self.retried > before:
+                self.tell("push-arrived", f"the push arrived at the Hub after {self.retried - before} failures")
+            return result
 
         return push_to_hub
 
