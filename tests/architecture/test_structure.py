@@ -27,18 +27,18 @@ LAYERS = {
 CORE_MAY_TOUCH_DISK = {"ledger.py", "run_directory.py"}
 # A broad except must record what it caught. Each of these does; a new one needs a reason in review.
 FENCES = {
-    "adapters/dry_run.py": 1,  # what the run would die of: becomes a problem of the report
+    "adapters/rehearsal/dry_run.py": 1,  # what the run would die of: becomes a problem of the report
     "adapters/transformers.py": 2,  # an exception left the loop: becomes a signal and part of the postmortem
-    "adapters/culprits.py": 1,  # a record is tried alone: what it raises is the finding
-    "adapters/hub_pushes.py": 1,  # a push failed: looked at, noted and sent again, or said at the end
-    "adapters/other_data.py": 1,  # other data are tried after an exception: what they raise is the finding
-    "adapters/network.py": 1,  # what passes by itself is tried again; anything else is raised again
-    "adapters/record_collating.py": 2,  # a batch or a record cannot be collated: quarantined, or raised again
-    "adapters/record_reading.py": 2,  # a record cannot be read: likewise
-    "adapters/stream_reading.py": 3,  # a stream fails: the record is left out, or the error is raised again
-    "adapters/meanwhile.py": 1,  # a look during the backward pass failed: raised again on the training thread
-    "adapters/trackers.py": 1,  # a report callback failed: said in the ledger and counted, or raised again
-    "adapters/trainer_session.py": 1,  # an emergency checkpoint failed: said in the ledger, the first error stays
+    "adapters/data/culprits.py": 1,  # a record is tried alone: what it raises is the finding
+    "adapters/data/hub_pushes.py": 1,  # a push failed: looked at, noted and sent again, or said at the end
+    "adapters/data/other_data.py": 1,  # other data are tried after an exception: what they raise is the finding
+    "adapters/data/network.py": 1,  # what passes by itself is tried again; anything else is raised again
+    "adapters/data/record_collating.py": 2,  # a batch or a record cannot be collated: quarantined, or raised again
+    "adapters/data/record_reading.py": 2,  # a record cannot be read: likewise
+    "adapters/data/stream_reading.py": 3,  # a stream fails: the record is left out, or the error is raised again
+    "adapters/trainer/meanwhile.py": 1,  # a look during the backward pass failed: raised again on the training thread
+    "adapters/trainer/trackers.py": 1,  # a report callback failed: said in the ledger and counted, or raised again
+    "adapters/trainer/trainer_session.py": 1,  # an emergency checkpoint failed: said in the ledger, the first error stays
     "api.py": 1,  # opening a run failed: the lock is given back and the error raised again
     "tensors/probe.py": 2,  # the probed step raises: a finding; the probe itself fails: kind unknown, with the reason
     "core/detect.py": 1,  # a rule crashes: becomes a rule-crashed incident
@@ -89,7 +89,7 @@ def test_layers_are_kept(path):
 
 def is_about_tensors(path: Path) -> bool:
     """Say whether a module may import torch at its top: nothing that starts without a training run imports it."""
-    return path.parent == PACKAGE / "tensors" or relative(path) == "adapters/trainer_guard.py"
+    return path.parent == PACKAGE / "tensors" or relative(path) == "adapters/trainer/trainer_guard.py"
 
 
 @pytest.mark.parametrize("path", [p for p in SOURCES if not is_about_tensors(p)], ids=relative)

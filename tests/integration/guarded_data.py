@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from self_healing.adapters.bad_records import BadRecordGuard
-from self_healing.adapters.network import Retries
-from self_healing.adapters.quarantine import Limit, Quarantine
+from self_healing.adapters.data.bad_records import BadRecordGuard
+from self_healing.adapters.data.network import Retries
+from self_healing.adapters.data.quarantine import Limit, Quarantine
 from self_healing.core.discover import discover_classes
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import LENGTH, tiny_trainer

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from self_healing.adapters.dry_run import dry_run
+from self_healing.adapters.rehearsal.dry_run import dry_run
 from self_healing.drills.tiny_training import LENGTH, records, tiny_model, tiny_trainer
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from self_healing import HealingConfig, UnrecoverableError
-from self_healing.adapters.dry_run import dry_run
+from self_healing.adapters.rehearsal.dry_run import dry_run
 from self_healing.adapters.transformers import SelfHealingTrainer, healing
 from self_healing.core.errors import ConfigError
 from self_healing.drills.tiny_training import records

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from self_healing.adapters.dry_run import dry_run
+from self_healing.adapters.rehearsal.dry_run import dry_run
 from self_healing.drills.tiny_training import records
 
 _spec = importlib.util.spec_from_file_location("rehearsed", Path(__file__).with_name("rehearsed.py"))

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from self_healing.adapters.meanwhile import Meanwhile
+from self_healing.adapters.trainer.meanwhile import Meanwhile
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from self_healing.adapters.memory_errors import is_out_of_memory, phase_of
+from self_healing.adapters.memory.memory_errors import is_out_of_memory, phase_of
 
 pytestmark = pytest.mark.torch
 

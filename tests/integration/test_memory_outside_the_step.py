@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from self_healing.adapters.evaluation_retry import EvaluationRetry
-from self_healing.adapters.memory_history import MemoryHistory, summary
-from self_healing.adapters.micro_batch_retry import MicroBatchRetry
-from self_healing.adapters.saving_retry import SavingRetry, on_cpu
-from self_healing.adapters.window import MicroBatch
-from self_healing.adapters.wrapping import Wrapping
+from self_healing.adapters.memory.evaluation_retry import EvaluationRetry
+from self_healing.adapters.memory.memory_history import MemoryHistory, summary
+from self_healing.adapters.memory.micro_batch_retry import MicroBatchRetry
+from self_healing.adapters.memory.saving_retry import SavingRetry, on_cpu
+from self_healing.adapters.trainer.window import MicroBatch
+from self_healing.adapters.trainer.wrapping import Wrapping
 from self_healing.core.discover import discover_classes
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_trainer

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from self_healing.adapters.memory_plan import Lesson, MemoryPlan, Shape, Tactic
+from self_healing.adapters.memory.memory_plan import Lesson, MemoryPlan, Shape, Tactic
 
 _spec = importlib.util.spec_from_file_location("tight_memory", Path(__file__).with_name("tight_memory.py"))
 tight = importlib.util.module_from_spec(_spec)

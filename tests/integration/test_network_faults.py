@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from self_healing.adapters.hub_pushes import HubPushes
-from self_healing.adapters.network import Retries
+from self_healing.adapters.data.hub_pushes import HubPushes
+from self_healing.adapters.data.network import Retries
 from self_healing.drills.tiny_training import LENGTH, records, tiny_trainer
 
 from . import guarded_data, rehearsed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from self_healing.adapters.quarantine import Limit, TooManyBadRecords
+from self_healing.adapters.data.quarantine import Limit, TooManyBadRecords
 from self_healing.drills.spoiled_data import SpoiledRecords
 from self_healing.drills.tiny_training import records, tiny_trainer
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import self_healing.adapters
-from self_healing.adapters.relied_on import ONLY_MEASURED, RELIED_ON, installed, missing_names
+from self_healing.adapters.trainer.relied_on import ONLY_MEASURED, RELIED_ON, installed, missing_names
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
@@ -69,7 +69,7 @@ def test_every_private_name_the_adapter_uses_is_in_the_table():
         r"(?:trainer|accelerator|gradient_state)\.(_[a-z]\w*)|wrap\([\w.]+, \"(_\w+)\"|\"(_\w+)\", self\."
     )
     used = set()
-    for path in ADAPTERS.glob("*.py"):
+    for path in ADAPTERS.rglob("*.py"):
         used |= {next(filter(None, groups)) for groups in private.findall(path.read_text())}
     assert {"_prepare_inputs", "_set_sync_gradients", "_save_checkpoint", "_maybe_log_save_evaluate"} <= used
     asked_for_before_it_is_used = {"_tr_loss", "_compute_kl_logps", "_total_train_tokens"}

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from self_healing import HealingConfig, UnrecoverableError
-from self_healing.adapters.trackers import is_network_error
+from self_healing.adapters.trainer.trackers import is_network_error
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.faults.nan_in_eval import NanInEval

@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from self_healing.adapters.hub_pushes import HubPushes
-from self_healing.adapters.network import Retries
+from self_healing.adapters.data.hub_pushes import HubPushes
+from self_healing.adapters.data.network import Retries
 
 
 class Trainer:

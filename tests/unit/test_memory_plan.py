@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from self_healing.adapters.memory_plan import PLAIN, AllocatorWatch, Choice, Ladder, MemoryPlan, Shape, Tactic
+from self_healing.adapters.memory.memory_plan import PLAIN, AllocatorWatch, Choice, Ladder, MemoryPlan, Shape, Tactic
 
 CHECKPOINTING = Tactic(checkpointing=True)
 USUAL = Shape(8, 512)

@@ -11,7 +11,7 @@ import urllib.error
 
 import pytest
 
-from self_healing.adapters.network import Retries, may_pass
+from self_healing.adapters.data.network import Retries, may_pass
 
 
 def made(module, *names, bases=(Exception,)):

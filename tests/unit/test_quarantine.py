@@ -10,9 +10,9 @@ import sys
 
 import pytest
 
-from self_healing.adapters.culprits import failing_alone, odd_ones_out
-from self_healing.adapters.data_errors import may_be_the_record
-from self_healing.adapters.quarantine import (
+from self_healing.adapters.data.culprits import failing_alone, odd_ones_out
+from self_healing.adapters.data.data_errors import may_be_the_record
+from self_healing.adapters.data.quarantine import (
     Limit,
     Quarantine,
     TooManyBadRecords,
@@ -118,7 +118,9 @@ def test_the_content_hash_tells_records_apart_and_is_the_same_in_another_process
     hashes = [content_hash(record) for record in RECORDS]
     assert len(set(hashes)) == len(RECORDS)
     assert content_hash({"x": 1, "y": 2}) == content_hash({"y": 2, "x": 1})
-    code = f"from self_healing.adapters.quarantine import content_hash; print([content_hash(r) for r in {RECORDS!r}])"
+    code = (
+        f"from self_healing.adapters.data.quarantine import content_hash; print([content_hash(r) for r in {RECORDS!r}])"
+    )
     environ = {**os.environ, "PYTHONHASHSEED": "7"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environ)
     assert done.stdout.strip() == repr(hashes)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from self_healing.adapters.network import Retries
-from self_healing.adapters.quarantine import BadRecord, Limit, NoUsableRecord, TooManyBadRecords, bad_record
-from self_healing.adapters.record_reading import GuardedRecords, RecordReader
+from self_healing.adapters.data.network import Retries
+from self_healing.adapters.data.quarantine import BadRecord, Limit, NoUsableRecord, TooManyBadRecords, bad_record
+from self_healing.adapters.data.record_reading import GuardedRecords, RecordReader
 
 pytestmark = pytest.mark.torch
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from self_healing.adapters.delivery import Deliver, Inbox
-from self_healing.adapters.network import Retries
-from self_healing.adapters.stream_reading import StreamCollator, StreamReader
+from self_healing.adapters.data.delivery import Deliver, Inbox
+from self_healing.adapters.data.network import Retries
+from self_healing.adapters.data.stream_reading import StreamCollator, StreamReader
 
 pytestmark = pytest.mark.torch
 

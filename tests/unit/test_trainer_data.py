@@ -9,9 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from self_healing.adapters.interrupts import Interrupts
-from self_healing.adapters.quarantine import Limit
-from self_healing.adapters.trainer_data import TrainerData
+from self_healing.adapters.data.quarantine import Limit
+from self_healing.adapters.data.trainer_data import TrainerData
+from self_healing.adapters.trainer.interrupts import Interrupts
 from self_healing.core.failure import Effect
 
 

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import give_up
 from ..core.failure import FailureType, Mode
-from .abilities import LoopAbilities
-from .learning_rate import LearningRateScale
-from .reflexes import Reflex
-from .run_desk import RunDesk, facts_of_run
+from .trainer.abilities import LoopAbilities
+from .trainer.learning_rate import LearningRateScale
+from .trainer.reflexes import Reflex
+from .trainer.run_desk import RunDesk, facts_of_run
 
 if TYPE_CHECKING:
     from ..config import HealingConfig

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UnrecoverableError, give_up
 from ..core.failure import Mode
-from .dry_run import dry_run, dry_run_or_stop
-from .trainer_session import LeaveLoopError, TrainerSession
-from .wrapping import Wrapping
+from .rehearsal.dry_run import dry_run, dry_run_or_stop
+from .trainer.trainer_session import LeaveLoopError, TrainerSession
+from .trainer.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ..config import HealingConfig
-    from .dry_run_report import DryRunReport
+    from .rehearsal.dry_run_report import DryRunReport
 
 logger = logging.getLogger("self_healing.trainer")
 

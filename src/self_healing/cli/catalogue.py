@@ -39,8 +39,8 @@ def patterns() -> Mapping[str, Pattern]:
 
 def offered(action: type[Action]) -> bool:
     """Say whether any adapter's run can do what an action asks, or does it at once by itself."""
-    from ..adapters.abilities import TrainerAbilities
-    from ..adapters.reflexes import AT_ONCE
+    from ..adapters.trainer.abilities import TrainerAbilities
+    from ..adapters.trainer.reflexes import AT_ONCE
 
     return action.needs is None or action.name() in AT_ONCE or issubclass(TrainerAbilities, action.needs)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..adapters.reflexes import NOTE as REFLEX
+from ..adapters.trainer.reflexes import NOTE as REFLEX
 
 if TYPE_CHECKING:
     from ..core.ledger import Entry

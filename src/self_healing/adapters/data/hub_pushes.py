@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..trainer.wrapping import Wrapping
 from .network import Retries, may_pass
-from .wrapping import Wrapping
 
 NEVER = float("inf")
 

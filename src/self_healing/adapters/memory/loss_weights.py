@@ -110,7 +110,7 @@ def _evaluating(model: Any) -> Iterator[None]:
     """Switch to evaluation mode without gradients, and put every module's mode and the random state back."""
     import torch
 
-    from ..tensors.random_state import RandomState
+    from ...tensors.random_state import RandomState
 
     training = [module for module in model.modules() if module.training]
     state = RandomState.capture()

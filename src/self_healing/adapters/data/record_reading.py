@@ -71,7 +71,7 @@ class RecordReader:
 
     def batch(self, indices: Sequence[Any]) -> Fetched:
         """Read a batch; as the dataset would by itself, where nothing is wrong with it."""
-        from ..tensors.random_state import RandomState
+        from ...tensors.random_state import RandomState
 
         is_clean = not self._bad and not self._unverified
         chosen = list(indices) if is_clean else [self.in_place_of(index) for index in indices]
@@ -132,7 +132,7 @@ class RecordReader:
 
     def alone(self, index: Any) -> Any:
         """Read one record by itself, twice if need be; return `Unreadable` where both attempts fail."""
-        from ..tensors.random_state import RandomState
+        from ...tensors.random_state import RandomState
 
         start = RandomState.capture()
         error: Exception
@@ -165,7 +165,7 @@ class RecordReader:
 
     def _verify(self, index: int) -> None:
         """Look whether a record is the one that was left out by an earlier run; draws no random numbers."""
-        from ..tensors.random_state import RandomState
+        from ...tensors.random_state import RandomState
 
         before = RandomState.capture()
         listed = self._unverified.pop(index)

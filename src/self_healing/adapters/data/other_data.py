@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..trainer.exceptions import describe
+from ..trainer.trl_counters import Counters
 from .data_errors import may_be_the_record
-from .exceptions import describe
-from .trl_counters import Counters
 
 if TYPE_CHECKING:
-    from .trainer_guard import TrainerGuard
+    from ..trainer.trainer_guard import TrainerGuard
 
 NOTE = "self-healing: other data fail in the same way"
 """How the remark on the exception begins; the catalogue of patterns knows it."""
@@ -22,7 +22,7 @@ NOTE = "self-healing: other data fail in the same way"
 
 def blame_the_model_if_other_data_fail(guard: TrainerGuard, error: Exception) -> None:
     """Run other data forward, and say on the exception if those fail as well; the trainer is as it was afterwards."""
-    from ..tensors.random_state import RandomState
+    from ...tensors.random_state import RandomState
 
     if not guard.is_in_micro_batch() or not may_be_the_record(error) or not _device_works(guard):
         return

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from ..trainer.wrapping import Wrapping
 from .batch_cuts import Layout, Weight, shape_of
 from .known_losses import LossRule, loss_rule
 from .loss_in_pieces import CannotSplitError
@@ -17,7 +18,6 @@ from .memory_events import MemoryEvent
 from .memory_plan import PLAIN, Choice, Ladder, MemoryPlan, Shape, Tactic
 from .piece_metrics import PieceMetrics, metric_lists
 from .whole_batch_baseline import WholeBatchBaseline
-from .wrapping import Wrapping
 
 logger = logging.getLogger("self_healing.memory")
 

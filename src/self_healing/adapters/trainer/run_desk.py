@@ -8,19 +8,19 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..api import OpenRun
-from ..core.failure import Mode
-from ..core.ledger import LedgerReading, iter_ledger
-from ..core.plan import Plan
-from ..core.signal import Fact, Facts, Metrics, Signal
-from ..report.environment import hardware, versions
-from ..report.postmortem import build_postmortem, postmortem_path
-from ..report.write import write_json_atomically
+from ...api import OpenRun
+from ...core.failure import Mode
+from ...core.ledger import LedgerReading, iter_ledger
+from ...core.plan import Plan
+from ...core.signal import Fact, Facts, Metrics, Signal
+from ...report.environment import hardware, versions
+from ...report.postmortem import build_postmortem, postmortem_path
+from ...report.write import write_json_atomically
 from .meanwhile import Meanwhile
 from .reflexes import NOTE, Reflex
 
 if TYPE_CHECKING:
-    from ..config import HealingConfig
+    from ...config import HealingConfig
 
 logger = logging.getLogger("self_healing.trainer")
 
@@ -31,7 +31,7 @@ class RunDesk:
     def __init__(
         self, args: Any, config: HealingConfig, abilities: Any, *, mode: Mode, step: Callable[[], int]
     ) -> None:
-        from ..config.keys import SWITCH
+        from ...config.keys import SWITCH
 
         self.args = args
         self.abilities = abilities

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..tensors.state import Captured
+    from ...tensors.state import Captured
 
 COUNTS = (
     "_tr_loss",
@@ -37,8 +37,8 @@ class TrainerCapture:
     """
 
     def __init__(self, trainer: Any, *, to_cpu: bool = False, only_trainable: bool = False) -> None:
-        from ..tensors.random_state import RandomState
-        from ..tensors.state import ModuleState, capture, keep
+        from ...tensors.random_state import RandomState
+        from ...tensors.state import ModuleState, capture, keep
 
         self.trainer = trainer
         self._module = ModuleState(trainer.model, to_cpu=to_cpu, only_trainable=only_trainable)
@@ -78,7 +78,7 @@ class TrainerCapture:
         self._random.restore()  # last: nothing above may draw after it
 
     def _restore_counts(self) -> None:
-        from ..tensors.state import give_back
+        from ...tensors.state import give_back
 
         trainer = self.trainer
         for name, count in self._counts.items():
@@ -92,7 +92,7 @@ class TrainerCapture:
             setattr(trainer, name, thing)
 
     def _restore_callbacks(self) -> None:
-        from ..tensors.state import give_back
+        from ...tensors.state import give_back
 
         for callback, kept in self._callbacks:
             state = give_back(kept)

@@ -14,20 +14,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..core.errors import ConfigError, UnrecoverableError
+from ...core.errors import ConfigError, UnrecoverableError
+from ..trainer.wrapping import Wrapping
 from .dry_run_checks import check_data, check_device, check_disk, check_evaluation, check_steps
 from .dry_run_report import DryRunReport, Problem, most_checkpoints, problem_of
 from .dry_run_save import rehearse_save
 from .largest_batches import Batch, Found, largest_batches, named
 from .untouched import Untouched
-from .wrapping import Wrapping
 
 logger = logging.getLogger("self_healing.dry_run")
 
 
 def dry_run(trainer: Any, num_steps: int = 2) -> DryRunReport:
     """Rehearse a few steps, an evaluation batch and a save; the trainer is untouched afterwards."""
-    from .transformers import SelfHealingTrainer
+    from ..transformers import SelfHealingTrainer
 
     if num_steps < 1:
         raise ConfigError(f"num_steps = {num_steps}: must be at least 1")

@@ -99,7 +99,7 @@ class StreamReader:
         return inspect.isgenerator(self._source) and self._source.gi_frame is None
 
     def _open_anew(self) -> None:
-        from ..tensors.random_state import RandomState
+        from ...tensors.random_state import RandomState
 
         before = RandomState.capture()
         self._source = iter(self.dataset)
@@ -186,7 +186,7 @@ class StreamCollator:
 
     def __call__(self, records: Any) -> Any:
         """Collate as the original does; a record it fails on is left out and the next one of the stream taken."""
-        from ..tensors.random_state import RandomState
+        from ...tensors.random_state import RandomState
 
         start = RandomState.capture()
         places, self._reader.recent = self._reader.recent, []

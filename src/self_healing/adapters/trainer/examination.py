@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..core.signal import Fact
+from ...core.signal import Fact
 from .trl_counters import Counters
 from .window import MicroBatch, Window
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
-    from ..tensors.probe import Attribution
+    from ...tensors.probe import Attribution
 
 MOST_PROBES = 3
 """Examinations per run: each costs a few passes over one micro-batch."""
@@ -65,7 +65,7 @@ class Examiner:
         return {**found, **taken_back}
 
     def _probe(self, window: Window, micro_batch: MicroBatch, training_step: Any) -> Attribution:
-        from ..tensors.probe import probe
+        from ...tensors.probe import probe
 
         trainer = self.trainer
         model = trainer.model_wrapped
@@ -95,7 +95,7 @@ class Examiner:
 
 def _apart(batch: Mapping[str, Any]) -> dict[str, Any]:
     """Give chosen and rejected rows fields of their own, so that one row is one pair."""
-    from ..tensors.odd_rows import count_rows
+    from ...tensors.odd_rows import count_rows
 
     rows = count_rows(batch) or 0
     found: dict[str, Any] = {}

@@ -15,11 +15,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ..actions.retry_later import RetryLater
-from ..core.failure import FailureType
-from ..patterns.hub_and_network import PATTERNS
-from .exceptions import chain, name_of
-from .reflexes import Reflex
+from ...actions.retry_later import RetryLater
+from ...core.failure import FailureType
+from ...patterns.hub_and_network import PATTERNS
+from ..trainer.exceptions import chain, name_of
+from ..trainer.reflexes import Reflex
 
 T = TypeVar("T")
 

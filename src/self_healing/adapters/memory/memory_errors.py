@@ -6,10 +6,10 @@ import traceback
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from .exceptions import chain, describe
+from ..trainer.exceptions import chain, describe
 
 if TYPE_CHECKING:
-    from ..core.cause import Pattern
+    from ...core.cause import Pattern
 
 Phase = Literal["preparation", "forward", "backward", "evaluation", "saving"]
 
@@ -23,8 +23,8 @@ LINES_KEPT = 4
 @lru_cache(maxsize=1)
 def _patterns() -> tuple[Pattern, ...]:
     """Return the catalogue's rows about a failed allocation; a process that was killed cannot try again."""
-    from ..core.failure import FailureType
-    from ..patterns import cuda_memory, host_memory
+    from ...core.failure import FailureType
+    from ...patterns import cuda_memory, host_memory
 
     rows = (*cuda_memory.PATTERNS, *host_memory.PATTERNS)
     return tuple(row for row in rows if row.failure is FailureType.OOM and not row.name.startswith("killed"))

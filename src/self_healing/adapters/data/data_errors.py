@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 
-from ..core.cause import Pattern
-from ..patterns import cuda_memory, filesystem, gpu_hardware, host_memory, shared_memory
-from .exceptions import describe
+from ...core.cause import Pattern
+from ...patterns import cuda_memory, filesystem, gpu_hardware, host_memory, shared_memory
+from ..trainer.exceptions import describe
 from .network import may_pass
 
 _BUGS = (ImportError, NameError, NotImplementedError, SyntaxError)

@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..core.failure import Effect
+from ...core.failure import Effect
+from ..trainer.interrupts import Interrupts
+from ..trainer.reflexes import Reflex
 from .bad_records import BadRecordGuard
 from .hub_pushes import HubPushes
-from .interrupts import Interrupts
 from .network import Retries, network_reflex
 from .quarantine import Limit, Quarantine
-from .reflexes import Reflex
 
 LOOK_UP_S = 0.5
 """How often a wait for the network looks whether the run is asked to end."""

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import ActionFailed
+from ...core.errors import ActionFailed
 
 if TYPE_CHECKING:
     from .dry_run import Rehearsal

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from ..core.errors import ActionFailed
-from .checkpoint_folders import newest_usable
+from ...core.errors import ActionFailed
+from ..checkpoint_folders import newest_usable
 from .learning_rate import LearningRateScale
 from .wrapping import Wrapping
 

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..core.failure import FailureType
+from ...core.failure import FailureType
+from ..trainer.reflexes import Reflex
+from ..trainer.wrapping import Wrapping
 from .evaluation_retry import EvaluationRetry
 from .memory_events import MemoryEvent
 from .memory_history import MemoryHistory
 from .micro_batch_retry import MicroBatchRetry
-from .reflexes import Reflex
 from .saving_retry import SavingRetry
-from .wrapping import Wrapping
 
 
 class MemoryCare:

@@ -14,6 +14,9 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from ..trainer.trl_counters import Counters, count_again
+from ..trainer.window import MicroBatch
+from ..trainer.wrapping import Wrapping
 from .batch_cuts import shape_of
 from .checkpointing import checkpointing, why_not_checkpointing
 from .gradient_marks import GradientMarks, SetAside
@@ -23,9 +26,6 @@ from .loss_weights import WeightFinder
 from .memory_errors import RETRIABLE, Phase, allocated, is_out_of_memory, let_go, phase_of
 from .memory_events import EventKind, MemoryEvent
 from .memory_plan import FIRST_CHOICE, PLAIN, AllocatorWatch, Choice, Ladder, MemoryPlan, Shape, Tactic
-from .trl_counters import Counters, count_again
-from .window import MicroBatch
-from .wrapping import Wrapping
 
 logger = logging.getLogger("self_healing.memory")
 

@@ -18,9 +18,9 @@ from typing import Any
 
 import xxhash
 
-from ..core.errors import SelfHealingError
-from ..core.run_directory import healing_folder
-from ..core.secrets import Masker, strip_control
+from ...core.errors import SelfHealingError
+from ...core.run_directory import healing_folder
+from ...core.secrets import Masker, strip_control
 
 logger = logging.getLogger("self_healing.data")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from ..core.failure import FailureType
+from ...core.failure import FailureType
 
 NOTE = "reflex"
 """The name of such notes in the ledger."""

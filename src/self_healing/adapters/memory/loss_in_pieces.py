@@ -11,17 +11,17 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ..trainer.trl_counters import Counters
+from ..trainer.wrapping import Wrapping
 from .batch_cuts import Weight
 from .gradient_marks import GradientMarks, SetAside
 from .known_losses import LossRule, loss_rule
 from .loss_weights import WeightFinder, label_counts, piece_weight
 from .piece_metrics import PieceMetrics
-from .trl_counters import Counters
 from .whole_batch_baseline import WholeBatchBaseline
-from .wrapping import Wrapping
 
 if TYPE_CHECKING:
-    from ..tensors.random_state import RandomState
+    from ...tensors.random_state import RandomState
 
 
 class CannotSplitError(Exception):
@@ -153,7 +153,7 @@ class LossInPieces:
 
     def _begin_piece(self, rule: LossRule, inputs: Mapping[str, Any]) -> bool:
         """Note where everything stands and take the next rows; say whether they are the last."""
-        from ..tensors.random_state import RandomState
+        from ...tensors.random_state import RandomState
 
         while self._aside and self._aside[-1][0] <= self._start:  # the others have caught up with these
             self._aside.pop()[1].put_back()

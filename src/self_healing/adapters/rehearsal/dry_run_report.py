@@ -6,12 +6,12 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..core.diagnosis import diagnose
-from ..core.discover import discover_patterns
-from ..core.failure import FailureType, Severity
-from ..core.history import History
-from ..core.incident import Incident
-from .exceptions import describe
+from ...core.diagnosis import diagnose
+from ...core.discover import discover_patterns
+from ...core.failure import FailureType, Severity
+from ...core.history import History
+from ...core.incident import Incident
+from ..trainer.exceptions import describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

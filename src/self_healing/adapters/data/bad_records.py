@@ -11,15 +11,15 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from ..core.failure import FailureType
+from ...core.failure import FailureType
+from ..trainer.reflexes import Reflex
+from ..trainer.wrapping import Wrapping
 from .delivery import Deliver, Inbox
 from .network import Retries, network_reflex
 from .quarantine import BadRecord, Limit, Quarantine, fingerprint
 from .record_collating import GuardedCollator
 from .record_reading import GuardedRecords, RecordReader
-from .reflexes import Reflex
 from .stream_reading import StreamCollator, StreamReader
-from .wrapping import Wrapping
 
 logger = logging.getLogger("self_healing.data")
 
@@ -93,7 +93,7 @@ class BadRecordGuard:
         """Exchange the dataset and the collator of a loader that was just built."""
         from torch.utils.data import DataLoader, IterableDataset
 
-        from ..tensors.guarded_stream import GuardedStream
+        from ...tensors.guarded_stream import GuardedStream
 
         inner = vars(loader).get("base_dataloader", loader)  # accelerate keeps torch's loader inside its own
         if not isinstance(inner, DataLoader):

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..tensors.fused import READING
-from ..tensors.gate import GradientGate
-from ..tensors.random_state import RandomState
-from ..tensors.skip import SkippingOptimizer
-from ..tensors.telemetry import TelemetryRing
+from ...tensors.fused import READING
+from ...tensors.gate import GradientGate
+from ...tensors.random_state import RandomState
+from ...tensors.skip import SkippingOptimizer
+from ...tensors.telemetry import TelemetryRing
 from .engines import engines_of, has_scaler
 from .learning_rate import LearningRateScale
 from .loss_sum import LossSum
@@ -34,7 +34,7 @@ from .window import MicroBatch, Window
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
-    from .micro_batch_retry import MicroBatchRetry
+    from ..memory.micro_batch_retry import MicroBatchRetry
 
 logger = logging.getLogger("self_healing.trainer")
 

@@ -8,31 +8,31 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any
 
-from ..core.failure import Effect, FailureType, Mode
-from ..core.plan import Plan
-from ..core.run_directory import healing_folder
-from ..core.signal import Raised, SnapshotTaken
+from ...core.failure import Effect, FailureType, Mode
+from ...core.plan import Plan
+from ...core.run_directory import healing_folder
+from ...core.signal import Raised, SnapshotTaken
+from ..checkpoint_folders import newest_usable
+from ..data.other_data import blame_the_model_if_other_data_fail
+from ..data.quarantine import Limit
+from ..data.trainer_data import TrainerData
+from ..memory.memory_care import MemoryCare
 from .abilities import TrainerAbilities
-from .checkpoint_folders import newest_usable
 from .engines import Surroundings
 from .examination import Examiner
 from .exceptions import describe, remarks_on
 from .interrupts import WARNINGS, Interrupts
 from .log_figures import LogFigures
 from .make_up import AppliedStep
-from .memory_care import MemoryCare
-from .other_data import blame_the_model_if_other_data_fail
-from .quarantine import Limit
 from .reflexes import Reflex
 from .run_desk import RunDesk, facts_of_run
 from .step_profile import StepProfile
 from .trackers import TrackerFence
-from .trainer_data import TrainerData
 from .window import Window
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
-    from ..config import HealingConfig
+    from ...config import HealingConfig
     from .trainer_guard import StepReading
 
 logger = logging.getLogger("self_healing.trainer")
@@ -46,9 +46,9 @@ class TrainerSession:
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
     def __init__(self, trainer: Any, config: HealingConfig, mode: Mode) -> None:
-        from ..tensors.adagc import AdaGC
-        from ..tensors.gate import GradientGate
-        from ..tensors.zclip import ZClip
+        from ...tensors.adagc import AdaGC
+        from ...tensors.gate import GradientGate
+        from ...tensors.zclip import ZClip
         from .trainer_guard import TrainerGuard
 
         self.trainer = trainer

@@ -53,7 +53,7 @@ class MakeUp:
 
     def run(self, windows: list[Window]) -> int:
         """Run these steps again, in their order; return how many were applied."""
-        from ..tensors.random_state import RandomState
+        from ...tensors.random_state import RandomState
 
         guard, trainer = self.guard, self.trainer
         now = RandomState.capture()
@@ -159,7 +159,7 @@ class MakeUp:
 
 
 def _with_data(window: Window, batches: list[Any], num_items: Any) -> Window:
-    from ..tensors.random_state import RandomState
+    from ...tensors.random_state import RandomState
 
     state = RandomState.capture()
     return replace(window, micro_batches=[MicroBatch(inputs, state) for inputs in batches], num_items=num_items)

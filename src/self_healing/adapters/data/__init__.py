@@ -1,0 +1,1 @@
+"""Records that cannot be used, and services that do not answer."""

@@ -1,0 +1,1 @@
+"""Out of memory: healed inside the step, in evaluations and in saves."""

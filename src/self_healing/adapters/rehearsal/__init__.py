@@ -1,0 +1,1 @@
+"""The dry run: a few real steps beforehand, without a trace."""
