@@ -85,6 +85,14 @@ def test_a_truncated_file_is_found(name, kept, has_manifest, checkpoint):
     assert all(name in problem for problem in found.problems)
 
 
+def test_a_quick_look_compares_the_sizes_of_all_files_with_the_manifest(checkpoint):
+    folder = checkpoint()
+    (folder / "tokenizer.json").write_text("{...}")
+    with_manifest(folder)
+    (folder / "tokenizer.json").write_text("{..}")
+    assert check(folder, thorough=False).problems == ("tokenizer.json has 4 bytes where 5 were written",)
+
+
 def test_bytes_after_the_weights_are_found(checkpoint):
     folder = checkpoint()
     with (folder / "model.safetensors").open("ab") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -77,41 +78,47 @@ def test_links_pipes_and_loops_in_the_folder_do_not_matter(folder, tmp_path):
     assert found["linked"].size == 4
 
 
-def test_a_file_that_is_being_written_is_not_hashed(folder):
+def test_a_file_of_which_more_is_read_than_it_had_is_being_written(folder):
+    (folder / "growing").symlink_to("/proc/version")  # its size is 0, and yet there is something to read
+    with pytest.raises(FolderChangingError, match="growing is being written"):
+        describe(folder, NOT_JUDGED)
+
+
+def run_beside(work):
+    """Start a thread that works until the returned function is called."""
     stop = threading.Event()
 
-    def write():
-        with (folder / "model.safetensors").open("ab", buffering=0) as file:
-            while not stop.is_set():
-                file.write(b"more")
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        with pytest.raises(FolderChangingError, match=r"model\.safetensors is being written"):
-            list(map(mark_of, [folder / "model.safetensors"] * 50))  # one may fall between two writes
-    finally:
-        stop.set()
-        writer.join()
-
-
-def test_a_folder_to_which_files_are_added_is_not_described(folder):
-    stop = threading.Event()
-
-    def add():
-        for number in range(5000):
+    def go_on():
+        for number in itertools.count():
             if stop.is_set():
                 return
-            (folder / f"added-{number}").touch()
+            work(number)
 
-    adding = threading.Thread(target=add)
-    adding.start()
+    thread = threading.Thread(target=go_on)
+    thread.start()
+    return lambda: (stop.set(), thread.join())
+
+
+def test_a_file_that_is_written_over_meanwhile_is_not_hashed(folder):
+    path = folder / "model.safetensors"
+    end = run_beside(lambda number: os.utime(path, ns=(number, number)))
     try:
-        with pytest.raises(FolderChangingError, match="files come and go: added-"):
-            describe(folder, NOT_JUDGED)
+        with pytest.raises(FolderChangingError, match=r"model\.safetensors is being written"):
+            list(map(mark_of, [path] * 1000))  # one may fall between two changes
     finally:
-        stop.set()
-        adding.join()
+        end()
+
+
+def test_a_folder_in_which_files_come_and_go_is_not_described(folder):
+    def come_and_go(number):
+        (folder / "guest").touch() if number % 2 else (folder / "guest").unlink(missing_ok=True)
+
+    end = run_beside(come_and_go)
+    try:
+        with pytest.raises(FolderChangingError, match=r"files come and go: guest|guest has gone"):
+            list(map(describe, [folder] * 1000, [NOT_JUDGED] * 1000))
+    finally:
+        end()
 
 
 def test_the_folder_keeps_its_modification_time_for_trainers_delete_by_it(folder):
@@ -305,23 +312,32 @@ def test_deleted_folders_and_files_in_the_place_of_folders_are_survived(folder, 
     assert any("checkpoint-1" in text for text in told)
 
 
-def test_what_cannot_be_hashed_is_still_marked_sick(folder, monkeypatch):
+def test_what_does_not_come_to_rest_is_still_marked_sick(folder, monkeypatch):
     monkeypatch.setattr(manifest_writer, "PAUSE_S", 0.01)
-    stop = threading.Event()
+    (folder / "growing").symlink_to("/proc/version")
+    writer = ManifestWriter()
+    writer.request(folder, SICK)
+    assert writer.finish(60)
+    assert (read_manifest(folder).verdict, read_manifest(folder).files) == (SICK, {})
 
-    def come_and_go():
-        while not stop.is_set():
-            (folder / "model.safetensors").write_bytes(b"1" * (1 << 20))
 
-    other = threading.Thread(target=come_and_go)
-    other.start()
-    try:
-        writer = ManifestWriter()
-        writer.request(folder, SICK)
-        assert writer.finish(60)
-    finally:
-        stop.set()
-        other.join()
+def test_a_folder_that_comes_to_rest_is_hashed_then(folder):
+    (folder / "growing").symlink_to("/proc/version")
+    writer = ManifestWriter()
+    writer.request(folder, INTACT)
+    assert not writer.finish(0.1)
+    (folder / "growing").unlink()
+    assert writer.finish(60)
+    assert "model.safetensors" in read_manifest(folder).files
+
+
+def test_a_file_that_fails_when_it_is_read_is_said_and_a_sick_folder_still_marked(folder):
+    (folder / "failing").symlink_to("/proc/self/mem")  # a regular file whose first byte is an input/output error
+    told = []
+    writer = ManifestWriter(told.append)
+    writer.request(folder, SICK)
+    assert writer.finish(60)
+    assert "cannot be hashed" in told[0]
     assert read_manifest(folder).verdict == SICK
 
 

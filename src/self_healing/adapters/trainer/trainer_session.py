@@ -33,6 +33,7 @@ from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ...tensors.gate import GradientGate
     from .trainer_guard import StepReading
 
 logger = logging.getLogger("self_healing.trainer")
@@ -46,9 +47,6 @@ class TrainerSession:
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
     def __init__(self, trainer: Any, config: HealingConfig, mode: Mode) -> None:
-        from ...tensors.adagc import AdaGC
-        from ...tensors.gate import GradientGate
-        from ...tensors.zclip import ZClip
         from .trainer_guard import TrainerGuard
 
         self.trainer = trainer
@@ -58,11 +56,7 @@ class TrainerSession:
             mode = Mode.ADVISE
         self.mode = mode
         acts = mode is Mode.HEAL
-        may_clip = acts and config.settings().max_effect is Effect.RECIPE
-        always = ZClip(z_threshold=config.zclip_z_threshold) if _clips_always(config) and may_clip else None
-        per_tensor = AdaGC() if config.adagc_enabled and may_clip and always is None else None
-        gate = GradientGate(clip_outliers=may_clip and config.zclip_enabled, always=always, per_tensor=per_tensor)
-        self.guard = TrainerGuard(trainer, gate, acts=acts)
+        self.guard = TrainerGuard(trainer, _gate(config, acts=acts), acts=acts)
         self.guard.making_up.on_unsound = self._examine
         self.guard.making_up.may_replace = config.settings().max_effect is Effect.RECIPE
         self.guard.lets_through = config.nan_action == "warn"
@@ -257,6 +251,8 @@ class TrainerSession:
             return f"{folder.path.name} was there already"
         try:  # on a device that has failed even looking at the weights does
             self.guard.abandon_step()
+            if any(not reading.is_applied for reading in self.guard.readings(wait=True)):
+                self.guard.make_up()  # the device has skipped a step that nobody has read of yet
             if not self.weights_are_finite():
                 return "the weights are not finite, no checkpoint was written"
             self.trainer._save_checkpoint(self.trainer.model, None)  # noqa: SLF001  # what the loop itself calls
@@ -309,5 +305,14 @@ def _signals_left_to_us(args: Any) -> list[signal.Signals]:
     return [number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) if number not in taken]
 
 
-def _clips_always(config: HealingConfig) -> bool:
-    return bool(config.zclip_enabled) and config.resolved()["zclip_mode"] == "always"
+def _gate(config: HealingConfig, *, acts: bool) -> GradientGate:
+    """Return the gate that the configuration asks for."""
+    from ...tensors.adagc import AdaGC
+    from ...tensors.gate import GradientGate
+    from ...tensors.zclip import ZClip
+
+    if not acts or config.settings().max_effect is not Effect.RECIPE:
+        return GradientGate(clip_outliers=False)
+    if config.zclip_enabled and config.resolved()["zclip_mode"] == "always":
+        return GradientGate(always=ZClip(z_threshold=config.zclip_z_threshold))
+    return GradientGate(clip_outliers=config.zclip_enabled, per_tensor=AdaGC() if config.adagc_enabled else None)

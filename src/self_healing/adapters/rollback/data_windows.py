@@ -1,0 +1,228 @@
+"""The data of the steps since the oldest state that a run can return to, kept so that they can be used once more.
+
+Batches are kept as they leave the loader, one by one, so it does not matter who asks for them: the loop, or the guard
+when it wants other data for a step. Nothing is ever fetched twice, which works for every loader, stream and collator.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from .host_copies import HostCopy
+
+if TYPE_CHECKING:
+    from ...tensors.random_state import RandomState
+
+RANDOM_STATE_BYTES = 32_000
+"""What python's generator (625 integers), numpy's and torch's take together."""
+
+
+@dataclass(slots=True, eq=False)
+class KeptBatch:
+    """One batch, and what fetching it did to the random generators."""
+
+    copy: HostCopy
+    random_state: RandomState | None
+    """Where the generators stood afterwards; None where fetching it drew nothing."""
+    step: int
+    """The step it was last used for, as the global step after its update."""
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory it takes."""
+        return self.copy.nbytes + (0 if self.random_state is None else RANDOM_STATE_BYTES)
+
+
+@dataclass(slots=True, eq=False)
+class EpochData:
+    """The batches of one epoch as far as they are kept, and the loader's iterator that the rest comes from."""
+
+    call: dict[str, Any]
+    """What the epoch was run with."""
+    first_step: int
+    """Global step when the epoch was entered."""
+    steps_before: int
+    """Steps of this epoch that were trained before `train()` was entered."""
+    batches: deque[KeptBatch] = field(default_factory=deque)
+    dropped: int = 0
+    """Batches at the beginning of the epoch that are no longer kept: the place of the first that is."""
+    position: int = 0
+    """Place of the batch that is handed out next."""
+    window: int = 0
+    """Place of the first batch of the step that was fetched last."""
+    silent_until: int = 0
+    """Batches before this place leave the generators alone: the restored state was taken after they were fetched."""
+    live: Iterator[Any] | None = None
+    owed: int = 0
+    """Batches that were left out, and are replaced by others when the loader has no more."""
+    reused: int = 0
+
+    @property
+    def number(self) -> int:
+        """Which epoch it is, counted from zero."""
+        return int(self.call["epoch"])
+
+    @property
+    def end(self) -> int:
+        """The place behind the last batch that is kept."""
+        return self.dropped + len(self.batches)
+
+    @property
+    def was_begun(self) -> bool:
+        """Say whether a batch was asked for: the loader's iterator cannot be made a second time."""
+        return self.live is not None or self.end > 0
+
+    def is_over(self) -> None:
+        """Let go of the loader's iterator; persistent workers would deliver the next epoch's data through it."""
+        self.live = None
+
+    def rewind(self, place: int, *, silent_until: int) -> None:
+        """Hand out the batches from a place on once more."""
+        assert self.dropped <= place <= self.end, "these batches are no longer kept"
+        self.position, self.silent_until = place, silent_until
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the data stand before a step: the epoch, and the first batch of that step."""
+
+    epoch: EpochData
+    index: int
+    fetched: int
+    """Batches of the step that had been fetched already."""
+
+
+class DataWindows:
+    """All kept batches, within a number of bytes; the oldest are given up first."""
+
+    def __init__(self, budget_bytes: int) -> None:
+        self.budget_bytes = budget_bytes
+        self.nbytes = 0
+        self.epochs: list[EpochData] = []
+
+    def begin(self) -> None:
+        """Forget everything: `train()` was entered anew, with a loader of its own."""
+        self.epochs.clear()
+        self.nbytes = 0
+
+    def begin_epoch(self, call: dict[str, Any], *, first_step: int, steps_before: int) -> EpochData:
+        """Return the data of an epoch that begins."""
+        epoch = EpochData(call, first_step, steps_before)
+        self.epochs.append(epoch)
+        return epoch
+
+    def holds(self, place: Place) -> bool:
+        """Say whether every batch since then is still kept."""
+        return any(epoch is place.epoch for epoch in self.epochs) and place.index >= place.epoch.dropped
+
+    def forget_before(self, place: Place) -> None:
+        """Let go of what nobody can return to."""
+        while self.epochs and self.epochs[0] is not place.epoch:
+            self._forget(self.epochs[0], len(self.epochs[0].batches))
+            self.epochs.pop(0)
+        self._forget(place.epoch, place.index - place.epoch.dropped)
+
+    def leave_out(self, place: Place, steps: Iterable[int]) -> int:
+        """Leave the batches of these steps out for good, as far as they come after a place; return how many.
+
+        Others take their place: what follows, and at the end of an epoch what is kept of it, for the number of steps
+        and the schedule stay as planned.
+        """
+        harmful, left_out = set(steps), 0
+        for epoch in self.epochs[self._index(place.epoch) :]:
+            first = place.index if epoch is place.epoch else 0
+            before = list(islice(epoch.batches, first - epoch.dropped))
+            after = list(islice(epoch.batches, first - epoch.dropped, None))
+            rest = [batch for batch in after if batch.step not in harmful]
+            gone = [batch for batch in after if batch.step in harmful]
+            epoch.batches = deque([*before, *rest])
+            epoch.owed += len(gone)
+            self.nbytes -= sum(batch.nbytes for batch in gone)
+            left_out += len(gone)
+        return left_out
+
+    def epoch_after(self, epoch: EpochData) -> EpochData | None:
+        """Return the epoch that was run next, None behind the newest."""
+        following = self.epochs[self._index(epoch) + 1 :]
+        return following[0] if following else None
+
+    def next_batch(self, epoch: EpochData, step: int) -> Any:
+        """Return the next batch for a step: one that is kept, else one from the loader; end as the loader ends."""
+        if epoch.position < epoch.end:
+            return self._again(epoch, step)
+        try:
+            batch, random_state = self._fetch(epoch)
+        except StopIteration:
+            if not epoch.owed or not epoch.batches:
+                raise
+            kept = epoch.batches[epoch.reused % len(epoch.batches)]
+            epoch.owed -= 1
+            epoch.reused += 1
+            self._keep(epoch, replace(kept, random_state=None, step=step))
+            return kept.copy.batch()
+        self._keep(epoch, KeptBatch(HostCopy(batch), random_state, step))
+        return batch
+
+    def _again(self, epoch: EpochData, step: int) -> Any:
+        kept = epoch.batches[epoch.position - epoch.dropped]
+        epoch.position += 1
+        kept.step = step
+        batch = kept.copy.batch()
+        if kept.random_state is not None and epoch.position > epoch.silent_until:
+            kept.random_state.restore()
+        return batch
+
+    def _fetch(self, epoch: EpochData) -> tuple[Any, RandomState | None]:
+        """Take a batch from the loader; say where the random generators stand if that has moved them."""
+        from ...tensors.random_state import RandomState
+
+        if epoch.live is None:
+            raise StopIteration
+        before = RandomState.capture()
+        batch = next(epoch.live)
+        after = RandomState.capture()
+        return batch, None if _is_same(before, after) else after
+
+    def _keep(self, epoch: EpochData, batch: KeptBatch) -> None:
+        epoch.batches.append(batch)
+        epoch.position += 1
+        self.nbytes += batch.nbytes
+        for oldest in self.epochs:
+            while self.nbytes > self.budget_bytes and oldest.batches:
+                self._forget(oldest, 1)
+
+    def _forget(self, epoch: EpochData, count: int) -> None:
+        for _ in range(count):
+            self.nbytes -= epoch.batches.popleft().nbytes
+            epoch.dropped += 1
+
+    def _index(self, epoch: EpochData) -> int:
+        return next(index for index, each in enumerate(self.epochs) if each is epoch)
+
+
+class Batches(Iterator[Any]):
+    """Iterates over an epoch: kept batches first, then live ones. Any number of them share the epoch's position."""
+
+    def __init__(self, data: DataWindows, epoch: EpochData, trainer: Any) -> None:
+        self.epoch = epoch
+        self._data = data
+        self._trainer = trainer
+
+    def __next__(self) -> Any:
+        return self._data.next_batch(self.epoch, int(self._trainer.state.global_step) + 1)
+
+
+def _is_same(before: RandomState, after: RandomState) -> bool:
+    import torch
+
+    return (
+        before.python == after.python
+        and torch.equal(before.cpu, after.cpu)
+        and before.numpy is after.numpy  # the reader returns the same object where nothing was drawn
+        and before.devices.keys() == after.devices.keys()
+        and all(torch.equal(state, after.devices[name]) for name, state in before.devices.items())
+    )

@@ -1,0 +1,47 @@
+"""What the guard has learned and decided, as a part of a state that can be returned to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ..trainer.trainer_guard import TrainerGuard
+
+
+class GuardState:
+    """The gate's baseline, the ramp of the learning rate and borrowed data; what was counted as healed stays counted."""
+
+    def __init__(self, guard: TrainerGuard) -> None:
+        self._guard = guard
+        self._gate = guard.gate.state_dict()
+        self._kept_scale = guard.rate_scale.kept
+        self._ramps = [(ramp, ramp.done) for ramp in guard.rate_scale.ramps]
+        making_up = guard.making_up
+        self._borrowed, self._spare = making_up._borrowed, making_up.spare  # noqa: SLF001  # its place in the data
+
+    def restore(self) -> None:
+        """Put it back; steps that were not yet known to be applied have not happened."""
+        guard = self._guard
+        guard.ring.drain()
+        guard.kept.clear()
+        guard._window = None  # noqa: SLF001  # the step at hand is not finished
+        guard._is_judged = False  # noqa: SLF001
+        guard.gate.load_state_dict(self._gate)
+        guard.gate.release()
+        guard.making_up._borrowed, guard.making_up.spare = self._borrowed, self._spare  # noqa: SLF001
+        self._restore_ramps()
+
+    def _restore_ramps(self) -> None:
+        """Put a ramp back to where it stood, unless the rate was cut anew since: that was decided, and stays."""
+        scale = self._guard.rate_scale
+        known = [ramp for ramp, _ in self._ramps]
+        if scale.kept != self._kept_scale or any(not any(ramp is each for each in known) for ramp in scale.ramps):
+            return
+        for ramp, done in self._ramps:
+            ramp.done = done
+        scale.ramps = known
+
+
+def is_settled(guard: TrainerGuard | None) -> bool:
+    """Say whether every step so far is known to be applied; before that, the weights are no state of any step."""
+    return guard is None or not guard.kept

@@ -1,0 +1,134 @@
+"""A batch as the host can keep it: never on the device, and shared with nobody who could write to it."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+class HostCopy:
+    """A copy of a batch in host memory, from which the batch can be made again as often as needed.
+
+    Copied also where the batch is on the host already: losses take entries out of what they are given, some models
+    write into it, and what workers deliver lies in shared memory and holds a file descriptor for each tensor.
+    """
+
+    __slots__ = ("_kept", "nbytes")
+
+    def __init__(self, batch: Any) -> None:
+        self._kept = _rebuilt(batch, _keep_leaf)
+        self.nbytes = _size(self._kept)
+
+    def batch(self) -> Any:
+        """Return the batch as it was, on the devices it was on."""
+        return _rebuilt(self._kept, _give_back_leaf)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HostTensor:
+    values: Any
+    device: Any
+    arrived: Any = None
+    """The event after which the values are complete, where a device still writes them."""
+
+    def back(self) -> Any:
+        import torch
+
+        if self.device.type == "cpu":
+            return self.values.clone()
+        if self.arrived is not None:  # the device waits for it, not the host
+            torch.cuda.current_stream(self.device).wait_event(self.arrived)
+        return self.values.to(self.device, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _HostObject:
+    """Something that is no tensor but can be moved as one."""
+
+    thing: Any
+    device: Any
+
+    def back(self) -> Any:
+        again = copy.deepcopy(self.thing)
+        return again if self.device is None else again.to(self.device)
+
+
+def _keep_leaf(leaf: Any) -> Any:
+    import torch
+
+    if isinstance(leaf, torch.Tensor):
+        return _keep_tensor(leaf.detach())
+    if callable(getattr(leaf, "to", None)):
+        device = getattr(leaf, "device", None)
+        return _HostObject(copy.deepcopy(leaf if device is None else leaf.to("cpu")), device)
+    return _copied_array(leaf)
+
+
+def _keep_tensor(tensor: Any) -> _HostTensor:
+    import torch
+
+    device = tensor.device
+    if device.type == "cpu":
+        return _HostTensor(tensor.clone(), device)
+    if device.type != "cuda" or tensor.layout is not torch.strided or tensor.is_nested:
+        return _HostTensor(tensor.to("cpu"), device)
+    # To wait for the copy would be to wait for every step that the device still has before it: that is left to a
+    # stream of its own and to pinned memory, which the device can write without the host.
+    values = torch.empty_like(tensor, device="cpu", pin_memory=True)
+    stream = _copying_stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        values.copy_(tensor, non_blocking=True)
+        arrived = stream.record_event()
+    tensor.record_stream(stream)
+    return _HostTensor(values, device, arrived)
+
+
+_streams: dict[Any, Any] = {}
+
+
+def _copying_stream(device: Any) -> Any:
+    import torch
+
+    if device not in _streams:
+        _streams[device] = torch.cuda.Stream(device)
+    return _streams[device]
+
+
+def _give_back_leaf(leaf: Any) -> Any:
+    return leaf.back() if isinstance(leaf, _HostTensor | _HostObject) else _copied_array(leaf)
+
+
+def _copied_array(leaf: Any) -> Any:
+    """Return a copy of a numpy array; anything else is taken for something that nobody writes to, such as text."""
+    return leaf.copy() if type(leaf).__module__ == "numpy" and hasattr(leaf, "copy") else leaf
+
+
+def _rebuilt(value: Any, of: Callable[[Any], Any]) -> Any:
+    """Return containers made anew all the way down, with `of` applied to what they hold."""
+    if isinstance(value, UserDict):  # what tokenizers and processors return
+        other = copy.copy(value)
+        other.data = {key: _rebuilt(inner, of) for key, inner in value.data.items()}
+        return other
+    if isinstance(value, Mapping):
+        return type(value)({key: _rebuilt(inner, of) for key, inner in value.items()})  # type: ignore[call-arg]
+    if isinstance(value, tuple):
+        inner = [_rebuilt(each, of) for each in value]
+        return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
+    if isinstance(value, list):
+        return [_rebuilt(each, of) for each in value]
+    return of(value)
+
+
+def _size(kept: Any) -> int:
+    if isinstance(kept, _HostTensor):
+        return int(kept.values.numel() * kept.values.element_size())
+    if isinstance(kept, UserDict | Mapping):
+        return sum(_size(inner) for inner in kept.values())
+    if isinstance(kept, list | tuple):
+        return sum(_size(inner) for inner in kept)
+    return int(getattr(kept, "nbytes", 0)) or sys.getsizeof(kept)

@@ -1,0 +1,263 @@
+"""Returning to an earlier state inside of the training loop, exact to the bit, within seconds.
+
+Whoever decides to return raises `RollBackTo` from anywhere inside an epoch. The state is put back and the epoch is
+entered again with the very batches it was trained on since; then the loader's own iterator goes on where it stood.
+There is no new optimizer, no beginning or end of training, nothing is tokenised or fetched again. A state of an earlier
+epoch is returned to by running the rest of that epoch from what is kept, and then the later ones. Needs
+`Trainer._run_epoch`, which transformers has since 5.3.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..trainer.wrapping import Wrapping
+from .data_windows import Batches, DataWindows, EpochData, Place
+from .guard_state import is_settled
+from .memory_snapshots import MemorySnapshots, Snapshot
+
+if TYPE_CHECKING:
+    from ..trainer.trainer_guard import TrainerGuard
+
+logger = logging.getLogger("self_healing.rollback")
+
+FROM_MEMORY = "<memory>"
+"""Stands for a checkpoint where the loop wants to hear of one; nothing is ever looked for there."""
+DATA_BUDGET_BYTES = 1 << 30
+NEEDED = frozenset(
+    {"epoch", "train_dataloader", "resume_from_checkpoint", "epochs_trained", "steps_trained_in_current_epoch"}
+)
+"""What `_run_epoch` must take for an epoch to be entered in its middle."""
+
+
+class RollBackTo(Exception):
+    """Returns to a state from inside an epoch; leaves the loop where that state is out of reach."""
+
+    def __init__(self, key: str, *, skip: Iterable[int] = ()) -> None:
+        super().__init__(f"return to {key}")
+        self.key = key
+        self.skip = frozenset(skip)
+        """Steps whose data are left out when they are trained again, as global steps after their update."""
+
+
+class RollbackLoop:
+    """Takes states between steps, keeps the data since, and enters the epoch again when it is told to return."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        slots: int = 2,
+        budget_bytes: int = DATA_BUDGET_BYTES,
+        guard: TrainerGuard | None = None,
+        tell: Callable[[str, str], None] = lambda _name, _text: None,
+    ) -> None:
+        self.trainer = trainer
+        self.guard = guard
+        self.snapshots = MemorySnapshots(trainer, slots=slots, guard=guard)
+        self.data = DataWindows(budget_bytes)
+        self.returns = 0
+        """How often an earlier state was returned to."""
+        self.lost_steps = 0
+        """Steps that were trained once more because of it."""
+        self._tell = tell
+        self._epoch: EpochData | None = None
+
+    # -- attaching -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def is_possible(trainer: Any) -> bool:
+        """Say whether this version of transformers runs its epochs where they can be entered again."""
+        run_epoch = getattr(trainer, "_run_epoch", None)
+        return run_epoch is not None and set(inspect.signature(run_epoch).parameters) >= NEEDED
+
+    def attach(self, wrapping: Wrapping) -> None:
+        """Stand around the epoch and around the fetching of data; the guard may do so before or afterwards."""
+        wrapping.wrap(self.trainer, "_run_epoch", self._around_epoch)
+        wrapping.wrap(self.trainer, "get_batch_samples", self._around_fetch)
+        wrapping.wrap(self.trainer, "_load_rng_state", self._around_random_state)
+
+    # -- what the run is asked for -------------------------------------------------------------------
+
+    def take(self) -> Snapshot | None:
+        """Set the state between two steps aside: to be called from `on_step_begin`, when the step's data are there.
+
+        At the end of a step would be too early: it is logged, saved and evaluated afterwards. Returns None while it is
+        not known whether the last step was applied.
+        """
+        epoch = self._epoch
+        assert epoch is not None, "a state is taken inside an epoch"
+        if not is_settled(self.guard):
+            return None
+        snapshot = self.snapshots.take(Place(epoch, epoch.window, epoch.position - epoch.window))
+        self._look_what_is_in_reach()
+        return snapshot
+
+    def is_in_reach(self, key: str) -> bool:
+        """Say whether the loop can return to a state without being left."""
+        snapshot = self.snapshots.get(key)
+        return snapshot is not None and self.data.holds(snapshot.place)
+
+    # -- what the loop calls -------------------------------------------------------------------------
+
+    def _around_epoch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(original)
+
+        def _run_epoch(*args: Any, **kwargs: Any) -> None:
+            epoch = self._begin_epoch(dict(signature.bind(*args, **kwargs).arguments))
+            try:
+                self._run_epochs(original, epoch)
+            finally:
+                self._epoch = None
+
+        return _run_epoch
+
+    def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def get_batch_samples(epoch_iterator: Iterator[Any], *args: Any, **kwargs: Any) -> Any:
+            epoch = self._epoch
+            if epoch is None:
+                return original(epoch_iterator, *args, **kwargs)
+            if not isinstance(epoch_iterator, Batches):
+                epoch.live = epoch_iterator
+                epoch_iterator = Batches(self.data, epoch, self.trainer)
+            epoch.window = epoch.position
+            self._forget_what_nobody_returns_to(epoch)
+            fetched = original(epoch_iterator, *args, **kwargs)
+            self._look_what_is_in_reach()
+            return fetched
+
+        return get_batch_samples
+
+    def _around_random_state(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _load_rng_state(checkpoint: Any) -> Any:
+            # The generators were put back with everything else.
+            return None if checkpoint == FROM_MEMORY else original(checkpoint)
+
+        return _load_rng_state
+
+    # -- epochs --------------------------------------------------------------------------------------
+
+    def _begin_epoch(self, call: dict[str, Any]) -> EpochData:
+        is_first = call["epoch"] == call["epochs_trained"]
+        if is_first:  # `train()` was entered: other data, and perhaps another optimizer
+            self.snapshots.clear()
+            self.data.begin()
+        is_resumed = is_first and call["resume_from_checkpoint"] is not None and not self.trainer.args.ignore_data_skip
+        before = call["steps_trained_in_current_epoch"] // self._accumulation() if is_resumed else 0
+        return self.data.begin_epoch(call, first_step=self._step(), steps_before=before)
+
+    def _run_epochs(self, original: Callable[..., Any], first: EpochData) -> None:
+        """Run an epoch; after a return to an earlier one, that one from there on and all up to the newest."""
+        epoch: EpochData | None = first
+        enters_anew = begins = False
+        while epoch is not None:
+            self._epoch = epoch
+            try:
+                if begins:
+                    self._begin_again(epoch)
+                self._run(original, epoch, enters_anew=enters_anew)
+            except RollBackTo as asked:
+                epoch = self._return_to(asked)
+                enters_anew, begins = True, False
+                continue
+            epoch.is_over()
+            if self.trainer.control.should_training_stop:
+                return
+            epoch, begins = self.data.epoch_after(epoch), True
+
+    def _begin_again(self, epoch: EpochData) -> None:
+        """Begin an epoch that follows one that was run again, as the loop does for each of them."""
+        trainer = self.trainer
+        trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
+        epoch.first_step = self._step()
+        if epoch.was_begun:
+            epoch.rewind(0, silent_until=0)
+
+    def _run(self, original: Callable[..., Any], epoch: EpochData, *, enters_anew: bool) -> None:
+        if not enters_anew or not epoch.was_begun:
+            original(**epoch.call)
+            return
+        done = epoch.steps_before + self._step() - epoch.first_step
+        entering = Wrapping()
+        call = {
+            **epoch.call,
+            "train_dataloader": _Again(Batches(self.data, epoch, self.trainer), entering),
+            "epochs_trained": epoch.number,
+            "steps_trained_in_current_epoch": done * self._accumulation(),
+            "resume_from_checkpoint": FROM_MEMORY if done else None,
+        }
+        try:
+            if done:
+                self._prepare_to_enter(entering)
+            original(**call)
+        finally:
+            entering.restore()
+
+    def _prepare_to_enter(self, entering: Wrapping) -> None:
+        """Have the loop take a place in its epoch for granted, instead of reading the data before it."""
+        import transformers.trainer
+
+        entering.replace(transformers.trainer, "skip_first_batches", lambda loader, _count: loader)
+        entering.replace(self.trainer.args, "ignore_data_skip", False)
+
+    # -- returning -----------------------------------------------------------------------------------
+
+    def _return_to(self, asked: RollBackTo) -> EpochData:
+        """Put a state and the data since back; raise the request again where that cannot be done in here."""
+        snapshot = self.snapshots.get(asked.key)
+        if snapshot is None or not self.data.holds(snapshot.place):
+            why = "is not kept any more" if snapshot is None else "lies before the data that are kept"
+            asked.add_note(f"{asked.key} {why}: training has to be entered anew")
+            raise asked
+        came_from, place = self._step(), snapshot.place
+        self.snapshots.restore(snapshot)
+        left_out = self.data.leave_out(place, asked.skip)
+        place.epoch.rewind(place.index, silent_until=place.index + place.fetched)
+        self.returns += 1
+        self.lost_steps += came_from - snapshot.step
+        logger.warning(
+            "returned from step %d to %s%s",
+            came_from,
+            snapshot.key,
+            f", leaving {left_out} batches out" * bool(left_out),
+        )
+        return place.epoch
+
+    def _forget_what_nobody_returns_to(self, epoch: EpochData) -> None:
+        places = [each.place for each in self.snapshots if not each.is_restart_only]
+        self.data.forget_before(min(places, key=_order, default=Place(epoch, epoch.window, 0)))
+
+    def _look_what_is_in_reach(self) -> None:
+        for snapshot in self.snapshots:
+            if not snapshot.is_restart_only and not self.data.holds(snapshot.place):
+                snapshot.is_restart_only = True
+                self._tell(
+                    "restart-only",
+                    f"{snapshot.key} can only be returned to by a restart: the data since then take more than "
+                    f"{self.data.budget_bytes} bytes",
+                )
+
+    def _accumulation(self) -> int:
+        return int(self.trainer.args.gradient_accumulation_steps)
+
+    def _step(self) -> int:
+        return int(self.trainer.state.global_step)
+
+
+class _Again:
+    """A loader for an epoch that is entered in its middle; where it is read, the loop is in and all is as before."""
+
+    def __init__(self, batches: Batches, entering: Wrapping) -> None:
+        self._batches = batches
+        self._entering = entering
+
+    def __iter__(self) -> Iterator[Any]:
+        self._entering.restore()
+        return self._batches
+
+
+def _order(place: Place) -> tuple[int, int]:
+    return place.epoch.number, place.index

@@ -1,0 +1,139 @@
+"""A few earlier states of a run in host memory, each of which can be returned to more than once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .guard_state import GuardState
+
+if TYPE_CHECKING:
+    from ...tensors.state import Captured
+    from ..rehearsal.trainer_state import TrainerCapture
+    from ..trainer.trainer_guard import TrainerGuard
+    from .data_windows import Place
+
+
+@dataclass(slots=True, eq=False)
+class Snapshot:
+    """The state of a run between two steps, and where its data stood."""
+
+    key: str
+    step: int
+    """The last step whose update it holds."""
+    place: Place
+    nbytes: int
+    capture: TrainerCapture
+    is_restart_only: bool = False
+    """The data since then are no longer kept: it can be returned to only by entering `train()` anew."""
+
+
+def oldest(snapshots: Sequence[Snapshot]) -> Snapshot:
+    """Choose the oldest to make room for a new one."""
+    return snapshots[0]
+
+
+class MemorySnapshots:
+    """At most `slots` states; which one makes room for the next is for `make_room` to say."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        *,
+        slots: int = 2,
+        guard: TrainerGuard | None = None,
+        only_trainable: bool | None = None,
+        make_room: Callable[[Sequence[Snapshot]], Snapshot] = oldest,
+    ) -> None:
+        if slots < 1:
+            raise ValueError(f"slots = {slots}: at least one state must be kept to return to it")
+        self.trainer = trainer
+        self.slots = slots
+        self.guard = guard
+        self._only_trainable = only_trainable
+        """None leaves out what does not train wherever something does not, as with LoRA."""
+        self._make_room = make_room
+        self._kept: list[Snapshot] = []
+        self._taken = 0
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __iter__(self) -> Any:
+        return iter(tuple(self._kept))
+
+    @property
+    def nbytes(self) -> int:
+        """How much host memory all of them take."""
+        return sum(snapshot.nbytes for snapshot in self._kept)
+
+    def get(self, key: str) -> Snapshot | None:
+        """Return the state of that key, None where it is not kept any more."""
+        return next((snapshot for snapshot in self._kept if snapshot.key == key), None)
+
+    def newest(self, *, before_step: int | None = None) -> Snapshot | None:
+        """Return the newest one, or the newest that holds no update of a step or of any after it."""
+        kept = (each for each in reversed(self._kept) if before_step is None or each.step < before_step)
+        return next(kept, None)
+
+    def take(self, place: Place) -> Snapshot:
+        """Set the state of this moment aside, in the place of another one where all are taken."""
+        from ..rehearsal.trainer_state import TrainerCapture
+
+        while len(self._kept) >= self.slots:
+            self._kept.remove(self._make_room(self._kept))
+        trainer = self.trainer
+        only_trainable = self._only_trainable
+        if only_trainable is None:
+            only_trainable = any(not p.requires_grad for p in trainer.model.parameters())
+        capture = TrainerCapture(trainer, to_cpu=True, only_trainable=only_trainable)
+        for part in self._more():
+            capture.add(part)
+        self._taken += 1
+        step = int(trainer.state.global_step)
+        nbytes = capture.nbytes() + _nbytes_besides_weights(trainer)
+        snapshot = Snapshot(f"memory-{self._taken}-step-{step}", step, place, nbytes, capture)
+        self._kept.append(snapshot)
+        return snapshot
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Put a state back, and forget those after it: they belong to what is undone."""
+        snapshot.capture.restore()
+        if hasattr(self.trainer, "_last_loaded_step"):  # else a generation server would keep the weights it has
+            self.trainer._last_loaded_step = -1  # noqa: SLF001  # TRL's own mark
+        self._kept = self._kept[: self._kept.index(snapshot) + 1]
+
+    def drop(self, key: str) -> None:
+        """Let go of one of them."""
+        self._kept = [snapshot for snapshot in self._kept if snapshot.key != key]
+
+    def clear(self) -> None:
+        """Let go of all of them."""
+        self._kept.clear()
+
+    def _more(self) -> list[Captured]:
+        """Return what changes besides what every trainer has: the guard, a reference model that follows the model."""
+        from ...tensors.state import ModuleState
+
+        parts: list[Captured] = []
+        if self.guard is not None:
+            parts.append(GuardState(self.guard))
+        reference = getattr(self.trainer, "ref_model", None)
+        if reference is not None and getattr(self.trainer.args, "sync_ref_model", False):
+            parts.append(ModuleState(reference, to_cpu=True))
+        return parts
+
+
+def _nbytes_besides_weights(trainer: Any) -> int:
+    """Return the size of moments, buffers and inputs that were made in advance."""
+    import torch
+    from torch.utils import _pytree
+
+    things = (
+        list(trainer.optimizer.state.values()),
+        list(trainer.model.buffers()),
+        getattr(trainer, "_buffered_inputs", None),
+    )
+    leaves = _pytree.tree_leaves(things)
+    return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))

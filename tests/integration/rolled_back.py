@@ -1,0 +1,200 @@
+"""Trainers of many kinds that return to earlier states of theirs, and the runs they are compared with."""
+
+from __future__ import annotations
+
+from self_healing.adapters.rollback.in_loop import RollBackTo, RollbackLoop
+from self_healing.adapters.trainer.wrapping import Wrapping
+from self_healing.adapters.transformers import SelfHealingTrainer
+from self_healing.drills.tiny_training import LENGTH, records, tiny_model
+
+from .rehearsed import make_default, make_iterable, make_lora, make_noisy_collator, of_trl, variety
+
+STEPS = 13
+EPOCH = 5
+"""Steps in an epoch of most kinds: every script below crosses its end."""
+
+
+def few_records(trainer, count=40):
+    trainer.train_dataset = trainer.train_dataset[:count] if isinstance(trainer.train_dataset, list) else None
+    return trainer
+
+
+def default(folder, count=40, **arguments):
+    return few_records(make_default(folder, **arguments), count)
+
+
+def drawing_collator(folder):
+    """A collator that draws from everybody's generators in the middle of the epoch."""
+    import random
+
+    import numpy as np
+    import torch
+    from transformers import default_data_collator
+
+    def collate(rows):
+        batch = default_data_collator(rows)
+        batch["input_ids"][:, random.randrange(LENGTH)] = int(torch.randint(0, 60, (1,)))
+        batch["input_ids"][:, np.random.randint(LENGTH)] = 5  # noqa: NPY002  # the generator that must be put back
+        return batch
+
+    trainer = default(folder)
+    trainer.data_collator = collate
+    return trainer
+
+
+def noisy(folder):
+    trainer = make_noisy_collator(folder)
+    trainer.train_dataset.rows = trainer.train_dataset.rows[:40]
+    return trainer
+
+
+def lora(folder):
+    return few_records(make_lora(folder))
+
+
+def batch_norm(folder):
+    """A model with buffers that change in every step."""
+    import torch
+
+    model = tiny_model(dropout=0.1)
+    model.model.norm = torch.nn.Sequential(model.model.norm, _Norm())
+    trainer = default(folder)
+    trainer.model = trainer.model_wrapped = model
+    return trainer
+
+
+def _Norm():
+    import torch
+
+    class Norm(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(32)
+
+        def forward(self, x):
+            return self.norm(x.transpose(1, 2)).transpose(1, 2)
+
+    return Norm()
+
+
+def stream(folder):
+    """A dataset without length that draws from a generator of its own."""
+    return make_iterable(folder)
+
+
+def finite_stream(folder, **arguments):
+    """A stream that ends, so that there are epochs."""
+    from datasets import Dataset
+
+    trainer = make_default(folder, **arguments)
+    trainer.train_dataset = Dataset.from_list(records(40, seed=2)).to_iterable_dataset().shuffle(seed=1, buffer_size=16)
+    return trainer
+
+
+def sft(folder, **arguments):
+    return of_trl(folder, "SFT", ["text"], max_length=LENGTH, **arguments)
+
+
+def dpo(folder):
+    return of_trl(folder, "DPO", ["prompt", "chosen", "rejected"], {"ref_model": tiny_model()})
+
+
+def grpo(folder, **arguments):
+    rewards = {"reward_funcs": variety}
+    settings = {"num_generations": 2, "max_completion_length": 4, **arguments}
+    return of_trl(folder, "GRPO", ["prompt"], rewards, **settings)
+
+
+KINDS = {
+    "dropout": default,
+    "accumulation-4": lambda folder: default(folder, 128 + 8 * 3, gradient_accumulation_steps=4),
+    "log-every-3-evaluate-each-epoch": lambda folder: default(
+        folder, logging_steps=3, eval_strategy="epoch", save_strategy="no"
+    ),
+    "scheduler-and-sgd": lambda folder: default(folder, optim="sgd", lr_scheduler_type="cosine", warmup_steps=3),
+    "lora": lora,
+    "changing-buffers": batch_norm,
+    "stream": stream,
+    "finite-stream": finite_stream,
+    "workers-2": lambda folder: default(folder, dataloader_num_workers=2),
+    "persistent-workers": lambda folder: default(folder, dataloader_num_workers=1, dataloader_persistent_workers=True),
+    "own-randomness": noisy,
+    "drawing-collator": drawing_collator,
+    "sft": sft,
+    "sft-accumulation-4": lambda folder: sft(folder, gradient_accumulation_steps=4),
+    "dpo": dpo,
+    "grpo": grpo,
+    "grpo-generation-over-4-steps": lambda folder: grpo(folder, steps_per_generation=4),
+    "grpo-accumulation-2-over-4-steps": lambda folder: grpo(
+        folder, steps_per_generation=8, gradient_accumulation_steps=2, num_iterations=2
+    ),
+}
+
+
+def made(kind, folder, steps=STEPS):
+    trainer = KINDS[kind](folder) if isinstance(kind, str) else kind(folder)
+    trainer.args.max_steps = steps
+    if trainer.args.logging_steps == 500:
+        trainer.args.logging_steps = 1
+    return trainer
+
+
+def driver(loop, script, *, every=2, skip=()):
+    """Return a callback that takes states now and then, and returns to one of them at the end of some steps, once each.
+
+    The script says how far: step -> which of the kept states, 0 being the newest.
+    """
+    from transformers import TrainerCallback
+
+    class Driver(TrainerCallback):
+        def __init__(self):
+            self.left = dict(script)
+            self.events = []
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            self.events.append("train begins")
+
+        def on_train_end(self, args, state, control, **kwargs):
+            self.events.append("train ends")
+
+        def on_epoch_begin(self, args, state, control, **kwargs):
+            self.events.append(f"epoch begins at {state.global_step}")
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            newest = loop.snapshots.newest()
+            if state.global_step % every == 0 and (newest is None or newest.step != state.global_step):
+                assert loop.take() is not None
+
+        def on_step_end(self, args, state, control, **kwargs):
+            self.returns_at(state.global_step)
+
+        def returns_at(self, step):
+            if step in self.left:
+                kept = list(loop.snapshots)
+                raise RollBackTo(kept[-1 - self.left.pop(step)].key, skip=skip)
+
+    return Driver()
+
+
+def rolled_back(trainer, script, *, every=2, guard="none", skip=(), **settings):
+    """Train with returns; the guard is attached before our wrapping, after it, or not at all."""
+    from transformers import TrainerCallback
+
+    wrapping = Wrapping()
+    loop = RollbackLoop(trainer, **{"slots": 4, **settings})
+
+    class AttachLate(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            loop.attach(wrapping)
+
+    trainer.loop, trainer.driver = loop, driver(loop, script, every=every, skip=skip)
+    trainer.add_callback(trainer.driver)
+    if guard == "inside":
+        trainer.add_callback(AttachLate())
+    else:
+        loop.attach(wrapping)
+    try:
+        (trainer if guard == "none" else SelfHealingTrainer(trainer)).train()
+    finally:
+        assert guard != "none" or wrapping.restore() == []
+    return trainer
