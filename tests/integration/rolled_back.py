@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from self_healing.adapters.rollback.in_loop import RollBackTo, RollbackLoop
+from self_healing.adapters.rollback.in_loop import RollbackLoop, RollBackTo
 from self_healing.adapters.trainer.wrapping import Wrapping
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.drills.tiny_training import LENGTH, records, tiny_model
@@ -196,5 +196,6 @@ def rolled_back(trainer, script, *, every=2, guard="none", skip=(), **settings):
     try:
         (trainer if guard == "none" else SelfHealingTrainer(trainer)).train()
     finally:
-        assert guard != "none" or wrapping.restore() == []
+        wrapping.restore()
+        loop.end()
     return trainer

@@ -14,19 +14,10 @@ from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.drills.trained import losses, weights
 
 pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
-
-
-def weights(trainer):
-    import torch
-
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def losses(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 def postmortem(folder):

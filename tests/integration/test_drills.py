@@ -13,34 +13,13 @@ from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
+from self_healing.drills.trained import losses, same, updates, weights
 
 pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
 ONCE = {"gradient_accumulation_steps": 1, "max_steps": 60}
 FOUR = {"gradient_accumulation_steps": 4, "max_steps": 24, "per_device_train_batch_size": 4}
 AT = {1: 20, 4: 9}
-
-
-def weights(trainer):
-    import torch
-
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def same(a, b):
-    import torch
-
-    return torch.equal(weights(a), weights(b))
-
-
-def losses(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-
-
-def updates(trainer):
-    """The optimizer's own count: a step that was skipped on the device is not in it."""
-    state = trainer.optimizer.state
-    return int(next(iter(state.values()))["step"]) if state else 0
 
 
 def eval_loss(trainer):

@@ -19,6 +19,7 @@ from self_healing.core.failure import Mode
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
+from self_healing.drills.trained import losses, weights
 
 pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
@@ -31,16 +32,6 @@ def environment_is_put_back():
     yield
     os.environ.clear()
     os.environ.update(before)
-
-
-def weights(trainer):
-    import torch
-
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def losses(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 def entries(folder):

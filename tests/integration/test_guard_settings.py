@@ -16,24 +16,14 @@ from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
+from self_healing.drills.trained import same
+from self_healing.drills.trained import weights as flat
 
 from .rehearsed import make_with_model_init, word_tokenizer
 
 pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
 AT = 15
-
-
-def flat(trainer):
-    import torch
-
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def same(a, b):
-    import torch
-
-    return torch.equal(flat(a), flat(b))
 
 
 def guarded(folder, fault, config=None, *, at_step=AT, **arguments):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from .rehearsed import logged, quick_collections, same, weights  # noqa: F401
-from .rolled_back import KINDS, STEPS, made, rolled_back
+from .rolled_back import KINDS, made, rolled_back
 
 pytestmark = pytest.mark.torch
 NEWEST, PREVIOUS_EPOCH, TWO_EPOCHS_AGO = {3: 0, 5: 0, 12: 0}, {4: 0, 7: 2}, {6: 3, 11: 3, 12: 1}

@@ -12,6 +12,7 @@ from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.faults.oom_in_packed_rows import OomInPackedRows
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
+from self_healing.drills.trained import updates, weights
 from self_healing.patterns.cuda_memory import FIXES
 
 pytestmark = pytest.mark.torch
@@ -21,17 +22,6 @@ STEPS = 30
 def sizes(trainer):
     args = trainer.args
     return args.per_device_train_batch_size, args.gradient_accumulation_steps, trainer._train_batch_size
-
-
-def weights(trainer):
-    import torch
-
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def updates(trainer):
-    state = trainer.optimizer.state
-    return int(next(iter(state.values()))["step"]) if state else 0
 
 
 def make(folder, **arguments):

@@ -13,6 +13,7 @@ from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.drills.trained import same
 
 pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
@@ -97,18 +98,6 @@ def test_it_can_be_closed_with_something_pending_and_used_again(watched):
 
 
 # -- in a training -------------------------------------------------------------------------------------
-
-
-def weights(trainer):
-    import torch
-
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def same(a, b):
-    import torch
-
-    return torch.equal(weights(a), weights(b))
 
 
 def steps_looked_at(folder):

@@ -17,6 +17,7 @@ from self_healing.adapters.trainer.wrapping import Wrapping
 from self_healing.core.discover import discover_classes
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.drills.trained import losses, weights
 
 _spec = importlib.util.spec_from_file_location("tight_memory", Path(__file__).with_name("tight_memory.py"))
 tight = importlib.util.module_from_spec(_spec)
@@ -157,16 +158,6 @@ def train(trainer, fault=None):
         fault.plant(trainer)
     trainer.train()
     return events, retry
-
-
-def weights(trainer):
-    import torch
-
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def losses(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import records, tiny_model, tiny_trainer
+from self_healing.drills.trained import weights
 
 pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
@@ -45,12 +46,6 @@ def notes(folder):
     return [
         e.body["text"] for e in read_ledger(folder / "healing" / "ledger.jsonl").entries if e.name == "name-missing"
     ]
-
-
-def weights(trainer):
-    import torch
-
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
+from self_healing.drills.trained import losses, same, weights
 
 pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
@@ -26,22 +27,6 @@ VARIANTS = {
     "log-each-step": {"logging_steps": 1},
     "one-epoch": {"max_steps": -1, "num_train_epochs": 1},
 }
-
-
-def weights(trainer):
-    import torch
-
-    return torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
-
-
-def same(a, b):
-    import torch
-
-    return torch.equal(weights(a), weights(b))
-
-
-def losses(trainer):
-    return [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 def eval_loss(trainer):

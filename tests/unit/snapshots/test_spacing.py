@@ -76,6 +76,11 @@ def test_ages_are_spaced_exponentially_from_one_interval_to_the_whole_run(slot_c
         assert max(older / younger for younger, older in pairwise(ages)) <= ratio, ages
 
 
+def test_a_sick_state_makes_room_before_any_other():
+    held = [Slot(10, Condition.GOOD), Slot(20, Condition.SICK), Slot(90, Condition.UNKNOWN), Slot(95, Condition.INTACT)]
+    assert slot_for(held, 100) == 1
+
+
 def test_one_slot_is_not_taken_from_a_good_state():
     assert slot_for([Slot(10, Condition.GOOD)], 20) is None
     assert slot_for([Slot(10, Condition.UNKNOWN)], 20) == 0

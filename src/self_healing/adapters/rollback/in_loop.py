@@ -80,6 +80,11 @@ class RollbackLoop:
         wrapping.wrap(self.trainer, "get_batch_samples", self._around_fetch)
         wrapping.wrap(self.trainer, "_load_rng_state", self._around_random_state)
 
+    def end(self) -> None:
+        """Let go of all states and data when training has ended; the wrapping is for its owner to undo."""
+        self.snapshots.clear()
+        self.data.begin()
+
     # -- what the run is asked for -------------------------------------------------------------------
 
     def take(self) -> Snapshot | None:
@@ -143,8 +148,7 @@ class RollbackLoop:
     def _begin_epoch(self, call: dict[str, Any]) -> EpochData:
         is_first = call["epoch"] == call["epochs_trained"]
         if is_first:  # `train()` was entered: other data, and perhaps another optimizer
-            self.snapshots.clear()
-            self.data.begin()
+            self.end()
         is_resumed = is_first and call["resume_from_checkpoint"] is not None and not self.trainer.args.ignore_data_skip
         before = call["steps_trained_in_current_epoch"] // self._accumulation() if is_resumed else 0
         return self.data.begin_epoch(call, first_step=self._step(), steps_before=before)
