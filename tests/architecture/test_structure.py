@@ -19,6 +19,7 @@ FRAMEWORKS = ("torch", "numpy", "transformers", "trl", "accelerate", "datasets",
 LAYERS = {
     "core": set(),
     "actions": {"core"},
+    "snapshots": {"core"},
     "detectors": {"core", "actions"},
     "causes": {"core", "actions"},
     "patterns": {"core", "actions"},

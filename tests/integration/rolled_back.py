@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from self_healing.adapters.rollback.in_loop import RollbackLoop, RollBackTo
 from self_healing.adapters.trainer.wrapping import Wrapping
 from self_healing.adapters.transformers import SelfHealingTrainer
@@ -10,17 +12,31 @@ from self_healing.drills.tiny_training import LENGTH, records, tiny_model
 from .rehearsed import make_default, make_iterable, make_lora, make_noisy_collator, of_trl, variety
 
 STEPS = 13
-EPOCH = 5
-"""Steps in an epoch of most kinds: every script below crosses its end."""
+"""Epochs have five steps, or six: each script crosses the ends of two."""
 
 
 def few_records(trainer, count=40):
-    trainer.train_dataset = trainer.train_dataset[:count] if isinstance(trainer.train_dataset, list) else None
+    trainer.train_dataset = trainer.train_dataset[:count]
     return trainer
 
 
 def default(folder, count=40, **arguments):
     return few_records(make_default(folder, **arguments), count)
+
+
+def writing(folder):
+    """A trainer that writes into the batches it is given."""
+    trainer = default(folder)
+    original = trainer.training_step
+
+    def training_step(model, inputs, *args):
+        loss = original(model, inputs, *args)
+        inputs["input_ids"].zero_()
+        inputs.pop("labels")
+        return loss
+
+    trainer.training_step = training_step
+    return trainer
 
 
 def drawing_collator(folder):
@@ -108,9 +124,7 @@ def grpo(folder, **arguments):
 KINDS = {
     "dropout": default,
     "accumulation-4": lambda folder: default(folder, 128 + 8 * 3, gradient_accumulation_steps=4),
-    "log-every-3-evaluate-each-epoch": lambda folder: default(
-        folder, logging_steps=3, eval_strategy="epoch", save_strategy="no"
-    ),
+    "log-every-3-evaluate-each-epoch": lambda folder: default(folder, logging_steps=3, eval_strategy="epoch"),
     "scheduler-and-sgd": lambda folder: default(folder, optim="sgd", lr_scheduler_type="cosine", warmup_steps=3),
     "lora": lora,
     "changing-buffers": batch_norm,
@@ -120,6 +134,7 @@ KINDS = {
     "persistent-workers": lambda folder: default(folder, dataloader_num_workers=1, dataloader_persistent_workers=True),
     "own-randomness": noisy,
     "drawing-collator": drawing_collator,
+    "writes-into-batches": writing,
     "sft": sft,
     "sft-accumulation-4": lambda folder: sft(folder, gradient_accumulation_steps=4),
     "dpo": dpo,
@@ -134,8 +149,6 @@ KINDS = {
 def made(kind, folder, steps=STEPS):
     trainer = KINDS[kind](folder) if isinstance(kind, str) else kind(folder)
     trainer.args.max_steps = steps
-    if trainer.args.logging_steps == 500:
-        trainer.args.logging_steps = 1
     return trainer
 
 
@@ -176,7 +189,13 @@ def driver(loop, script, *, every=2, skip=()):
     return Driver()
 
 
-def rolled_back(trainer, script, *, every=2, guard="none", skip=(), **settings):
+class Run(NamedTuple):
+    trainer: Any
+    loop: RollbackLoop
+    driver: Any
+
+
+def rolled_back(trainer, script, *, every=2, guard="none", skip=(), resume=None, **settings):
     """Train with returns; the guard is attached before our wrapping, after it, or not at all."""
     from transformers import TrainerCallback
 
@@ -184,18 +203,26 @@ def rolled_back(trainer, script, *, every=2, guard="none", skip=(), **settings):
     loop = RollbackLoop(trainer, **{"slots": 4, **settings})
 
     class AttachLate(TrainerCallback):
+        """Attaches when the session has attached, so that ours is the outer wrapping."""
+
         def on_train_begin(self, args, state, control, **kwargs):
             loop.attach(wrapping)
 
-    trainer.loop, trainer.driver = loop, driver(loop, script, every=every, skip=skip)
-    trainer.add_callback(trainer.driver)
+    callbacks = [driver(loop, script, every=every, skip=skip)]
     if guard == "inside":
-        trainer.add_callback(AttachLate())
+        callbacks.append(AttachLate())
     else:
         loop.attach(wrapping)
+    for callback in callbacks:
+        trainer.add_callback(callback)
     try:
-        (trainer if guard == "none" else SelfHealingTrainer(trainer)).train()
+        (trainer if guard == "none" else SelfHealingTrainer(trainer)).train(resume_from_checkpoint=resume)
     finally:
         wrapping.restore()
+        for callback in callbacks:
+            trainer.remove_callback(callback)
+        loop.kept_at_the_end = [(each.step, each.is_restart_only, each.nbytes) for each in loop.snapshots]
         loop.end()
-    return trainer
+        # The classes above are cycles of references; workers whose loader is collected with one are waited for, 5 s.
+        loop.trainer = loop.snapshots.trainer = None
+    return Run(trainer, loop, callbacks[0])

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from self_healing import UnrecoverableError
-from self_healing.adapters.checkpoint_folders import newest_usable
+from self_healing.adapters.trainer.checkpoint_folders import newest_usable
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_trainer
 

@@ -140,7 +140,7 @@ def test_a_late_verdict_does_not_make_the_trainer_delete_the_wrong_checkpoint(ru
     assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-30", "checkpoint-40"]
 
 
-def test_checkpoints_deleted_while_they_are_hashed_leave_nothing_behind(tmp_path):
+def test_with_a_save_at_each_step_and_one_kept_the_one_left_is_verified(tmp_path):
     trainer = tiny_trainer(tmp_path, max_steps=15, save_strategy="steps", save_steps=1, save_total_limit=1)
     followed(trainer)
     trainer.train()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ...core.errors import ActionFailed
-from ..checkpoint_folders import newest_usable
+from .checkpoint_folders import newest_usable
 from .learning_rate import LearningRateScale
 from .wrapping import Wrapping
 
@@ -176,9 +176,9 @@ class TrainerAbilities(LoopAbilities):
         latest = before_step
         if min_steps is not None:
             latest = min(step - min_steps + 1, latest if latest is not None else step)
-        folder, passed_over = newest_usable(folders, latest)
+        folder, passed_over = newest_usable(folders, latest, thorough=True)
         for _ in range(depth):
-            older = newest_usable(folders, folder.step)[0] if folder is not None else None
+            older = newest_usable(folders, folder.step, thorough=True)[0] if folder is not None else None
             folder = older or folder
         if folder is None:
             told = "; ".join(passed_over) or "none was written yet"

@@ -12,12 +12,12 @@ from ...core.failure import Effect, FailureType, Mode
 from ...core.plan import Plan
 from ...core.run_directory import healing_folder
 from ...core.signal import Raised, SnapshotTaken
-from ..checkpoint_folders import newest_usable
 from ..data.other_data import blame_the_model_if_other_data_fail
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
 from .abilities import TrainerAbilities
+from .checkpoint_folders import newest_usable
 from .engines import Surroundings
 from .examination import Examiner
 from .exceptions import describe, remarks_on

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..snapshots.resume import choose
+from ...snapshots.resume import choose
 
 
 @dataclass(frozen=True, slots=True)
