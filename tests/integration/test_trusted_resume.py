@@ -181,3 +181,30 @@ def test_sharded_weights_of_a_real_save_are_known(run):
     chosen = choose(run)
     assert chosen.step == 30
     assert f"{shards[-1]} is missing" in chosen.passed_over[0].why
+
+
+@pytest.mark.parametrize("wanted", ["auto", True])
+def test_a_guarded_training_resumes_from_what_can_be_trusted_and_says_so(wanted, run, trained):
+    import torch
+
+    from self_healing import SelfHealingTrainer
+    from self_healing.core.ledger import read_ledger
+
+    flip_bit(run / "checkpoint-40" / "model.safetensors")
+    (run / "checkpoint-30" / "optimizer.pt").unlink()
+    trainer = tiny_trainer(run, max_steps=STEPS, save_strategy="steps", save_steps=10)
+    SelfHealingTrainer(trainer).train(resume_from_checkpoint=wanted)
+    assert all(torch.equal(a, b) for a, b in zip(trainer.model.parameters(), trained[1], strict=True))
+    (told,) = [e.body["text"] for e in read_ledger(run / "healing" / "ledger.jsonl").entries if e.name == "resuming"]
+    assert told.startswith("checkpoint-20 is resumed from")
+    assert "checkpoint-40" in told
+    assert "optimizer.pt" in told
+
+
+def test_where_there_is_no_checkpoint_a_guarded_training_starts_from_scratch(tmp_path):
+    from self_healing import ConfigError, SelfHealingTrainer
+
+    trainer = tiny_trainer(tmp_path, max_steps=3)
+    assert SelfHealingTrainer(trainer).train(resume_from_checkpoint=True).global_step == 3
+    with pytest.raises(ConfigError, match="cannot be resumed from"):
+        SelfHealingTrainer(trainer).train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))

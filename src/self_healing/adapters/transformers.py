@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UnrecoverableError, give_up
 from ..core.failure import Mode
+from ..snapshots.resume import resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .trainer.trainer_session import LeaveLoopError, TrainerSession
 from .trainer.wrapping import Wrapping
@@ -97,6 +98,8 @@ def train_guarded(
         if config.dry_run_steps:
             dry_run_or_stop(trainer, config.dry_run_steps)
         session.attach()
+        if mode is Mode.HEAL:
+            args, kwargs = _with_trusted_checkpoint(session, args, kwargs)
         output = _train_until_done(session, train, args, kwargs)
         if session.abilities.stop_reason is not None:
             give_up(session.abilities.stop_reason, None)
@@ -132,10 +135,29 @@ def _train_until_done(
         path = restart.path if restart is not None else None
         logger.warning("training goes on from %s", path or "the start")
         session.guard.detach_optimizer()
-        if args:  # given by place, with what follows it
-            args = (path, *args[1:])
-        else:
-            kwargs = {**kwargs, "resume_from_checkpoint": path}
+        args, kwargs = _resuming_from(path, args, kwargs)
+
+
+def _with_trusted_checkpoint(
+    session: TrainerSession, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Find out what `resume_from_checkpoint` means: "auto" and True take the newest that can be trusted, if any."""
+    wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
+    if wanted is None or wanted is False:
+        return args, kwargs
+    own = session.trainer.args
+    chosen = resolve(wanted, own.output_dir, model_only=bool(getattr(own, "save_only_model", False)))
+    session.note("resuming", str(chosen), level=logging.WARNING if chosen.passed_over else logging.INFO)
+    return _resuming_from(None if chosen.path is None else str(chosen.path), args, kwargs)
+
+
+def _resuming_from(
+    path: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the arguments of `train` with another checkpoint in them."""
+    if args:  # given by place, with what follows it
+        return (path, *args[1:]), kwargs
+    return args, {**kwargs, "resume_from_checkpoint": path}
 
 
 def _reason(error: BaseException) -> str:
