@@ -126,6 +126,7 @@ KINDS = {
     "accumulation-4": lambda folder: default(folder, 128 + 8 * 3, gradient_accumulation_steps=4),
     "log-every-3-evaluate-each-epoch": lambda folder: default(folder, logging_steps=3, eval_strategy="epoch"),
     "scheduler-and-sgd": lambda folder: default(folder, optim="sgd", lr_scheduler_type="cosine", warmup_steps=3),
+    "ignore-data-skip": lambda folder: default(folder, ignore_data_skip=True),
     "lora": lora,
     "changing-buffers": batch_norm,
     "stream": stream,
@@ -174,6 +175,7 @@ def driver(loop, script, *, every=2, skip=()):
             self.events.append(f"epoch begins at {state.global_step}")
 
         def on_step_begin(self, args, state, control, **kwargs):
+            assert all(epoch.live is None for epoch in loop.data.epochs[:-1])
             newest = loop.snapshots.newest()
             if state.global_step % every == 0 and (newest is None or newest.step != state.global_step):
                 assert loop.take() is not None
@@ -187,6 +189,30 @@ def driver(loop, script, *, every=2, skip=()):
                 raise RollBackTo(kept[-1 - self.left.pop(step)].key, skip=skip)
 
     return Driver()
+
+
+class GuardedTraining:
+    """A guard that is read at the end of each step, as a session does it."""
+
+    def __init__(self, trainer):
+        from transformers import TrainerCallback
+
+        from self_healing.adapters.trainer.trainer_guard import TrainerGuard
+        from self_healing.tensors.gate import GradientGate
+
+        guard = self.guard = TrainerGuard(trainer, GradientGate())
+
+        class Reading(TrainerCallback):
+            def on_train_begin(self, args, state, control, **kwargs):
+                guard.attach_optimizer()
+
+            def on_step_end(self, args, state, control, **kwargs):
+                if any(not reading.is_applied for reading in list(guard.readings(wait=True))):
+                    guard.make_up()
+
+        self.callback = Reading()
+        trainer.add_callback(self.callback)
+        guard.attach()
 
 
 class Run(NamedTuple):
@@ -222,6 +248,7 @@ def rolled_back(trainer, script, *, every=2, guard="none", skip=(), resume=None,
         for callback in callbacks:
             trainer.remove_callback(callback)
         loop.kept_at_the_end = [(each.step, each.is_restart_only, each.nbytes) for each in loop.snapshots]
+        loop.data_at_the_end = sum(len(epoch.batches) for epoch in loop.data.epochs)
         loop.end()
         # The classes above are cycles of references; workers whose loader is collected with one are waited for, 5 s.
         loop.trainer = loop.snapshots.trainer = None
