@@ -119,3 +119,13 @@ def test_an_exception_that_ends_the_process_is_in_the_postmortem(tmp_path):
     assert "ZeroDivisionError" in ended.stderr
     told = postmortem(tmp_path)
     assert (told["exit_reason"], told["exception_type"], told["last_step"]) == ("exception", "ZeroDivisionError", 3)
+
+
+def test_after_an_exception_the_same_folder_can_be_used_again_in_the_same_process(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=5, callbacks=[SelfHealingCallback()])
+    trainer.model.register_forward_hook(lambda *_: 1 / 0 if trainer.state.global_step == 2 else None)
+    with pytest.raises(ZeroDivisionError):
+        trainer.train()
+    tiny_trainer(tmp_path, max_steps=5, callbacks=[SelfHealingCallback()]).train()
+    assert postmortem(tmp_path)["exit_reason"] == "completed"
+    assert len(postmortem(tmp_path)["attempts"]) == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -59,6 +60,10 @@ class Watched:
     """Takes away after an update what was put in place for it."""
 
 
+_running: dict[str, SelfHealingCallback] = {}
+"""Callbacks whose training has begun and not ended, by run directory: after an exception nobody tells them."""
+
+
 class SelfHealingCallback:
     """Watches a training and does what can be done from a callback: `trainer.add_callback(SelfHealingCallback())`.
 
@@ -71,7 +76,6 @@ class SelfHealingCallback:
         self.config = config or HealingConfig()
         self.mode = self.config.effective_mode()
         self._watched: Watched | None = None
-        atexit.register(self._process_ends)
 
     def __getattr__(self, name: str) -> Any:
         if not name.startswith("on_"):
@@ -84,7 +88,10 @@ class SelfHealingCallback:
         """Open the run; say what a callback cannot do."""
         from ..tensors.telemetry import TelemetryRing
 
-        self._end("exception", sys.exc_info()[1])  # the last training never came to its end
+        folder = os.path.realpath(args.output_dir)
+        for earlier in (self, _running.get(folder)):  # a training that never came to its end, of ours or in this folder
+            if earlier is not None:
+                earlier.end("exception", sys.exc_info()[1])
         self.mode = self.config.effective_mode()
         if self.mode is Mode.OFF:
             return
@@ -93,6 +100,8 @@ class SelfHealingCallback:
         abilities = LoopAbilities(loop, rate_scale)
         desk = RunDesk(args, self.config, abilities, mode=self.mode, step=lambda: int(loop.state.global_step))
         self._watched = Watched(loop, desk, abilities, rate_scale, TelemetryRing())
+        _running[folder] = self
+        atexit.register(self._process_ends)
         desk.note("callback-only", CANNOT)
         desk.learn({**facts_of_run(args, state, kwargs.get("model")), "trainer": "callback"})
 
@@ -105,17 +114,20 @@ class SelfHealingCallback:
             if found_inf:
                 self._was_held_back(watched, step)
         reason = watched.abilities.stop_reason
-        self._end("completed" if reason is None else "unrecoverable", None)
+        self.end("completed" if reason is None else "unrecoverable", None)
         if reason is not None:
             give_up(reason, None)
 
     def _process_ends(self) -> None:
         """Write how the run ended where an exception has ended the process."""
-        self._end("exception", getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
+        self.end("exception", getattr(sys, "last_exc", None) or getattr(sys, "last_value", None))
 
-    def _end(self, reason: str, error: BaseException | None) -> None:
+    def end(self, reason: str, error: BaseException | None) -> None:
+        """Write how the training ended and let go of its folder; nothing where none was begun."""
         watched, self._watched = self._watched, None
         if watched is not None:
+            _running.pop(os.path.realpath(watched.loop.args.output_dir), None)
+            atexit.unregister(self._process_ends)
             watched.around_step.close()
             watched.abilities.put_back()
             watched.desk.ended(reason, error, _figures(watched))

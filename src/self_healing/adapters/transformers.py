@@ -112,8 +112,9 @@ def train_guarded(
         trainer.remove_callback(callback)
         _guarded_now.discard(id(trainer))
         session.close()
-        if session.interrupted_by is not None:  # saved and put in order: now the signal may do what it came for
-            session.interrupts.pass_on(session.interrupted_by)
+        pending = session.interrupted_by or session.interrupts.take()  # one that came after the last step too
+        if pending is not None:  # saved and put in order: now the signal may do what it came for
+            session.interrupts.pass_on(pending)
 
 
 def _train_until_done(
@@ -135,6 +136,9 @@ def _train_until_done(
         path = restart.path if restart is not None else None
         logger.warning("training goes on from %s", path or "the start")
         session.guard.detach_optimizer()
+        noise = getattr(session.trainer, "neftune_hook_handle", None)
+        if noise is not None:  # `train` adds its own, and removes only the newest at the end
+            noise.remove()
         args, kwargs = _resuming_from(path, args, kwargs)
 
 
@@ -147,7 +151,11 @@ def _with_trusted_checkpoint(
         return args, kwargs
     own = session.trainer.args
     chosen = resolve(wanted, own.output_dir, model_only=bool(getattr(own, "save_only_model", False)))
-    session.note("resuming", str(chosen), level=logging.WARNING if chosen.passed_over else logging.INFO)
+    session.note(
+        "resuming",
+        str(chosen),
+        level=logging.INFO if chosen.path is not None and not chosen.passed_over else logging.WARNING,
+    )
     return _resuming_from(None if chosen.path is None else str(chosen.path), args, kwargs)
 
 
@@ -176,6 +184,8 @@ def _with_figures(output: Any, session: TrainerSession) -> Any:
         **session.memory.figures(),
         **session.data.figures(),
     }
+    if not hasattr(output, "_replace"):  # a trainer with a loop of its own may return what it likes
+        return output
     return output._replace(metrics={**output.metrics, **figures})
 
 
@@ -197,6 +207,8 @@ def make_callback(session: TrainerSession) -> Any:
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             session.end_of_epoch()
+            if session.abilities.restart is not None:  # before what must not be kept is evaluated and saved
+                raise LeaveLoopError
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
             session.desk.look(metrics)

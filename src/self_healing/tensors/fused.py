@@ -168,7 +168,7 @@ def fused_or_none(make: Callable[[], FusedT], device: torch.device) -> FusedT | 
         return make()
     except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         # RuntimeError is what a missing or failing compiler raises, AttributeError what a torch before 2.9.
-        _LOG.warning("each step takes some eighty small kernels more: the fused one could not be used (%s)", error)
+        _LOG.warning("our CUDA kernel could not be used, so the host waits for each step's gradient norm: %s", error)
         return None
 
 

@@ -132,7 +132,7 @@ def test_without_a_compiler_nothing_is_fused_and_everything_works(monkeypatch, c
     gate = GradientGate()
     gate.judge([torch.ones(3, device="cuda")], 1.0)
     assert gate.coefficient.item() < 1.0
-    assert "eighty" in caplog.text
+    assert "waits" in caplog.text
 
 
 def test_a_copy_of_a_gate_works():

@@ -165,7 +165,7 @@ class TrainerAbilities(LoopAbilities):
             self.restart = Restart(None)
             return
         said = self._save_now()
-        folder, _ = newest_usable(self.loop.args.output_dir, None)
+        folder, _ = newest_usable(self.loop.args.output_dir, step + 1)
         if folder is None or folder.step != step:
             raise ActionFailed(f"training cannot be entered again at step {step}: {said}")
         self.restart = Restart(str(folder.path))
@@ -173,7 +173,7 @@ class TrainerAbilities(LoopAbilities):
     def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> Restored:
         """Return to the newest usable checkpoint by leaving the loop and resuming from it."""
         step, folders = int(self.loop.state.global_step), self.loop.args.output_dir
-        latest = before_step
+        latest = before_step if before_step is not None else step + 1  # another run's may lie there too
         if min_steps is not None:
             latest = min(step - min_steps + 1, latest if latest is not None else step)
         folder, passed_over = newest_usable(folders, latest, thorough=True)

@@ -24,6 +24,7 @@ class Interrupts:
         self.received: signal.Signals | None = None
         """The signal that has come and was not acted on yet."""
         self._before: dict[signal.Signals, Any] = {}
+        self._process = os.getpid()
 
     def install(self) -> None:
         """Take the signals; outside the main thread Python allows no handlers, and none are taken."""
@@ -32,6 +33,7 @@ class Interrupts:
             return
         for number in self.numbers:
             self._before[number] = signal.signal(number, self._note)
+        self._process = os.getpid()
 
     def restore(self) -> None:
         """Put the former handlers back."""
@@ -56,6 +58,10 @@ class Interrupts:
         os.kill(os.getpid(), number)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self._process:  # a child that was forked during training: the signal is its own
+            self.restore()
+            os.kill(os.getpid(), number)
+            return
         if self.received is not None and number not in WARNINGS:  # asked twice: do not make them wait for a step
             handler = self._before.get(signal.Signals(number))
             self.restore()

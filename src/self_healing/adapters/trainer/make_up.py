@@ -6,6 +6,7 @@ unsound every time takes other data, so that the number of updates and the sched
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -49,7 +50,7 @@ class MakeUp:
         self.spare: Window | None = None
         """The newest step that was applied: where an epoch has run out of data, it is used once more."""
         self._borrowed = 0
-        """Steps' worth of data of this epoch used in the place of unsound ones."""
+        """Micro-batches of this epoch used in the place of unsound ones."""
 
     def run(self, windows: list[Window]) -> int:
         """Run these steps again, in their order; return how many were applied."""
@@ -71,12 +72,13 @@ class MakeUp:
         self.made_up_steps += len(self.applied)
         return len(self.applied)
 
-    def data_for_the_rest_of_the_epoch(self) -> tuple[list[Any], Any] | None:
-        """Return data for a step whose own were used earlier in the epoch, in the place of unsound ones."""
-        if not self._borrowed or self.spare is None:
-            return None
-        self._borrowed -= 1
-        return self.spare.inputs, self.spare.num_items
+    def data_for_the_rest_of_the_epoch(self, missing: int) -> list[Any]:
+        """Return micro-batches for a step whose own were used earlier in the epoch, in the place of unsound ones."""
+        count = min(missing, self._borrowed)
+        if count <= 0 or self.spare is None:
+            return []
+        self._borrowed -= count
+        return list(itertools.islice(itertools.cycle(self.spare.inputs), count))
 
     def forget(self) -> None:
         """Let go of data and of the loader."""
@@ -99,7 +101,7 @@ class MakeUp:
         """Yield other data for a step: what comes next, else what was used last."""
         batches, num_items = self.fetch_next() if self.fetch_next is not None else ([], None)
         if batches:
-            self._borrowed += 1
+            self._borrowed += len(batches)
             yield _with_data(window, batches, num_items)
         if self.spare is not None:
             yield _with_data(window, self.spare.inputs, self.spare.num_items)

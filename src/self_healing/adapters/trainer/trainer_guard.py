@@ -142,8 +142,11 @@ class TrainerGuard:
         def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
             batches, num_items = original(*args, **kwargs)
             self.making_up.fetch_next = lambda: original(*args, **kwargs)
-            if not batches:
-                batches, num_items = self.making_up.data_for_the_rest_of_the_epoch() or (batches, num_items)
+            wanted = args[1] if len(args) > 1 else kwargs.get("num_batches", 0)
+            rest = self.making_up.data_for_the_rest_of_the_epoch(wanted - len(batches))
+            if rest:  # counted anew by the trainer, together with what was left
+                batches = [*batches, *rest]
+                batches, num_items = original(iter(batches), len(batches), *args[2:])
             step = self.trainer.state.global_step
             self._window = Window(
                 step=step,
@@ -189,7 +192,8 @@ class TrainerGuard:
         window.losses.append(counted)
         # The plain sum is not finite as soon as one loss is not: one number says whether the window is sound.
         window.loss = value if window.loss is None else window.loss + value
-        return counted if self.acts else loss
+        # What will not be made up must be seen: a mean of 0.0 over NaN would be a lie.
+        return counted if self.making_up.is_running or self._may_skip() else loss
 
     def _around_prepare(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _prepare_inputs(inputs: Any) -> Any:

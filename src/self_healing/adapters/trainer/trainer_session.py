@@ -85,11 +85,14 @@ class TrainerSession:
         self._step_began = time.perf_counter()
         self._step_time_s = 0.0
         self._attached = False
+        self._saved_steps: set[int] = set()
+        """Checkpoints of this training; others in the same folder may be another run's."""
 
     # -- life ----------------------------------------------------------------------------------------
 
     def attach(self) -> None:
         """Put the guard into the trainer, and say what it cannot do there."""
+        self._attached = True  # first, so that what follows is undone also if it fails half-way
         for name, text, level in self.surroundings.remarks():
             self.note(name, text, level=level)
         self.data.attach()
@@ -100,7 +103,6 @@ class TrainerSession:
             self.interrupts.install()
             self._trackers.attach(self.trainer.callback_handler.callbacks)
             self.memory.attach(self._changes)
-        self._attached = True
 
     def detach(self) -> None:
         """Take it out again and put the trainer's settings back."""
@@ -136,6 +138,7 @@ class TrainerSession:
         self.profile.step_ends(self._step())
         now = time.perf_counter()
         self._step_time_s, self._step_began = now - self._step_began, now
+        self.desk.settle()  # a plan may ask for a checkpoint, before which everything must be known
         control = self.trainer.control
         self._take_readings(
             must_know=control.should_log
@@ -246,9 +249,8 @@ class TrainerSession:
         impossible = self.surroundings.why_nothing_is_saved()
         if impossible is not None:
             return impossible
-        folder, _ = newest_usable(self.trainer.args.output_dir, None)
-        if folder is not None and folder.step == step:
-            return f"{folder.path.name} was there already"
+        if step in self._saved_steps:
+            return f"checkpoint-{step} was there already"
         try:  # on a device that has failed even looking at the weights does
             self.guard.abandon_step()
             if any(not reading.is_applied for reading in self.guard.readings(wait=True)):
@@ -277,8 +279,10 @@ class TrainerSession:
 
     def saved(self) -> None:
         """Report a checkpoint: a state that can be returned to."""
-        folder, _ = newest_usable(self.trainer.args.output_dir, None)
-        if folder is not None and folder.step == self._step():
+        step = self._step()
+        folder, _ = newest_usable(self.trainer.args.output_dir, step + 1)
+        if folder is not None and folder.step == step:
+            self._saved_steps.add(step)
             self.desk.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))
 
     def raised(self, error: Exception) -> Plan | None:

@@ -26,7 +26,7 @@ class MicroBatch:
 
     def keep(self, prepared: Any, random_state: Any) -> None:
         """Remember prepared inputs; a copy of the mapping, since losses take entries out of theirs."""
-        self.prepared = dict(prepared) if type(prepared) is dict else prepared
+        self.prepared = dict(prepared) if isinstance(prepared, Mapping) else prepared
         self.random_state = random_state
 
     def again(self) -> Any:
