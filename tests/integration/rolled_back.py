@@ -156,7 +156,7 @@ def made(kind, folder, steps=STEPS):
 def driver(loop, script, *, every=2, skip=()):
     """Return a callback that takes states now and then, and returns to one of them at the end of some steps, once each.
 
-    The script says how far: step -> which of the kept states, 0 being the newest.
+    The script says how far: step -> which of the kept states, 0 being the newest. `every=0` takes none.
     """
     from transformers import TrainerCallback
 
@@ -177,7 +177,7 @@ def driver(loop, script, *, every=2, skip=()):
         def on_step_begin(self, args, state, control, **kwargs):
             assert all(epoch.live is None for epoch in loop.data.epochs[:-1])
             newest = loop.snapshots.newest()
-            if state.global_step % every == 0 and (newest is None or newest.step != state.global_step):
+            if every and state.global_step % every == 0 and (newest is None or newest.step != state.global_step):
                 assert loop.take() is not None
 
         def on_step_end(self, args, state, control, **kwargs):
@@ -201,13 +201,16 @@ class GuardedTraining:
         from self_healing.tensors.gate import GradientGate
 
         guard = self.guard = TrainerGuard(trainer, GradientGate())
+        not_applied = self.not_applied = []
 
         class Reading(TrainerCallback):
             def on_train_begin(self, args, state, control, **kwargs):
                 guard.attach_optimizer()
 
             def on_step_end(self, args, state, control, **kwargs):
-                if any(not reading.is_applied for reading in list(guard.readings(wait=True))):
+                held_back = [reading.step for reading in list(guard.readings(wait=True)) if not reading.is_applied]
+                not_applied.extend(held_back)
+                if held_back:
                     guard.make_up()
 
         self.callback = Reading()

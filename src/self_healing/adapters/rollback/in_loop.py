@@ -98,6 +98,7 @@ class RollbackLoop:
         if not is_settled(self.guard):
             return None
         snapshot = self.snapshots.take(Place(epoch, epoch.window, epoch.position - epoch.window))
+        self._forget_what_nobody_returns_to(epoch)
         self._look_what_is_in_reach()
         return snapshot
 
