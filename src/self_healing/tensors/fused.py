@@ -1,10 +1,10 @@
-"""The judgement of one gradient norm in a single CUDA kernel instead of some eighty.
+"""The judgement of one gradient norm in a single CUDA kernel.
 
-Each of those operations would cost the host ten to thirty microseconds in every step of every run. The kernel keeps the
-baseline in device memory, decides, and writes the telemetry straight into pinned host memory, so that nothing has to be
-copied afterwards. torch compiles it when it is first used (a fraction of a second). The interface is not a public
-one of torch, so where anything about it is not as known, the same is computed by ordinary operations; a test
-compares the two.
+As ordinary operations it would be some eighty, and each costs the host ten to thirty microseconds in every step of every
+run. The kernel keeps the baseline in device memory, decides, and writes the telemetry straight into pinned host memory, so
+that nothing has to be copied afterwards. torch compiles it when it is first used (a fraction of a second). The interface
+is not a public one of torch, so where anything about it is not as known, the host decides instead and has to wait for
+the norm (see `gate`); a test compares the two.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 
 `judge` measures the gradients, compares the logarithm of their norm with that of the run's own recent past, clips
 them, and leaves the decisions in tensors: `skip` for a fused optimizer and a row of telemetry for a host that reads it
-later. On CUDA everything is decided on the device. On a CPU the host has the numbers anyway and decides faster. Other
-devices, and a torch without our kernel, cost one wait for the norm in each step; the Trainer's own NaN filter, which is
-switched off, waits twice for each micro-batch. A healthy step is clipped exactly as torch would clip it.
+later. On CUDA everything is decided on the device. On a CPU the host has the numbers anyway and decides faster. On other
+devices, and with a torch without our kernel, the host waits once for the norm and the loss of each step, and once more
+where it is clipped; the Trainer's own NaN filter, which is switched off, waits twice for each micro-batch. A healthy step
+is clipped exactly as torch would clip it.
 """
 
 from __future__ import annotations
@@ -142,8 +143,7 @@ class GradientGate:
 
     def _judge(self, norms: Norms, loss: Tensor | None, max_norm: float | None, flags: Flags) -> Tensor | None:
         """Judge by numbers, and return what the gradients are to be multiplied by; None leaves them as they are."""
-        norm = norms.total.item()
-        value = 0.0 if loss is None else loss.item()
+        norm, value = _numbers(norms.total, loss)
         found = self._baseline.judge(norm if norm <= LARGEST_FLOAT else math.inf)
         is_sound = found.is_finite and (not flags.by_loss or math.isfinite(value))
         is_skipped = flags.holds and (self._is_held or not is_sound)
@@ -221,6 +221,16 @@ class GradientGate:
         self._one, self._zero = torch.ones((), device=device), torch.zeros((), device=device)
         self._fused = fused_judge(self.state.to(device, torch.float32)) if self.may_fuse else None
         self._device = device
+
+
+def _numbers(norm: Tensor, loss: Tensor | None) -> tuple[float, float]:
+    """Return both as numbers; zero stands for no loss. From another device than the CPU they come together."""
+    if loss is None:
+        return norm.item(), 0.0
+    if norm.device.type == "cpu":
+        return norm.item(), loss.item()
+    together: list[float] = torch.stack((norm, loss.detach().reshape(()).to(norm))).tolist()
+    return together[0], together[1]
 
 
 def _as_torch_clips(norms: Norms, max_norm: float) -> Tensor:

@@ -102,16 +102,11 @@ class MicroBatchRetry:
             micro_batch=micro_batch, place=place, shape=shape, choice=choice, tactic=choice.tactic,
             marks=GradientMarks(self._parameters_of(model)), counters=Counters.of(self.trainer), num_items=num_items,
         )  # fmt: skip
-        try:
-            loss = self._attempt(run)
-        except (CannotSplitError, *RETRIABLE) as error:
-            if not _can_be_tried_otherwise(error, run.tactic):
-                raise
-            failure = error
-        else:
-            self._went_well(run)
-            return loss
-        return self._recover(run, failure)  # not inside `except`: there the failed attempt would stay alive
+        loss, failure = self._try(run)
+        if failure is not None:
+            return self._recover(run, failure)
+        self._went_well(run)
+        return loss
 
     # -- the ladder ----------------------------------------------------------------------------------
 
@@ -126,14 +121,19 @@ class MicroBatchRetry:
             if following is None:
                 self._give_up(run, first or failure)
             run.tactic = following
-            try:
-                loss = self._attempt(run)
-            except (CannotSplitError, *RETRIABLE) as error:
-                if not _can_be_tried_otherwise(error, run.tactic):
-                    raise
-                failure = error
-            else:
+            loss, failed = self._try(run)
+            if failed is None:
                 return self._recovered(run, loss)
+            failure = failed
+
+    def _try(self, run: _Run) -> tuple[Any, Exception | None]:
+        """Return the loss, or what another tactic may get around: inside `except` the failed attempt would stay alive."""
+        try:
+            return self._attempt(run), None
+        except (CannotSplitError, *RETRIABLE) as error:
+            if not _can_be_tried_otherwise(error, run.tactic):
+                raise
+            return None, error
 
     def _note(self, run: _Run, failure: Exception) -> None:
         """Take down what happened, while the failed attempt still holds its memory."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...core.signal import Fact
-from .trl_counters import Counters
+from .trl_counters import Counters, step_counters
 from .window import MicroBatch, Window
 from .wrapping import Wrapping
 
@@ -17,8 +17,6 @@ MOST_PROBES = 3
 """Examinations per run: each costs a few passes over one micro-batch."""
 IN_PAIRS = ("DPOTrainer", "RewardTrainer")
 """Trainers whose batches hold all chosen rows and then all rejected ones."""
-STEP_COUNTERS = ("_step", "_current_train_step_time")
-"""What generation trainers count in each training step, and decide from it when to generate again."""
 CHOSEN, REJECTED = "chosen:", "rejected:"
 """Marks of fields taken apart."""
 
@@ -79,7 +77,7 @@ class Examiner:
 
         config = getattr(trainer.model, "config", None)
         counters, as_it_is = Counters.of(trainer), Wrapping()
-        steps = {name: vars(trainer)[name] for name in STEP_COUNTERS if name in vars(trainer)}
+        steps = step_counters(trainer)
         if prepared is not None:  # preparing may mean to generate, and would begin from what is prepared already
             as_it_is.replace(trainer, "_prepare_inputs", lambda part: part)
         try:

@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .trl_counters import STEP_COUNTERS, Counters, count_again
+from .trl_counters import Counters, count_again, step_counters
 from .window import MicroBatch, Window
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class MakeUp:
 
         guard, trainer = self.guard, self.trainer
         now = RandomState.capture()
-        counted_steps = {name: vars(trainer)[name] for name in STEP_COUNTERS if name in vars(trainer)}
+        counted_steps = step_counters(trainer)
         self.applied = []
         if windows:  # what the first attempts counted is forgotten, and counted again as they are made up
             windows[0].counters.restore(trainer)

@@ -38,6 +38,12 @@ class Counters:
             trainer._total_train_tokens = self.tokens  # noqa: SLF001  # TRL's own counter
 
 
+def step_counters(trainer: Any) -> dict[str, Any]:
+    """Return what stands in the trainer's `STEP_COUNTERS`, for `vars(trainer).update`."""
+    own = vars(trainer)
+    return {name: own[name] for name in STEP_COUNTERS if name in own}
+
+
 def count_again(trainer: Any, counted: Counted) -> None:
     """Count once more what `Counters.added` has returned, after it was taken back."""
     for (attribute, metric), values in counted.items():
