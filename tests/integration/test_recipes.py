@@ -51,6 +51,28 @@ def test_a_loss_that_takes_the_labels_out_of_its_batch_can_be_run_again(fault, t
     assert same(*made)
 
 
+def test_a_step_is_made_up_with_the_trainers_own_clipping(tmp_path):
+    import torch
+    from transformers import Trainer
+
+    if not hasattr(Trainer, "_clip_grad_norm"):
+        pytest.skip("this version of transformers clips inside its loop")
+
+    class ByValue(Trainer):
+        def _clip_grad_norm(self, model):
+            torch.nn.utils.clip_grad_value_(model.parameters(), 0.001)
+
+    made = []
+    for name in ("clean", "ours"):
+        trainer = tiny_trainer(tmp_path / name, max_steps=12)
+        trainer.__class__ = ByValue
+        made.append(trainer)
+    made[0].train()
+    FAULTS["nan-loss"](at_step=5).plant(made[1])
+    assert SelfHealingTrainer(made[1]).train().metrics["healing/made_up_steps"] == 1
+    assert same(*made)
+
+
 def test_a_step_that_is_let_through_is_logged_as_what_it_was(tmp_path):
     trainer = tiny_trainer(tmp_path, max_steps=12, logging_steps=1)
     FAULTS["nan-from-then-on"](at_step=5).plant(trainer)

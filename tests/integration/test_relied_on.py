@@ -67,7 +67,7 @@ def test_every_private_name_the_adapter_uses_is_in_the_table():
     for path in ADAPTERS.rglob("*.py"):
         used |= {next(filter(None, groups)) for groups in private.findall(path.read_text())}
     assert {"_prepare_inputs", "_set_sync_gradients", "_save_checkpoint", "_maybe_log_save_evaluate"} <= used
-    asked_for_before_it_is_used = {"_tr_loss", "_compute_kl_logps", "_total_train_tokens"}
+    asked_for_before_it_is_used = {"_tr_loss", "_clip_grad_norm", "_compute_kl_logps", "_total_train_tokens"}
     returning = {
         "_run_epoch",
         "_load_rng_state",

@@ -149,8 +149,22 @@ def test_steps_that_were_not_seen_are_not_in_a_row():
     watch = AllocatorWatch()
     assert not any(watch.observe(step, count) for step, count in ((0, 0), (1, 1), (5, 9), (6, 10)))
     assert watch.observe(7, 11)
-    assert watch.is_new(8)
-    assert not watch.is_new(7)
+
+
+def test_the_allocator_is_looked_at_seldom_until_it_flushes():
+    """Its count grows at steps 20, 21 and 22."""
+    watch, looks, alarms = AllocatorWatch(), [], []
+    for step in range(40):
+        if watch.is_due(step):
+            looks.append(step)
+            alarms += [step] if watch.observe(step, sum(step > flush for flush in (20, 21, 22, 23, 24, 25))) else []
+    assert looks == [0, 1, 9, 17, 25, 26, 27, 35]
+    assert alarms == []
+    watch = AllocatorWatch()
+    alarms = [step for step in range(40) if watch.is_due(step) and watch.observe(step, max(0, step - 20))]
+    assert alarms == [27, 29, 31, 33, 35, 37, 39]
+    assert not watch.is_due(39)
+    assert watch.is_due(40)
 
 
 def test_tactics_read_well():

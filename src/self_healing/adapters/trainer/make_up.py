@@ -106,6 +106,14 @@ class MakeUp:
         if self.spare is not None:
             yield _with_data(window, self.spare.inputs, self.spare.num_items)
 
+    def _clip(self, model: Any) -> None:
+        """Clip as the loop would; without a limit the gradients are measured only."""
+        trainer, limit = self.trainer, self.trainer.args.max_grad_norm
+        if limit > 0 and hasattr(trainer, "_clip_grad_norm"):  # since transformers 5; it may be a subclass's own
+            trainer._clip_grad_norm(model)  # noqa: SLF001
+        else:
+            trainer.accelerator.clip_grad_norm_(model.parameters(), limit if limit > 0 else float("inf"))
+
     def _run_again(self, window: Window) -> bool:
         """Do one step anew; return whether it was sound and has been applied."""
         guard, trainer = self.guard, self.trainer
@@ -120,8 +128,8 @@ class MakeUp:
         try:
             for place, micro_batch in enumerate(window.micro_batches):
                 self._pass(model, window, micro_batch, place)
-            limit = trainer.args.max_grad_norm
-            trainer.accelerator.clip_grad_norm_(model.parameters(), limit if limit > 0 else float("inf"))
+            self._clip(model)
+            guard.judge_if_needed()
         finally:
             self.is_running = False
             trainer.current_gradient_accumulation_steps = steps_before

@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,10 +22,12 @@ from torch import Tensor
 
 from ...tensors.fused import READING
 from ...tensors.gate import GradientGate
+from ...tensors.norms import parameters_of
 from ...tensors.random_state import RandomState
 from ...tensors.skip import SkippingOptimizer
 from ...tensors.telemetry import TelemetryRing
 from .engines import engines_of, has_scaler
+from .flop_count import FlopCount
 from .learning_rate import LearningRateScale
 from .loss_sum import LossSum
 from .make_up import MakeUp
@@ -74,6 +77,7 @@ class TrainerGuard:
         self.is_one_of_several = int(trainer.args.world_size) > 1
         """Other processes must come to the same decisions at the same step."""
         self.loss_sum = LossSum(trainer)
+        self._flops = FlopCount(trainer)
         self.rate_scale = LearningRateScale()
         self.ring = TelemetryRing()
         self.kept: deque[Window] = deque()
@@ -105,6 +109,9 @@ class TrainerGuard:
         ):
             if hasattr(owner, name):  # what is done without one is said in `relied_on`
                 wrapping.wrap(owner, name, around)
+        if self.clips and not trainer.args.fp16 and wrapping.is_of_transformers(trainer, "_clip_grad_norm"):
+            wrapping.wrap(trainer, "_clip_grad_norm", self._around_clip_of_model)
+        self._flops.attach(wrapping)
         self.loss_sum.attach(wrapping)
         if self.acts:  # judged on the device instead, where it costs no wait
             wrapping.replace(trainer.args, "logging_nan_inf_filter", False)
@@ -226,6 +233,17 @@ class TrainerGuard:
 
         return clip_grad_norm_
 
+    def _around_clip_of_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Save the loop a walk or two through the modules, which take longer than all that is judged here."""
+
+        def _clip_grad_norm(model: Any) -> Any:
+            parameters = parameters_of(model)
+            if any(type(parameter.grad) not in {Tensor, NoneType} for parameter in parameters):  # sharded
+                return original(model)
+            return self.trainer.accelerator.clip_grad_norm_(parameters, self.trainer.args.max_grad_norm)
+
+        return _clip_grad_norm
+
     def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         self.optimizer_step = original
 
@@ -242,7 +260,7 @@ class TrainerGuard:
 
     def _update(self, window: Window, step: Callable[[], Any]) -> Any:
         """Apply the update unless it is unsound or an earlier one is still to be made up; never wait for the device."""
-        self._judge_if_needed()
+        self.judge_if_needed()
         optimizer = self.trainer.optimizer
         groups = optimizer.param_groups
         window.rates = [float(group["lr"]) for group in groups]
@@ -286,7 +304,7 @@ class TrainerGuard:
         self._judge(gradients, None)
         self.gate.clip_outliers = clipping
 
-    def _judge_if_needed(self) -> None:
+    def judge_if_needed(self) -> None:
         """Look at the gradients where nobody has asked for their norm."""
         if not self._is_judged:
             gradients = [p.grad for group in self.trainer.optimizer.param_groups for p in group["params"]]

@@ -27,6 +27,12 @@ class Wrapping:
         # Marks count: a scheduler recognises the optimizer step it has wrapped by one.
         self.replace(owner, name, functools.wraps(original)(make(original)))
 
+    @staticmethod
+    def is_of_transformers(trainer: Any, name: str) -> bool:
+        """Say whether a method is the trainer's as transformers wrote it, not a subclass's or somebody's replacement."""
+        method = getattr(type(trainer), name, None)
+        return getattr(method, "__module__", None) == "transformers.trainer" and name not in vars(trainer)
+
     def restore(self) -> list[str]:
         """Put everything back; return the names that somebody else has replaced meanwhile, which are left alone."""
         left_alone = []
