@@ -98,7 +98,14 @@ class SelfHealingCallback:
         loop = SeenLoop(args, state, control, kwargs.get("optimizer"))
         rate_scale = LearningRateScale()
         abilities = LoopAbilities(loop, rate_scale)
-        desk = RunDesk(args, self.config, abilities, mode=self.mode, step=lambda: int(loop.state.global_step))
+        desk = RunDesk(
+            args,
+            self.config,
+            abilities,
+            mode=self.mode,
+            step=lambda: int(loop.state.global_step),
+            resumes=int(state.global_step) > 0,
+        )
         self._watched = Watched(loop, desk, abilities, rate_scale, TelemetryRing())
         _running[folder] = self
         atexit.register(self._process_ends)

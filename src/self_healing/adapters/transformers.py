@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UnrecoverableError, give_up
 from ..core.failure import Mode
-from ..snapshots.resume import resolve
+from ..snapshots.resume import Chosen, resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .trainer.trainer_session import LeaveLoopError, TrainerSession
 from .trainer.wrapping import Wrapping
@@ -90,7 +90,10 @@ def train_guarded(
     mode = config.effective_mode()
     if mode is Mode.OFF or id(trainer) in _guarded_now:
         return train(*args, **kwargs)
-    session = TrainerSession(trainer, config, mode)
+    wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
+    chosen = _trusted_checkpoint(trainer, wanted) if wanted and mode is Mode.HEAL else None
+    resumes = bool(wanted) if chosen is None else chosen.path is not None
+    session = TrainerSession(trainer, config, mode, resumes=resumes)
     callback = make_callback(session)
     _guarded_now.add(id(trainer))
     trainer.add_callback(callback)
@@ -98,8 +101,10 @@ def train_guarded(
         if config.dry_run_steps:
             dry_run_or_stop(trainer, config.dry_run_steps)
         session.attach()
-        if mode is Mode.HEAL:
-            args, kwargs = _with_trusted_checkpoint(session, args, kwargs)
+        if chosen is not None:
+            is_as_wanted = chosen.path is not None and not chosen.passed_over
+            session.note("resuming", str(chosen), level=logging.INFO if is_as_wanted else logging.WARNING)
+            args, kwargs = _resuming_from(None if chosen.path is None else str(chosen.path), args, kwargs)
         output = _train_until_done(session, train, args, kwargs)
         if session.abilities.stop_reason is not None:
             give_up(session.abilities.stop_reason, None)
@@ -142,21 +147,10 @@ def _train_until_done(
         args, kwargs = _resuming_from(path, args, kwargs)
 
 
-def _with_trusted_checkpoint(
-    session: TrainerSession, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _trusted_checkpoint(trainer: Any, wanted: Any) -> Chosen:
     """Find out what `resume_from_checkpoint` means: "auto" and True take the newest that can be trusted, if any."""
-    wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
-    if wanted is None or wanted is False:
-        return args, kwargs
-    own = session.trainer.args
-    chosen = resolve(wanted, own.output_dir, model_only=bool(getattr(own, "save_only_model", False)))
-    session.note(
-        "resuming",
-        str(chosen),
-        level=logging.INFO if chosen.path is not None and not chosen.passed_over else logging.WARNING,
-    )
-    return _resuming_from(None if chosen.path is None else str(chosen.path), args, kwargs)
+    own = trainer.args
+    return resolve(wanted, own.output_dir, model_only=bool(getattr(own, "save_only_model", False)))
 
 
 def _resuming_from(

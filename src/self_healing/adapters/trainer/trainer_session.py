@@ -46,7 +46,7 @@ class LeaveLoopError(Exception):
 class TrainerSession:
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
-    def __init__(self, trainer: Any, config: HealingConfig, mode: Mode) -> None:
+    def __init__(self, trainer: Any, config: HealingConfig, mode: Mode, *, resumes: bool) -> None:
         from .trainer_guard import TrainerGuard
 
         self.trainer = trainer
@@ -65,7 +65,7 @@ class TrainerSession:
         self.abilities = TrainerAbilities(trainer, self.guard.rate_scale, self.emergency_checkpoint)
         alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
         planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
-        self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step)
+        self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step, resumes=resumes)
         self.note = self.desk.note
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
