@@ -232,14 +232,17 @@ class TrainerSession:
     def _answer_interrupt(self) -> None:
         """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
         number = self.interrupts.take()
-        if number is None:
-            return
-        self.note("interrupted", f"{number.name} came; {self.emergency_checkpoint()}")
-        if number in WARNINGS:
-            self.interrupts.pass_on(number)
-            return
-        self.interrupted_by = number
-        self.trainer.control.should_training_stop = True
+        if number is not None:
+            self.note("interrupted", f"{number.name} came; {self.emergency_checkpoint()}")
+            if number in WARNINGS:
+                self.interrupts.pass_on(number)
+            else:
+                self.interrupted_by = number
+        if self.interrupted_by is not None:  # also at the end of the epoch, which comes after that of the last step
+            control = self.trainer.control
+            control.should_training_stop = True
+            control.should_evaluate = False  # whoever sends a signal does not wait for long
+            control.should_save = control.should_save and self._step() not in self._saved_steps
 
     def emergency_checkpoint(self) -> str:
         """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
