@@ -96,3 +96,23 @@ def test_a_callback_starts_afresh_too_and_goes_on_where_it_resumes(used):
 
     assert total(resume_from_checkpoint=str(used / "checkpoint-16")) == 1
     assert total() == 0
+
+
+def test_a_training_that_could_not_begin_leaves_the_folder_to_the_next_one(tmp_path):
+    lists = tmp_path / "healing" / "quarantine.jsonl"
+    lists.parent.mkdir()
+    lists.write_text("[" * 100_000)  # deeper than Python reads
+    with pytest.raises(RecursionError):
+        SelfHealingTrainer(tiny_trainer(tmp_path, max_steps=2)).train()
+    lists.unlink()
+    SelfHealingTrainer(tiny_trainer(tmp_path, max_steps=2)).train()
+    assert [a["attempt"] for a in read_postmortem(tmp_path / "postmortem.json").attempts] == [1]
+
+
+def test_a_callback_that_could_not_begin_leaves_the_folder_to_the_next_one(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=2, callbacks=[SelfHealingCallback()])
+    trainer.args.weight_decay = "none"  # the trainer finds no fault with it until its optimizer does
+    trainer.create_optimizer_and_scheduler = lambda num_training_steps: None
+    with pytest.raises(ValueError, match="none"):
+        trainer.train()
+    SelfHealingTrainer(tiny_trainer(tmp_path, max_steps=2)).train()

@@ -106,11 +106,14 @@ class SelfHealingCallback:
             step=lambda: int(loop.state.global_step),
             resumes=int(state.global_step) > 0,
         )
-        self._watched = Watched(loop, desk, abilities, rate_scale, TelemetryRing())
+        watched = Watched(loop, desk, abilities, rate_scale, TelemetryRing())
+        facts = {**facts_of_run(args, state, kwargs.get("model")), "trainer": "callback"}
+        desk.open()  # what fails before this leaves nothing to close, and what comes after is closed by `end`
+        self._watched = watched
         _running[folder] = self
         atexit.register(self._process_ends)
         desk.note("callback-only", CANNOT)
-        desk.learn({**facts_of_run(args, state, kwargs.get("model")), "trainer": "callback"})
+        desk.learn(facts)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write how the run ended; raise where it was given up, so that it does not look like a success."""

@@ -95,9 +95,9 @@ def train_guarded(
     resumes = bool(wanted) if chosen is None else chosen.path is not None
     session = TrainerSession(trainer, config, mode, resumes=resumes)
     callback = make_callback(session)
-    _guarded_now.add(id(trainer))
-    trainer.add_callback(callback)
     try:
+        _guarded_now.add(id(trainer))
+        trainer.add_callback(callback)
         if config.dry_run_steps:
             dry_run_or_stop(trainer, config.dry_run_steps)
         session.attach()
@@ -114,9 +114,9 @@ def train_guarded(
         session.ended(_reason(error), error)
         raise
     finally:
-        trainer.remove_callback(callback)
-        _guarded_now.discard(id(trainer))
         session.close()
+        _guarded_now.discard(id(trainer))
+        trainer.remove_callback(callback)
         pending = session.interrupted_by or session.interrupts.take()  # one that came after the last step too
         if pending is not None:  # saved and put in order: now the signal may do what it came for
             session.interrupts.pass_on(pending)

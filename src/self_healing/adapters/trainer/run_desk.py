@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,28 +44,38 @@ class RunDesk:
         step: Callable[[], int],
         resumes: bool,
     ) -> None:
-        from ...config.keys import SWITCH
-
         self.args = args
+        self.config = config
         self.abilities = abilities
+        self.mode = mode
         self.step = step
         """Returns the global step."""
-        environ = {**os.environ, SWITCH: mode}
+        self.resumes = resumes
+        self.last_metrics: dict[str, float] = {}
+
+    def open(self) -> None:
+        """Take the folder, which `close` gives back; nobody else can use it in between."""
+        from ...config.keys import SWITCH
+
+        args = self.args
         was_killed = _was_killed(ledger_path(args.output_dir, args.process_index))
         self.opened = OpenRun(
             args.output_dir,
-            config,
-            abilities,
+            self.config,
+            self.abilities,
             rank=args.process_index,
-            continues=resumes or was_killed,  # else the folder was another run's, whose troubles are not this one's
-            environ=environ,
+            continues=self.resumes
+            or was_killed,  # else the folder was another run's, whose troubles are not this one's
+            environ={**os.environ, SWITCH: self.mode},
         )
-        self.healer = self.opened.healer
-        self.meanwhile: Meanwhile[Signal, Plan] = Meanwhile(self.healer.observe)
-        self.last_metrics: dict[str, float] = {}
-        self._started_s = time.time()
-        if was_killed:
-            self._tell_of_a_kill()
+        with ExitStack() as undo:  # what fails here must not leave the folder taken
+            undo.callback(self.opened.close)
+            self.healer = self.opened.healer
+            self.meanwhile: Meanwhile[Signal, Plan] = Meanwhile(self.healer.observe)
+            self._started_s = time.time()
+            if was_killed:
+                self._tell_of_a_kill()
+            undo.pop_all()
 
     def close(self) -> None:
         """Write what is left of the ledger and let others write to the directory."""

@@ -87,6 +87,7 @@ class TrainerSession:
         self._attached = False
         self._saved_steps: set[int] = set()
         """Checkpoints of this training; others in the same folder may be another run's."""
+        self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -119,8 +120,10 @@ class TrainerSession:
 
     def close(self) -> None:
         """End the session: the trainer is as it was, the ledger is written, the directory free."""
-        self.detach()
-        self.desk.close()
+        try:
+            self.detach()
+        finally:
+            self.desk.close()
 
     # -- signals -------------------------------------------------------------------------------------
 
