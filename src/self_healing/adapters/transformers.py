@@ -15,6 +15,7 @@ from ..core.errors import UnrecoverableError, give_up
 from ..core.failure import Mode
 from ..snapshots.resume import Chosen, resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
+from .trainer.exceptions import is_pruning
 from .trainer.trainer_session import LeaveLoopError, TrainerSession
 from .trainer.wrapping import Wrapping
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("self_healing.trainer")
 
 OWN = frozenset({"trainer", "config"})
+
+NOT_GUARDED = (
+    "the trials of hyperparameter_search are not guarded: the trainer changes its settings and its accelerator between "
+    "them; SelfHealingTrainer(trainer, config).train() in an objective of your own guards a trial"
+)
 
 
 class SelfHealingTrainer:
@@ -43,6 +49,11 @@ class SelfHealingTrainer:
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as the trainer does, healing on the way; the result's metrics hold the healing figures."""
         return train_guarded(self.trainer, self.config, self.trainer.train, args, kwargs)
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        """Search as the trainer does, without a guard, and say so in the log."""
+        logger.warning(NOT_GUARDED)
+        return self.trainer.hyperparameter_search(*args, **kwargs)
 
     def dry_run(self, num_steps: int = 2) -> DryRunReport:
         """Rehearse a few steps, an evaluation batch and a save; the trainer is untouched afterwards."""
@@ -90,6 +101,9 @@ def train_guarded(
     mode = config.effective_mode()
     if mode is Mode.OFF or id(trainer) in _guarded_now:
         return train(*args, **kwargs)
+    if (args[1] if len(args) > 1 else kwargs.get("trial")) is not None:
+        logger.warning(NOT_GUARDED)
+        return train(*args, **kwargs)
     wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
     chosen = _trusted_checkpoint(trainer, wanted) if wanted and mode is Mode.HEAL else None
     resumes = bool(wanted) if chosen is None else chosen.path is not None
@@ -131,6 +145,8 @@ def _train_until_done(
         except LeaveLoopError:
             pass
         except Exception as error:  # becomes a signal; healed or raised again
+            if is_pruning(error):
+                raise
             session.raised(error)
             if session.mode is not Mode.HEAL:  # who only watches neither saves nor says that it gave up
                 raise
@@ -165,6 +181,8 @@ def _resuming_from(
 def _reason(error: BaseException) -> str:
     if isinstance(error, UnrecoverableError):
         return "unrecoverable"
+    if is_pruning(error):
+        return "pruned"
     return "sigint" if isinstance(error, KeyboardInterrupt) else "exception"
 
 

@@ -35,6 +35,11 @@ def remarks_on(error: BaseException) -> list[str]:
     return [note for note in getattr(error, "__notes__", []) if note.startswith("self-healing: ")]
 
 
+def is_pruning(error: BaseException) -> bool:
+    """Say whether a hyperparameter search ends a trial with this: a decision of its own, nothing to be healed or saved."""
+    return any(cls.__name__ == "TrialPruned" for cls in type(error).__mro__)
+
+
 def chain(error: BaseException) -> list[BaseException]:
     """Return the exception and those it was raised from, without going round in circles."""
     found: list[BaseException] = []
