@@ -61,8 +61,7 @@ class TrackerFence:
 
     def detach(self) -> None:
         """Put the callbacks' methods back."""
-        for name in self._wrapping.restore():
-            logger.warning("%s was replaced by somebody else during training and is left as it is", name)
+        self._wrapping.restore()
         self._trackers.clear()
 
     def tell_losses(self) -> None:

@@ -8,7 +8,6 @@ updates are applied in their order. A run whose fault was transient ends bit-ide
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -38,8 +37,6 @@ from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ..memory.micro_batch_retry import MicroBatchRetry
-
-logger = logging.getLogger("self_healing.trainer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,8 +133,8 @@ class TrainerGuard:
 
     def detach(self) -> None:
         """Put every method back."""
-        for name in (*self._step_wrapping.restore(), *self._wrapping.restore()):
-            logger.warning("%s was replaced by somebody else during training and is left as it is", name)
+        self._step_wrapping.restore()
+        self._wrapping.restore()
         self.ring.drain()  # the device may still be writing to it
         self.kept.clear()
         self._window = None
