@@ -28,6 +28,7 @@ from .reflexes import Reflex
 from .run_desk import RunDesk, facts_of_run
 from .step_profile import StepProfile
 from .trackers import TrackerFence
+from .trl_counters import generates_for_several_steps
 from .window import Window
 from .wrapping import Wrapping
 
@@ -223,6 +224,10 @@ class TrainerSession:
     def _examine(self, window: Window) -> None:
         """Find out why a step is not finite even when it is run again."""
         self._found_unsound = True
+        if self.guard.making_up.may_replace and generates_for_several_steps(self.trainer):
+            self.note(
+                "step-left-out", f"step {window.step + 1} is left out: what else was generated is for other steps"
+            )
         if self.surroundings.is_one_of_several:  # the others would wait for passes that only this process makes
             return
         found = self._examiner.examine(window, self.guard.original_training_step)

@@ -47,6 +47,17 @@ def step_counters(trainer: Any) -> dict[str, Any]:
     return {name: own[name] for name in STEP_COUNTERS if name in own}
 
 
+def generates_for_several_steps(trainer: Any) -> bool:
+    """Say whether data are generated ahead for several optimizer steps, each of which has its own part of them.
+
+    Which part a step gets follows from the trainer's count: other data cannot be put into the place of one.
+    """
+    if not hasattr(trainer, "_buffered_inputs"):
+        return False
+    iterations = getattr(trainer, "num_iterations", 1)
+    return int(trainer.args.steps_per_generation) * int(iterations) > int(trainer.args.gradient_accumulation_steps)
+
+
 def count_again(trainer: Any, counted: Counted, mode: str = "train") -> None:
     """Count once more what `Counters.added` has returned, after it was taken back."""
     for (attribute, metric), values in counted.items():
