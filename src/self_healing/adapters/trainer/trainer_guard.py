@@ -22,7 +22,7 @@ from torch import Tensor
 from ...tensors.fused import READING
 from ...tensors.gate import GradientGate
 from ...tensors.norms import parameters_of
-from ...tensors.random_state import RandomState
+from ...tensors.random_state import RandomState, devices_of, draws_on
 from ...tensors.skip import SkippingOptimizer
 from ...tensors.telemetry import TelemetryRing
 from .engines import engines_of, has_scaler
@@ -121,6 +121,7 @@ class TrainerGuard:
         self.kept.clear()
         self.ring.drain()  # after a restart: what is said of steps that are no longer kept
         self.gate.release()
+        draws_on(devices_of(self.trainer.model_wrapped))
         self.buffers = StepBuffers(self.trainer.model)  # the model may be another by now, or on another device
         self.detach_optimizer()
         self._step_wrapping.wrap(optimizer, "step", self._around_step)
@@ -136,6 +137,7 @@ class TrainerGuard:
         self._step_wrapping.restore()
         self._wrapping.restore()
         self.ring.drain()  # the device may still be writing to it
+        draws_on(())
         self.kept.clear()
         self._window = None
         self.making_up.forget()
