@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from .guard_state import GuardState
 
 if TYPE_CHECKING:
+    from ...tensors.copies import Copies
+    from ...tensors.host_slot import HostSlot
     from ...tensors.state import Captured
     from ..rehearsal.trainer_state import TrainerCapture
     from ..trainer.trainer_guard import TrainerGuard
@@ -34,6 +36,10 @@ def oldest(snapshots: Sequence[Snapshot]) -> Snapshot:
     return snapshots[0]
 
 
+class SnapshotDamagedError(RuntimeError):
+    """The memory of a state no longer holds what was set aside; nothing of it was put back."""
+
+
 class MemorySnapshots:
     """At most `slots` states; which one makes room for the next is for `make_room` to say."""
 
@@ -55,6 +61,8 @@ class MemorySnapshots:
         """None leaves out what does not train wherever something does not, as with LoRA."""
         self._make_room = make_room
         self._kept: list[Snapshot] = []
+        self._memory: list[HostSlot] = []
+        """All host memory there is, for states that are kept and for later ones: it is costly to have on a GPU."""
         self._taken = 0
 
     def __len__(self) -> int:
@@ -79,6 +87,7 @@ class MemorySnapshots:
 
     def take(self, place: Place) -> Snapshot:
         """Set the state of this moment aside, in the place of another one where all are taken."""
+        from ...tensors.host_slot import HostCopies
         from ..rehearsal.trainer_state import TrainerCapture
 
         while len(self._kept) >= self.slots:
@@ -87,18 +96,23 @@ class MemorySnapshots:
         only_trainable = self._only_trainable
         if only_trainable is None:
             only_trainable = any(not p.requires_grad for p in trainer.model.parameters())
-        capture = TrainerCapture(trainer, to_cpu=True, only_trainable=only_trainable)
-        for part in self._more():
+        copies = HostCopies(self._free_memory())
+        capture = TrainerCapture(trainer, copies=copies, only_trainable=only_trainable)
+        for part in self._more(copies):
             capture.add(part)
+        capture.start()
         self._taken += 1
         step = int(trainer.state.global_step)
-        nbytes = capture.nbytes() + _nbytes_besides_weights(trainer)
-        snapshot = Snapshot(f"memory-{self._taken}-step-{step}", step, place, nbytes, capture)
+        snapshot = Snapshot(f"memory-{self._taken}-step-{step}", step, place, capture.nbytes(), capture)
         self._kept.append(snapshot)
         return snapshot
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a state back, and forget those after it: they belong to what is undone."""
+        if not snapshot.capture.copies.verify():  # before anything is touched: another state may still be whole
+            raise SnapshotDamagedError(
+                f"{snapshot.key} was changed in memory since it was taken; nothing was put back: return to another state"
+            )
         snapshot.capture.restore()
         if hasattr(self.trainer, "_last_loaded_step"):  # else a generation server would keep the weights it has
             self.trainer._last_loaded_step = -1  # noqa: SLF001  # TRL's own mark
@@ -111,8 +125,20 @@ class MemorySnapshots:
     def clear(self) -> None:
         """Let go of all of them."""
         self._kept.clear()
+        self._memory.clear()
 
-    def _more(self) -> list[Captured]:
+    def _free_memory(self) -> HostSlot:
+        """Return the memory of a state that is no longer kept, or new one."""
+        from ...tensors.host_slot import HostSlot
+
+        used = [snapshot.capture.copies for snapshot in self._kept]
+        free = next((each for each in self._memory if not any(copies.is_in(each) for copies in used)), None)
+        if free is None:
+            free = HostSlot()
+            self._memory.append(free)
+        return free
+
+    def _more(self, copies: Copies) -> list[Captured]:
         """Return what changes besides what every trainer has: the guard, a reference model that follows the model."""
         from ...tensors.state import ModuleState
 
@@ -121,19 +147,5 @@ class MemorySnapshots:
             parts.append(GuardState(self.guard))
         reference = getattr(self.trainer, "ref_model", None)
         if reference is not None and getattr(self.trainer.args, "sync_ref_model", False):
-            parts.append(ModuleState(reference, to_cpu=True))
+            parts.append(ModuleState(reference, copies=copies, prefix="ref_model."))
         return parts
-
-
-def _nbytes_besides_weights(trainer: Any) -> int:
-    """Return the size of moments, buffers and inputs that were made in advance."""
-    import torch
-    from torch.utils import _pytree
-
-    things = (
-        list(trainer.optimizer.state.values()),
-        list(trainer.model.buffers()),
-        getattr(trainer, "_buffered_inputs", None),
-    )
-    leaves = _pytree.tree_leaves(things)
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))
