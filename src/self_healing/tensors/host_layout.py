@@ -26,8 +26,7 @@ class Place:
     """One tensor: where its values come from and where they go to."""
 
     source: Tensor | None
-    """All elements in the order of memory, one-dimensional; or the tensor itself where others lie in between. None once
-    it was copied."""
+    """The tensor; None once it was copied."""
     device: torch.device
     dtype: torch.dtype
     shape: torch.Size
@@ -48,29 +47,32 @@ class Place:
     @classmethod
     def of(cls, tensor: Tensor, *, until_update: bool) -> Place:
         """Describe a tensor; it is not copied yet."""
-        tensor = tensor.detach()
         item = tensor.element_size()
         nbytes = tensor.numel() * item
+        # As one number: what divides it divides the size, the address and the place in its storage.
         width = _width(nbytes | tensor.data_ptr() | int(tensor.storage_offset()) * item)
         is_contiguous = tensor.is_contiguous()
         is_scattered = width < item or not (is_contiguous or is_dense(tensor))
-        if is_scattered:
-            source, stride, width = tensor, None, _width(nbytes)
-        elif is_contiguous:
-            source, stride = tensor.view(-1), None
-        else:
-            source, stride = tensor.as_strided((tensor.numel(),), (1,)), tensor.stride()
         return cls(
-            source, tensor.device, tensor.dtype, tensor.shape, stride, nbytes, width, is_scattered, until_update
-        )  # fmt: skip
+            tensor,
+            tensor.device,
+            tensor.dtype,
+            tensor.shape,
+            None if is_contiguous or is_scattered else tensor.stride(),
+            nbytes,
+            _width(nbytes) if is_scattered else width,
+            is_scattered,
+            until_update,
+        )
 
     def as_units(self) -> Tensor:
-        """Return the elements as the integers they are copied as."""
+        """Return the elements in the order of memory, one-dimensional, as the integers they are copied as."""
         source = self.source
         assert source is not None, "copied twice"
         if self.is_scattered:
-            source = source.clone(memory_format=torch.contiguous_format).view(-1)
-        return source.view(UNITS[self.width])
+            source = source.clone(memory_format=torch.contiguous_format)
+        flat = source.view(-1) if self.stride is None else source.as_strided((source.numel(),), (1,))
+        return flat.view(UNITS[self.width])
 
     def values(self) -> Tensor:
         """Return what was set aside, as a view of the block."""
@@ -162,5 +164,5 @@ def is_dense(tensor: Tensor) -> bool:
 
 
 def _width(of: int) -> int:
-    """Return the largest power of two, up to 16, that divides a size and an address given as one number."""
+    """Return the largest power of two, up to 16, that divides a number."""
     return min(16, of & -of) or 16

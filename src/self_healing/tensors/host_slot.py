@@ -256,7 +256,8 @@ class HostCopies(Copies):
                 memory, views = on_device
                 piece.memory.copy_(memory, non_blocking=True)
                 memory.record_stream(side)
-                found = _norms(zip(places, views, strict=True), wanted)
+                read = [(p, view.view(p.dtype)) for p, view in zip(places, views, strict=True) if p in wanted]
+                found = _norms(read, wanted)
         if on_device is None and not all(place.until_update for place in places):
             current.wait_stream(side)  # there was no room to stage it: whatever comes next may write to it
         return found
@@ -373,7 +374,7 @@ def _norms(read: Iterable[tuple[Place, Tensor | None]], wanted: set[Place]) -> t
         if place in wanted and values is not None:
             groups.setdefault(place.dtype, []).append((place, values))
     norms = [
-        torch.stack(torch._foreach_norm([v.view(dtype) for _, v in group], 2.0, _wide(dtype))).double()  # noqa: SLF001
+        torch.stack(torch._foreach_norm([values for _, values in group], 2.0, _wide(dtype))).double()  # noqa: SLF001
         for dtype, group in groups.items()
     ]
     return [place for group in groups.values() for place, _ in group], torch.cat(norms) if norms else None
@@ -389,4 +390,4 @@ def _is_odd(tensor: Tensor) -> bool:
         return True
     if tensor.device.type not in ("cpu", "cuda") or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return True
-    return has_shared_elements(tensor)
+    return not tensor.is_contiguous() and has_shared_elements(tensor)

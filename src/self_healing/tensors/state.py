@@ -141,19 +141,20 @@ class ModuleState:
         self, module: nn.Module, *, copies: Copies | None = None, only_trainable: bool = False, prefix: str = ""
     ) -> None:
         self._copies = copies = Clones() if copies is None else copies
-        self._modes = [(each, each.training) for each in module.modules()]
+        modules = list(module.modules())
+        self._modes = [(each, each.training) for each in modules]
         named = [(n, p) for n, p in module.named_parameters() if not isinstance(p, nn.UninitializedParameter)]
         copies.names.update((p, prefix + name) for name, p in named)
         self._flags = [(p, p.requires_grad) for _, p in named]
         # An embedding with a largest norm shortens its rows in the forward pass.
-        shortened = {each.weight for each in module.modules() if getattr(each, "max_norm", None) is not None}
+        shortened = {each.weight for each in modules if getattr(each, "max_norm", None) is not None}
         self._values = [
             (p, KeptTensor.of(p.data, copies, prefix + name, measure=True, until_update=p not in shortened))
             for name, p in named
             if p.requires_grad or not only_trainable
         ]
         self._gradients = [(p, None if p.grad is None else KeptTensor.of(p.grad, copies)) for _, p in named]
-        self._buffers = [(each, keep(dict(each._buffers), copies)) for each in module.modules()]  # noqa: SLF001
+        self._buffers = [(each, keep(dict(each._buffers), copies)) for each in modules]  # noqa: SLF001
 
     def restore(self) -> None:
         """Put them back in place."""
