@@ -20,6 +20,18 @@ LONG = 1_000_000_000
 """Clock cycles for which a device is kept busy: about half a second."""
 
 
+@pytest.fixture(scope="module", autouse=True)
+def loaded_kernels():
+    """A kernel is loaded when it is launched for the first time, which may wait for the device."""
+    for way in WAYS:
+        copies = HostCopies(HostSlot(), way=way)
+        for each in tensors():
+            keep(each, copies, measure=True, until_update=True)
+        copies.start()
+        copies.wait()
+    torch.cuda._sleep(1)
+
+
 @pytest.fixture(autouse=True)
 def idle_device():
     """Each test begins and ends with a device that has nothing to do."""
