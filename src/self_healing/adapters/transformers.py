@@ -206,26 +206,29 @@ def make_callback(session: TrainerSession) -> Any:
     from transformers import TrainerCallback
 
     class SignalCallback(TrainerCallback):
+        def __init__(self, session: TrainerSession) -> None:
+            self.session = session  # not from around the class, which would hold on to it
+
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.begin_training()
+            self.session.begin_training()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.profile.step_begins(int(state.global_step) + 1)
+            self.session.profile.step_begins(int(state.global_step) + 1)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.end_of_step()
-            if session.abilities.restart is not None:
+            self.session.end_of_step()
+            if self.session.abilities.restart is not None:
                 raise LeaveLoopError
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.end_of_epoch()
-            if session.abilities.restart is not None:  # before what must not be kept is evaluated and saved
+            self.session.end_of_epoch()
+            if self.session.abilities.restart is not None:  # before what must not be kept is evaluated and saved
                 raise LeaveLoopError
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-            session.desk.look(metrics)
+            self.session.desk.look(metrics)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.saved()
+            self.session.saved()
 
-    return SignalCallback()
+    return SignalCallback(session)
