@@ -113,10 +113,8 @@ def test_a_state_is_good_after_healthy_steps_and_the_first_one_from_the_start(tm
 
 def find_session(trainer):
     """Return the session that is training this trainer, by the callback it has added."""
-    for callback in trainer.callback_handler.callbacks:
-        for cell in getattr(type(callback).on_train_begin, "__closure__", None) or ():
-            if isinstance(cell.cell_contents, TrainerSession):
-                yield cell.cell_contents
+    found = [getattr(callback, "session", None) for callback in trainer.callback_handler.callbacks]
+    return [session for session in found if isinstance(session, TrainerSession)]
 
 
 def test_in_advise_mode_nothing_is_taken(tmp_path):

@@ -48,7 +48,7 @@ class LeaveLoopError(Exception):
 class TrainerSession:
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
-    def __init__(self, trainer: Any, config: HealingConfig, mode: Mode, *, resumes: bool) -> None:
+    def __init__(self, trainer: Any, config: HealingConfig, mode: Mode, *, resumes: bool = False) -> None:
         from .trainer_guard import TrainerGuard
 
         self.trainer = trainer
