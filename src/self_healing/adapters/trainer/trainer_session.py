@@ -174,6 +174,7 @@ class TrainerSession:
         self.rollback.step_ends(incidents)
         if self.checkpoints is not None:
             self.checkpoints.step_ends(self._step(), incidents)
+            self.rollback.secure(incidents, self.checkpoints)
 
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
