@@ -201,12 +201,13 @@ def test_one_changed_bit_is_found_wherever_it_is(monkeypatch):
     step(model, optimizer)
     _, copies = taken(HostSlot(), model, optimizer)
     assert copies.verify()
-    memory, used = next((block.bytes, used) for block, used in copies._used.items())
+    memory = next(block.bytes for block in copies._used)
     assert len(copies._hashes) > 3
-    for place in range(0, used, 97):
-        memory[place] ^= 8
-        assert not copies.verify()
-        memory[place] ^= 8
+    for place in copies._places:
+        for offset in range(place.offset, place.offset + place.nbytes, 97):
+            memory[offset] ^= 8
+            assert not copies.verify()
+            memory[offset] ^= 8
     assert copies.verify()
     memory[:16], memory[16:32] = memory[16:32].clone(), memory[:16].clone()  # what a mere sum does not notice
     assert not copies.verify()
