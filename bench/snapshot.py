@@ -118,7 +118,7 @@ class Run:
         self.optimizer = torch.optim.AdamW(trained, lr=1e-5, fused=CUDA)
         self.batch = torch.randint(0, vocabulary, (kind.batch, kind.length), device=DEVICE)
         # Weights in half precision are trained as they are; all others, adapters too, under autocast.
-        self.autocast = CUDA and (kind.dtype is torch.float32 or kind.has_adapters)
+        self.autocast = kind.has_adapters or (CUDA and kind.dtype is torch.float32)
         self.only_trainable = kind.has_adapters
 
     def forward_and_backward(self) -> None:
