@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import pytest
 import torch
@@ -340,7 +341,9 @@ def test_an_optimizer_waits_before_its_next_step_and_no_other():
     first, second, gone = Counting(), Counting(), Counting()
     for copies in (first, second, gone):
         assert hold_back(optimizer, copies)
+    is_there = weakref.ref(gone)
     del gone, copies
+    assert is_there() is None  # nobody holds a snapshot's memory only to wait for it
     step(model, optimizer)
     assert (first.waits, second.waits) == (1, 1)
     assert hold_back(optimizer, second)
