@@ -205,6 +205,11 @@ def _with_figures(output: Any, session: TrainerSession) -> Any:
     return output._replace(metrics={**output.metrics, **figures})
 
 
+def _leave_if_asked(session: TrainerSession) -> None:
+    if session.abilities.restart is not None:
+        raise LeaveLoopError
+
+
 def make_callback(session: TrainerSession) -> Any:
     """Return a callback that only carries signals from the loop to the session."""
     from transformers import TrainerCallback
@@ -212,6 +217,9 @@ def make_callback(session: TrainerSession) -> Any:
     class SignalCallback(TrainerCallback):
         def __init__(self, session: TrainerSession) -> None:
             self.session = session  # not from around the class, which would hold on to it
+
+        def __deepcopy__(self, memo: Any) -> TrainerCallback:
+            return TrainerCallback()  # the copy of a trainer is not guarded
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.session.begin_training()
@@ -223,11 +231,19 @@ def make_callback(session: TrainerSession) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.session.end_of_step()
+<<<<<<< HEAD
             self.session.go_where_asked()
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.session.end_of_epoch()
             self.session.go_where_asked()  # before what must not be kept is evaluated and saved
+=======
+            _leave_if_asked(self.session)
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.session.end_of_epoch()
+            _leave_if_asked(self.session)  # before what must not be kept is evaluated and saved
+>>>>>>> findings
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
             self.session.desk.look(metrics)

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import itertools
 import random
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -123,16 +125,16 @@ class _NumpyReader:
 _numpy_reader = _NumpyReader()
 
 
-_of_model: frozenset[torch.device] = frozenset()
+_of_models: WeakKeyDictionary[object, frozenset[torch.device]] = WeakKeyDictionary()
+"""Devices of the models that are trained now, by who trains them."""
 
 
-def draws_on(devices: Iterable[torch.device]) -> None:
-    """Have the generators of these devices read too from now on, until others are named; none for the end of training.
+def draws_on(devices: Iterable[torch.device], owner: object) -> None:
+    """Have the generators of these devices read too, until the owner names others or none.
 
     Said once for the whole process: what sets random numbers aside often does not know the model.
     """
-    global _of_model  # noqa: PLW0603  # generators are the process's own, too
-    _of_model = frozenset(devices)
+    _of_models[owner] = frozenset(devices)
 
 
 def devices_of(model: torch.nn.Module) -> set[torch.device]:
@@ -145,7 +147,7 @@ def _device_states(devices: Iterable[torch.device | str | int] | None) -> dict[s
     if devices is None:
         # Asking for the current device would initialise CUDA, and a fork after that cannot use it.
         current = [torch.device("cuda", torch.cuda.current_device())] if torch.cuda.is_initialized() else []
-        devices = _of_model.union(current)
+        devices = {*current, *itertools.chain.from_iterable(_of_models.values())}
     states: dict[str, Tensor] = {}
     for given in devices:
         device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)

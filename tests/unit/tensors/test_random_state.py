@@ -77,7 +77,7 @@ def test_neither_numpy_nor_cuda_is_woken():
         "import sys, torch\n"
         "from self_healing.tensors.random_state import RandomState, draws_on\n"
         "for name in [name for name in sys.modules if name.split('.')[0] == 'numpy']: del sys.modules[name]\n"
-        "draws_on([torch.device('cpu'), torch.device('cuda', 1)])\n"
+        "draws_on([torch.device('cpu'), torch.device('cuda', 1)], RandomState)\n"
         "for devices in (None, ['cuda:0', 0]):\n"
         "    state = RandomState.capture(devices)\n"
         "    state.restore()\n"
@@ -114,11 +114,11 @@ def test_the_devices_of_a_model_are_those_of_its_parameters():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
 def test_every_device_of_the_model_in_training_is_included():
     model = torch.nn.DataParallel(torch.nn.Dropout(0.5).cuda(), device_ids=[0, 1])
-    draws_on(devices_of(model))
+    draws_on(devices_of(model), model)
     try:
         state = RandomState.capture()
     finally:
-        draws_on(())
+        draws_on((), model)
     assert sorted(state.devices) == ["cuda:0", "cuda:1"]
     first = model(torch.ones(8, 64, device="cuda"))
     state.restore()

@@ -64,8 +64,8 @@ class RunDesk:
             self.config,
             self.abilities,
             rank=args.process_index,
-            continues=self.resumes
-            or was_killed,  # else the folder was another run's, whose troubles are not this one's
+            # Else the folder was another run's, whose troubles are not this one's.
+            continues=self.resumes or was_killed,
             environ={**os.environ, SWITCH: self.mode},
         )
         with ExitStack() as undo:  # what fails here must not leave the folder taken

@@ -121,7 +121,7 @@ class TrainerGuard:
         self.kept.clear()
         self.ring.drain()  # after a restart: what is said of steps that are no longer kept
         self.gate.release()
-        draws_on(devices_of(self.trainer.model_wrapped))
+        draws_on(devices_of(self.trainer.model_wrapped), self)
         self.buffers = StepBuffers(self.trainer.model)  # the model may be another by now, or on another device
         self.detach_optimizer()
         self._step_wrapping.wrap(optimizer, "step", self._around_step)
@@ -137,7 +137,7 @@ class TrainerGuard:
         self._step_wrapping.restore()
         self._wrapping.restore()
         self.ring.drain()  # the device may still be writing to it
-        draws_on(())
+        draws_on((), self)
         self.kept.clear()
         self._window = None
         self.making_up.forget()
