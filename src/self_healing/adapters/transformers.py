@@ -205,11 +205,6 @@ def _with_figures(output: Any, session: TrainerSession) -> Any:
     return output._replace(metrics={**output.metrics, **figures})
 
 
-def _leave_if_asked(session: TrainerSession) -> None:
-    if session.abilities.restart is not None:
-        raise LeaveLoopError
-
-
 def make_callback(session: TrainerSession) -> Any:
     """Return a callback that only carries signals from the loop to the session."""
     from transformers import TrainerCallback
@@ -231,19 +226,11 @@ def make_callback(session: TrainerSession) -> Any:
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.session.end_of_step()
-<<<<<<< HEAD
             self.session.go_where_asked()
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.session.end_of_epoch()
             self.session.go_where_asked()  # before what must not be kept is evaluated and saved
-=======
-            _leave_if_asked(self.session)
-
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            self.session.end_of_epoch()
-            _leave_if_asked(self.session)  # before what must not be kept is evaluated and saved
->>>>>>> findings
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
             self.session.desk.look(metrics)
