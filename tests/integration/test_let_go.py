@@ -14,7 +14,10 @@ from self_healing.drills.tiny_training import tiny_trainer
 
 pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
-PARTS = {"TrainerSession", "TrainerGuard", "MakeUp", "TrainerAbilities", "RunDesk", "MemoryCare", "TrainerData"}
+PARTS = {
+    "TrainerSession", "TrainerGuard", "MakeUp", "TrainerAbilities", "RunDesk", "MemoryCare", "TrainerData", "RollbackCare",
+    "RollbackAbilities", "StateKeeper", "RollbackLoop", "CheckpointCare",
+}  # fmt: skip
 
 
 @pytest.fixture

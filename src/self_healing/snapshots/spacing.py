@@ -17,6 +17,9 @@ from .verdicts import Condition
 FEWEST_SLOTS = 2
 """One for the newest good state and one for its successor; the state before step 1 has a place of its own."""
 
+LARGEST_SHARE = 0.01
+"""Of the time that training takes, what may go into saving states, however few steps the user is ready to lose."""
+
 ASSUMED_FAILURES = 1.0
 ASSUMED_OVER_S = 24 * 3600.0
 """What is assumed before anything is measured: one failure a day, weighed like a day of observation."""
@@ -77,7 +80,8 @@ def steps_between(
         stall_s: How long training waits for one snapshot.
         step_s: How long a step takes.
         failure_rate: Failures per second.
-        max_lost_steps: The most steps a failure may cost; it bounds the interval whatever the formula says.
+        max_lost_steps: The most steps a failure may cost; it bounds the interval whatever the formula says, unless
+            saving would then take more than `LARGEST_SHARE` of the time.
         forced: The user's own interval, which wins over all of it.
 
     """
@@ -95,4 +99,5 @@ def steps_between(
         interval_s = young_s * (1 + math.sqrt(share) / 3 + share / 9) - max(0.0, stall_s)
     # Compared as numbers with a fraction: a quotient too large for an integer must not be one first.
     steps = interval_s / step_s
-    return most if steps >= most else max(1, round(steps))
+    bound = max(most, max(0.0, stall_s) / (LARGEST_SHARE * step_s))
+    return max(1, round(min(steps, bound, 1e9)))

@@ -94,6 +94,11 @@ class RollbackLoop:
         self.snapshots.clear()
         self.data.begin()
 
+    def let_go(self) -> None:
+        """Hold on to nothing any more."""
+        self.end()
+        vars(self).clear()
+
     # -- what the run is asked for -------------------------------------------------------------------
 
     def take(self) -> Snapshot | None:

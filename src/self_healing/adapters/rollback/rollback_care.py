@@ -17,9 +17,9 @@ from .state_keeper import StateKeeper
 if TYPE_CHECKING:
     from ...config import HealingConfig
     from ..trainer.make_up import AppliedStep
-    from .checkpoint_care import CheckpointCare
     from ..trainer.run_desk import RunDesk
     from ..trainer.trainer_guard import StepReading, TrainerGuard
+    from .checkpoint_care import CheckpointCare
 
 
 LEAVING = frozenset({FailureType.LOSS_SPIKE, FailureType.DIVERGENCE})
@@ -63,6 +63,13 @@ class RollbackCare:
         if self.keeper is not None:
             self.keeper.loop.end()
         self._wrapping.restore()
+
+    def close(self) -> None:
+        """Let go of everything that holds the trainer, once training is over."""
+        keeper, self.keeper, self._desk, self._abilities = self.keeper, None, None, None
+        self.on_return = _nobody_listens
+        if keeper is not None:
+            keeper.let_go()
 
     # -- the loop ------------------------------------------------------------------------------------
 
@@ -146,3 +153,7 @@ class RollbackCare:
 
     def _returned(self, step: int) -> None:
         self.on_return(step)
+
+
+def _nobody_listens(_step: int) -> None:
+    """Stand for a listener that is gone."""

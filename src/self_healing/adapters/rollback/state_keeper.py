@@ -106,6 +106,11 @@ class StateKeeper:
         self._returned_to: SavedState | None = None
         """Where the run has just returned to, until the first step from there has shown its loss."""
 
+    def let_go(self) -> None:
+        """Hold on to nothing any more: the trainer and its data may go as soon as their owner lets go of them."""
+        self.loop.let_go()
+        vars(self).clear()
+
     def _tell(self, name: str, text: str) -> None:
         self.note(name, text)
 

@@ -137,6 +137,8 @@ class TrainerSession:
         finally:
             if self.checkpoints is not None:
                 self.checkpoints.close()
+                self.checkpoints = None
+            self.rollback.close()
             self.desk.close()
 
     # -- signals -------------------------------------------------------------------------------------
