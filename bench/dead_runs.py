@@ -184,7 +184,7 @@ def watch_language_models() -> None:
                 delays += [found.step] if found is not None and found.severity is Severity.ERROR else []
         lines.append(f"  {name:<44}" + "".join(f"{cell:>30}" for cell in cells))
     for times, tally in tallies.items():
-        tally.show(f"language models of 64 letters, {times} x the rate")
+        tally.show(f"language models of 64 words, {times} x the rate")
     print(f"\n  {'first loss -> median of the last eight of 48':<44}" + "".join(f"{f'{n} x':>30}" for n in tallies))
     print(*lines, sep="\n")
     print(

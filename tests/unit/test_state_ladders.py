@@ -11,7 +11,7 @@ from self_healing.actions.roll_back import RollBack
 from self_healing.core.capability import capabilities_of
 from self_healing.core.cause import Cause
 from self_healing.core.discover import discover_classes
-from self_healing.core.failure import Severity
+from self_healing.core.failure import Mode, Severity
 from self_healing.core.healer import Healer
 from self_healing.core.ledger import MemoryLedger
 from self_healing.core.settings import Settings
@@ -190,6 +190,26 @@ def test_only_the_first_losses_are_judged():
     slowly = [4.2] + [4.2 * 1.1] * 60  # five hundredths too much a step, in logarithms: not enough within 32
     assert first_firing(DeadRun(), [known(64), *losses(slowly)]) is None
     assert first_firing(DeadRun(window=64), [known(64), *losses(slowly)]) is not None
+
+
+def test_what_is_worse_than_the_first_loss_and_better_than_guessing_is_no_dead_run():
+    assert first_firing(DeadRun(), [known(64), *losses([3.0, *[3.9] * 31])]) is None
+
+
+def test_a_run_that_came_back_is_not_called_dead_for_ever():
+    ledger = MemoryLedger()
+    healer = Healer(settings=Settings(mode=Mode.OBSERVE), rules=(DeadRun(),), ledger=ledger)
+    for signal in [known(32000), *losses([2.5, *[11.0] * 31, *[2.5] * 12])]:
+        healer.observe(signal)
+    events = [(entry.step, entry.body["event"]) for entry in ledger.entries if entry.kind == "incident"]
+    assert events == [(9, "opened"), (40, "closed")]
+
+
+def test_a_warning_is_only_told():
+    rule, now = DeadRun(), losses([1.0])[0]
+    warned = rule.ladder(rule.incident(now, "", severity=Severity.WARNING))
+    assert [[action.name() for action in rung.actions] for rung in warned] == [["alert"]]
+    assert rule.ladder(rule.incident(now, "")) == rule.remedy
 
 
 def test_the_remedy_of_a_dead_run_goes_to_the_state_before_step_1_whatever_the_settings():
