@@ -51,6 +51,7 @@ from self_healing.core.failure import Severity
 from self_healing.core.history import History
 from self_healing.core.incident import Incident
 from self_healing.core.signal import Metrics
+from self_healing.detectors.dead_run import DeadRun
 from self_healing.detectors.gradient_explosion import GradientExplosion
 from self_healing.detectors.gradient_norm_growth import GradientNormGrowth
 from self_healing.detectors.gradient_vanishing import GradientVanishing
@@ -69,7 +70,7 @@ def all_rules() -> list[Detector]:
     """Return every rule that reads a series of numbers."""
     return [
         LossDivergence(), LossSpike(), LossPlateau(), GradientExplosion(), GradientNormGrowth(), GradientVanishing(),
-        ThroughputDrop(), MemoryCreep(),
+        ThroughputDrop(), MemoryCreep(), DeadRun(),
     ]  # fmt: skip
 
 

@@ -186,6 +186,13 @@ def test_a_scaled_learning_rate_can_be_taken_back() -> None:
     assert back == ScaleLearningRate(factor=4.0, floor=1e-7)
     assert ScaleLearningRate().undo() is None
     assert TightenClipping().undo() is None
+    assert ScaleLearningRate(factor=0.1, lasting=True).undo() is None, "the rate before it cannot work"
+
+
+def test_a_floor_of_zero_is_not_replaced_by_the_users_smallest_rate() -> None:
+    settings = Settings(min_learning_rate=1e-4)
+    assert ScaleLearningRate().filled(settings).floor == 1e-4
+    assert ScaleLearningRate(factor=0.1, floor=0.0).filled(settings).floor == 0.0
 
 
 def test_the_pause_doubles_up_to_its_limit() -> None:

@@ -196,6 +196,9 @@ def test_a_state_that_was_corrupted_once_leaves_no_trace(fault, clean):
     assert plan.incident == ("weights-not-finite" if fault is nan_weight else "unexplained-state")
     assert loop.trained == STEPS + (7 if fault is nan_weight else 10), "back to step 30, the last one that passed"
     assert loop.is_like(clean)
+    if fault is not nan_weight:
+        assert plan.onset_step == 31
+        assert [e.name for e in loop.ledger.entries if e.kind == "verdict" and e.step == 50] == ["recovered"]
 
 
 def test_an_audits_findings_are_called_a_corrupted_state_and_nothing_in_the_data_is_skipped():

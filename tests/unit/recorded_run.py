@@ -72,7 +72,7 @@ class Training:
 
 
 def record(
-    folder, *, config=None, seed=1, fail_first=1, attempts=2, steps=330, environ=None, last_words="CUDA out of memory."
+    folder, *, config=None, seed=1, fail_first=2, attempts=2, steps=330, environ=None, last_words="CUDA out of memory."
 ):
     """Train, heal and record; return the path of the ledger and the plans that were made."""
     config = config or HealingConfig()
@@ -81,7 +81,7 @@ def record(
     for attempt in range(attempts):
         past = read_ledger(path).entries if path.exists() else []
         ledger = Ledger(folder, environ=environ or {})
-        run = Training(seed + attempt, fail_first)
+        run = Training(seed + attempt, max(0, fail_first - attempt))
         offered = sorted(capabilities_of(run))
         body = {"config": config.to_dict(), "capabilities": offered, "mode": config.mode}
         ledger.append("config", "resolved", step=0, time_s=clock[0], body=body)

@@ -181,7 +181,7 @@ def test_a_run_that_was_given_up_names_the_cause_and_advises(tmp_path):
     told = run.end("unrecoverable")
     last = told.recovery_actions[-1]
     assert (last["failure"], last["actions"], last["verdict"]) == ("nan_loss", ["stop"], None)
-    assert last["diagnosis"] == "Weights or optimizer moments are no longer finite."
+    assert last["diagnosis"] == "Weights or optimizer moments hold numbers that training did not put there."
     assert {"alert", "rewarm_lr", "rollback"} <= {name for each in told.recovery_actions for name in each["actions"]}
     assert told.incidents[-1]["closed"] is None
     assert told.advice[0].startswith("Resume from a checkpoint written before the first NaN")
@@ -236,8 +236,8 @@ def test_every_attempt_is_told_and_later_ones_are_left_out(tmp_path):
     assert (first.last_step, told.last_step) == (330, read_ledger(path).entries[-1].step)
     assert [c["value"] for c in first.changes_in_force] == [0.5]
     assert [c["value"] for c in told.changes_in_force] == [0.25], "the second process began without the first's cut"
-    failed = next(each for each in told.recovery_actions if each["outcome"] == "failed")
-    assert (failed["actions"], failed["failed_actions"]) == ([], ["rollback", "skip_batch"])
+    failed = [each for each in told.recovery_actions if each["outcome"] == "failed"]
+    assert [each["failed_actions"] for each in failed[:2]] == [["rollback"], ["rollback", "skip_batch"]]
     assert told == postmortem(path, "unrecoverable"), "same entries, same postmortem"
     assert told == postmortem(iter(read_ledger(path).entries), "unrecoverable")
 

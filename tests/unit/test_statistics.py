@@ -16,6 +16,7 @@ from self_healing.core.statistics import (
     Average,
     Baseline,
     BaselineTracker,
+    Beginning,
     Cusum,
     Outliers,
     Rise,
@@ -38,6 +39,7 @@ EVERY = (
     Outliers("x"),
     Streak("x"),
     Average("x", window=10),
+    Beginning("x", length=16),
     Schedule("x"),
 )
 
@@ -294,7 +296,24 @@ class TestSmallOnes:
             history.settle(held={"x"})
         outliers = history.stat(Outliers("x"))
         assert outliers.outlier
-        assert (outliers.count, outliers.onset) == (5, 4)
+        assert (outliers.count, outliers.onset, outliers.in_a_row) == (5, 4, 5)
+        for value, in_a_row in ((1.0, 0), (50.0, 1), (50.0, 2)):
+            history.see(5, 0.0, {"x": value})
+            history.settle(held={"x"})
+            assert outliers.in_a_row == in_a_row
+        for _ in range(20):
+            history.see(6, 0.0, {"x": 50.0})
+            history.settle(held={"x"})
+        assert outliers.in_a_row == outliers.spec.memory
+
+    def test_a_beginning_is_remembered_as_it_was_seen_held_back_or_not(self) -> None:
+        history = History((Beginning("x", length=3),))
+        for step, value in enumerate([5.0, 7.0, 6.0, 1.0, 2.0]):
+            history.see(step, 0.0, {"x": value})
+            history.settle(held={"x"} if value == 7.0 else ())
+            assert history.stat(Beginning("x", length=3)).is_over is (step >= 3)
+        history.release("x")
+        assert list(history.stat(Beginning("x", length=3)).values) == [5.0, 7.0, 6.0]
 
     def test_average(self) -> None:
         assert fed((Average("x", window=3),), [1.0, 2.0, 3.0, 4.0]).stat(Average("x", window=3)).mean == 3.0

@@ -231,7 +231,7 @@ class Care:
         case = self._case_of(plan)
         if case.phase is Phase.WATCHING:  # another rank's plan overtook the one being watched here
             case.reopen()
-        if case.phase is Phase.OPEN:
+        if case.phase is Phase.OPEN or case.plan != plan:  # the user's hook may have put another in its place
             case.start_acting(plan)
         if not outcome.succeeded:
             done = tuple(

@@ -19,7 +19,10 @@ from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Beginning, Statistic
 
-TRAINED = 0.6
+SMALLEST_VOCABULARY = 32
+"""Among fewer words than this, chance alone makes the loss of one small batch that of a model that knows something."""
+
+TRAINED = 0.5
 """A first loss below this share of guessing is that of a model that knows something already."""
 
 OTHER_UNIT = 1.5
@@ -44,13 +47,14 @@ class DeadRun(Detector):
     makes up for it: the run goes back to its first state and starts again with a tenth of the rate.
 
     ## False alarms
-    Only the first `window` losses are judged, and only those of a run seen from its first step. A model that knew
-    something must be half-way to guessing, ln(vocabulary size), for `persist` losses in a row; an untrained one must be
-    above guessing and above its first loss for as long, and by `excess` altogether (summed logarithms, 0.05 a step
-    forgiven). A lucky first batch reaches neither. None in the recorded healthy runs, taken from every one of their
-    steps as if it were the first, and none in real tiny trainings (`bench/dead_runs.py`). Where the vocabulary is not known
-    or the loss is not a mean over tokens, a loss that stays at three times the first one is a warning. A collapse onto
-    the level of guessing itself is left to `loss-plateau`: a slow warm-up looks the same.
+    Only the first `window` losses are judged, and only those of a run seen from its first step. A loss that goes up for
+    good after `within` observations is a divergence, whose cause may be another one. A model that knew something must be
+    half-way to guessing, ln(vocabulary size), for `persist` losses in a row. An untrained one must be above guessing and
+    above its first loss for as long, and by `excess` altogether (summed logarithms, 0.05 a loss forgiven). A lucky first
+    batch reaches neither. None in the recorded healthy runs, taken from every one of their steps as if it were the first,
+    and none in real tiny trainings (`bench/dead_runs.py`). Where the vocabulary is not known or has less than 32 words, or
+    the loss is not a mean over tokens, a loss that stays at three times the first one is a warning. An untrained model
+    that ends at the level of guessing is left to `loss-plateau`: a slow warm-up looks the same.
 
     ## References
     Wortsman et al. (2023), Small-scale proxies for large-scale Transformer training instabilities, arXiv 2309.14322,
@@ -59,6 +63,8 @@ class DeadRun(Detector):
 
     window: int = 32
     """Losses from the start of the run that are judged."""
+    within: int = 8
+    """Losses from the start of the run after which a rise is no longer that of its first steps, but a divergence."""
     persist: int = 8
     """Losses in a row that must be too high."""
     excess: float = 1.5
@@ -146,7 +152,7 @@ class DeadRun(Detector):
 
     def _worse_than_guessing(self, now: Signal, losses: Sequence[float], guessing: float) -> Incident | None:
         limit = max(losses[0], guessing)
-        high = _newest_above(losses, limit)
+        high = self._high_from_the_start(losses, limit)
         excess = math.fsum(math.log(x / limit) - KAPPA for x in high)
         if len(high) < self.persist or excess < self.excess:
             return None
@@ -157,7 +163,7 @@ class DeadRun(Detector):
         return self._report(now, losses, because)
 
     def _forgotten(self, now: Signal, losses: Sequence[float], guessing: float) -> Incident | None:
-        high = _newest_above(losses, 0.5 * (losses[0] + guessing))
+        high = self._high_from_the_start(losses, 0.5 * (losses[0] + guessing))
         if len(high) < self.persist:
             return None
         because = (
@@ -167,11 +173,20 @@ class DeadRun(Detector):
         return self._report(now, losses, because)
 
     def _far_from_the_first(self, now: Signal, losses: Sequence[float]) -> Incident | None:
-        high = _newest_above(losses, max(FAR * losses[0], losses[0] + FAR_NATS))
+        high = self._high_from_the_start(losses, max(FAR * losses[0], losses[0] + FAR_NATS))
         if len(high) < self.persist:
             return None
         because = f"loss began at {losses[0]:.3g} and has been at least {min(high):.3g} for {len(high)} observations"
         return self._report(now, losses, because, severity=Severity.WARNING)
+
+    def _high_from_the_start(self, losses: Sequence[float], limit: float) -> list[float]:
+        """Return the newest losses as far back as all are above a limit; none where they were lower for long before."""
+        high: list[float] = []
+        for loss in reversed(losses[1:]):
+            if loss <= limit:
+                break
+            high.append(loss)
+        return high if len(losses) - len(high) <= self.within else []
 
     def _report(
         self, now: Signal, losses: Sequence[float], because: str, severity: Severity = Severity.ERROR
@@ -182,20 +197,10 @@ class DeadRun(Detector):
 
 def _loss_of_guessing(past: History) -> float | None:
     size = past.facts.get("vocab_size")
-    return math.log(size) if isinstance(size, (int, float)) and 2 <= size < math.inf else None
+    return math.log(size) if isinstance(size, (int, float)) and SMALLEST_VOCABULARY <= size < math.inf else None
 
 
 def _is_seen_from_its_start(past: History, count: int) -> bool:
     """Say whether the first loss is that of the first steps, and not of a run that was resumed."""
     first, second = past.step_ago("loss", count - 1), past.step_ago("loss", count - 2)
     return first is not None and second is not None and first <= max(1, second - first)
-
-
-def _newest_above(losses: Sequence[float], limit: float) -> list[float]:
-    """Return the newest losses as far back as all are above a limit; the first loss is not one of them."""
-    high: list[float] = []
-    for loss in reversed(losses[1:]):
-        if loss <= limit:
-            break
-        high.append(loss)
-    return high

@@ -171,8 +171,6 @@ class _Audit:
         between, reaches = self.between, self._reach(before, now)
         if reaches is None:
             return self._outgrown(before, now)
-        if between.rate_sum == 0.0:
-            return _changed(before, now, "the learning rate was zero")
         decay = min(1.0, between.rate_sum * between.weight_decay)
         slack, rounding = _tolerance(now.bits)
         for what, was, is_now, reach in (
