@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+from self_healing import HealingConfig
 from self_healing.adapters.rollback.in_loop import RollbackLoop, RollBackTo
 from self_healing.adapters.trainer.wrapping import Wrapping
 from self_healing.adapters.transformers import SelfHealingTrainer
@@ -245,7 +246,8 @@ def rolled_back(trainer, script, *, every=2, guard="none", skip=(), resume=None,
     for callback in callbacks:
         trainer.add_callback(callback)
     try:
-        (trainer if guard == "none" else SelfHealingTrainer(trainer)).train(resume_from_checkpoint=resume)
+        plain = HealingConfig(snapshot_memory_fraction=0)  # it would return by itself as well
+        (trainer if guard == "none" else SelfHealingTrainer(trainer, plain)).train(resume_from_checkpoint=resume)
     finally:
         wrapping.restore()
         for callback in callbacks:

@@ -283,5 +283,6 @@ def test_a_batch_that_fails_alone_is_not_called_a_bug_of_the_model(tmp_path):
     with pytest.raises(IndexError) as caught:
         SelfHealingTrainer(trainer).train()
     assert not any("not the records" in note for note in caught.value.__notes__)
-    (stop,) = postmortem(tmp_path)["recovery_actions"]
+    again, stop = postmortem(tmp_path)["recovery_actions"]
+    assert again["actions"] == ["rollback"]
     assert stop["failure"] == "data_error"

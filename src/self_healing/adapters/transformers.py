@@ -126,7 +126,8 @@ def _train_until_done(
         except LeaveLoopError:
             pass
         except Exception as error:  # becomes a signal; healed or raised again
-            session.raised(error)
+            if error is not session.answered:  # else it was looked at inside the loop already
+                session.raised(error)
             if session.mode is not Mode.HEAL:  # who only watches neither saves nor says that it gave up
                 raise
             if session.abilities.restart is None:
@@ -181,6 +182,7 @@ def _with_figures(output: Any, session: TrainerSession) -> Any:
         "healing/made_up_steps": session.guard.making_up.made_up_steps,
         "healing/replaced_steps": session.guard.making_up.replaced_steps,
         "healing/skipped_steps": session.guard.making_up.skipped_steps,
+        **session.log_figures.figures_of_others(),
         **session.memory.figures(),
         **session.data.figures(),
     }
@@ -198,17 +200,16 @@ def make_callback(session: TrainerSession) -> Any:
             session.begin_training()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.profile.step_begins(int(state.global_step) + 1)
+            session.go_where_asked()  # what an evaluation has shown is answered before the next step
+            session.begin_of_step()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             session.end_of_step()
-            if session.abilities.restart is not None:
-                raise LeaveLoopError
+            session.go_where_asked()
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             session.end_of_epoch()
-            if session.abilities.restart is not None:  # before what must not be kept is evaluated and saved
-                raise LeaveLoopError
+            session.go_where_asked()  # before what must not be kept is evaluated and saved
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
             session.desk.look(metrics)

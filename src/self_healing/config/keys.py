@@ -102,6 +102,14 @@ class HealingConfig(LayeredConfig):
     """The per-device batch size below which no halving goes."""
     rollback_steps: Count | None = None
     """Steps a rollback goes back at least; the newest known good state where not set."""
+    snapshot_every_steps: Count | None = None
+    """Steps between two states kept in memory; chosen by what one costs where not set."""
+    max_lost_steps: Count = 50
+    """Steps between two states kept in memory at most, and so about the most that are trained once more."""
+    snapshot_memory_fraction: Annotated[float, Field(ge=0, le=0.95)] = 0.5
+    """Share of the free host memory that kept states may take, for all processes of a machine; 0 keeps none."""
+    good_after: Count = 32
+    """Healthy observations after which a kept state counts as good."""
     backoff_base_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     """Seconds before the first retry of a failed operation; each further one waits longer."""
     quarantine_fraction: Annotated[float, Field(ge=0, le=1)] = 0.001

@@ -132,18 +132,22 @@ def verdict_when_taken(
     return StateVerdict(Condition.INTACT, "finite, norms in range, no incident open")
 
 
-def after_observation(states: Iterable[SavedState], step: int, *, healthy: bool) -> tuple[SavedState, ...]:
+def after_observation(
+    states: Iterable[SavedState], step: int, *, healthy: bool, needed: Mapping[Tier, int] = GOOD_AFTER
+) -> tuple[SavedState, ...]:
     """Return the states after an observation of a step: healthy ones add up to good, one that is not starts again."""
-    return tuple(_observed(state, healthy=healthy) if step > state.step else state for state in states)
+    return tuple(
+        _observed(state, healthy=healthy, needed=needed[state.tier]) if step > state.step else state for state in states
+    )
 
 
-def _observed(state: SavedState, *, healthy: bool) -> SavedState:
+def _observed(state: SavedState, *, healthy: bool, needed: int) -> SavedState:
     if state.verdict.condition is not Condition.INTACT:
         return state
     if not healthy:
         return replace(state, healthy=0)
     state = replace(state, healthy=state.healthy + 1)
-    if state.healthy < GOOD_AFTER[state.tier]:
+    if state.healthy < needed:
         return state
     return state.judged(Condition.GOOD, f"{state.healthy} healthy observations in a row after it")
 

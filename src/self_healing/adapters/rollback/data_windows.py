@@ -60,6 +60,8 @@ class EpochData:
     owed: int = 0
     """Batches that were left out, and are replaced by others when the loader has no more."""
     reused: int = 0
+    left_out_next: int = 0
+    """Batches that are left out when the loader is next asked."""
 
     @property
     def number(self) -> int:
@@ -103,6 +105,8 @@ class DataWindows:
         self.budget_bytes = budget_bytes
         self.nbytes = 0
         self.epochs: list[EpochData] = []
+        self._discards: dict[int, int] = {}
+        """Batches to leave out when data for a step are fetched."""
 
     def begin(self) -> None:
         """Forget everything: `train()` was entered anew, with a loader of its own."""
@@ -126,8 +130,14 @@ class DataWindows:
             self.epochs.pop(0)
         self._forget(place.epoch, place.index - place.epoch.dropped)
 
-    def leave_out(self, place: Place, steps: Iterable[int]) -> int:
+    def discard_at(self, step: int, count: int) -> None:
+        """Leave so many batches out when data for a step are fetched, also where training is entered anew before it."""
+        self._discards[step] = self._discards.get(step, 0) + count
+
+    def leave_out(self, place: Place, steps: Iterable[int], *, more: int = 0) -> int:
         """Leave the batches of these steps out for good, as far as they come after a place; return how many.
+
+        With `more`, so many that were not fetched yet are left out as well.
 
         Others take their place: what follows, and at the end of an epoch what is kept of it, for the number of steps
         and the schedule stay as planned.
@@ -143,7 +153,8 @@ class DataWindows:
             epoch.owed += len(gone)
             self.nbytes -= sum(batch.nbytes for batch in gone)
             left_out += len(gone)
-        return left_out
+        self.epochs[-1].left_out_next += more
+        return left_out + more
 
     def epoch_after(self, epoch: EpochData) -> EpochData | None:
         """Return the epoch that was run next, None behind the newest."""
@@ -155,6 +166,11 @@ class DataWindows:
         if epoch.position < epoch.end:
             return self._again(epoch, step)
         try:
+            epoch.left_out_next += self._discards.pop(step, 0)
+            while epoch.left_out_next:
+                epoch.left_out_next -= 1
+                self._fetch(epoch)
+                epoch.owed += 1
             batch, random_state = self._fetch(epoch)
         except StopIteration:
             if not epoch.owed or not epoch.batches:

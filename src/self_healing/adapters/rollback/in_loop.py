@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..trainer.wrapping import Wrapping
 from .data_windows import Batches, DataWindows, EpochData, Place
 from .guard_state import is_settled
-from .memory_snapshots import MemorySnapshots, Snapshot
+from .memory_snapshots import MemorySnapshots, Snapshot, oldest
 
 if TYPE_CHECKING:
     from ..trainer.trainer_guard import TrainerGuard
@@ -41,6 +41,8 @@ class RollBackTo(Exception):
         self.key = key
         self.skip = frozenset(skip)
         """Steps whose data are left out when they are trained again, as global steps after their update."""
+        self.skip_more = 0
+        """Steps behind them whose data, not fetched yet, are left out too."""
 
 
 class RollbackLoop:
@@ -54,16 +56,21 @@ class RollbackLoop:
         budget_bytes: int = DATA_BUDGET_BYTES,
         guard: TrainerGuard | None = None,
         tell: Callable[[str, str], None] = lambda _name, _text: None,
+        make_room: Callable[[Sequence[Snapshot]], Snapshot] = oldest,
+        on_return: Callable[[Snapshot, RollBackTo], None] = lambda _snapshot, _asked: None,
     ) -> None:
         self.trainer = trainer
         self.guard = guard
-        self.snapshots = MemorySnapshots(trainer, slots=slots, guard=guard)
+        self.snapshots = MemorySnapshots(trainer, slots=slots, guard=guard, make_room=make_room)
         self.data = DataWindows(budget_bytes)
         self.returns = 0
         """How often an earlier state was returned to."""
         self.lost_steps = 0
         """Steps that were trained once more because of it."""
+        self.on_error: Callable[[Exception], RollBackTo | None] = lambda _error: None
+        """Is asked about an exception inside an epoch; what it returns is returned to, else the exception goes on."""
         self._tell = tell
+        self._on_return = on_return
         self._epoch: EpochData | None = None
 
     # -- attaching -----------------------------------------------------------------------------------
@@ -168,6 +175,13 @@ class RollbackLoop:
                 epoch = self._return_to(asked)
                 enters_anew, begins = True, False
                 continue
+            except Exception as error:
+                answer = self.on_error(error)
+                if answer is None:
+                    raise
+                epoch = self._return_to(answer)
+                enters_anew, begins = True, False
+                continue
             epoch.is_over()
             if self.trainer.control.should_training_stop:
                 return
@@ -219,10 +233,11 @@ class RollbackLoop:
             raise asked
         came_from, place = self._step(), snapshot.place
         self.snapshots.restore(snapshot)
-        left_out = self.data.leave_out(place, asked.skip)
+        left_out = self.data.leave_out(place, asked.skip, more=asked.skip_more * self._accumulation())
         place.epoch.rewind(place.index, silent_until=place.index + place.fetched)
         self.returns += 1
         self.lost_steps += came_from - snapshot.step
+        self._on_return(snapshot, asked)
         logger.warning(
             "returned from step %d to %s%s",
             came_from,

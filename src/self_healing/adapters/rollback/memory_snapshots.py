@@ -25,8 +25,13 @@ class Snapshot:
     place: Place
     nbytes: int
     capture: TrainerCapture
+    measured: dict[str, float] | None = None
     is_restart_only: bool = False
     """The data since then are no longer kept: it can be returned to only by entering `train()` anew."""
+
+    def norms(self) -> dict[str, float] | None:
+        """Return the norms of what it holds by name; None where nothing was measured."""
+        return self.measured
 
 
 def oldest(snapshots: Sequence[Snapshot]) -> Snapshot:
@@ -84,18 +89,27 @@ class MemorySnapshots:
         while len(self._kept) >= self.slots:
             self._kept.remove(self._make_room(self._kept))
         trainer = self.trainer
-        only_trainable = self._only_trainable
-        if only_trainable is None:
-            only_trainable = any(not p.requires_grad for p in trainer.model.parameters())
-        capture = TrainerCapture(trainer, to_cpu=True, only_trainable=only_trainable)
+        capture = TrainerCapture(trainer, to_cpu=True, only_trainable=self._leaves_out_frozen())
         for part in self._more():
             capture.add(part)
         self._taken += 1
         step = int(trainer.state.global_step)
         nbytes = capture.nbytes() + _nbytes_besides_weights(trainer)
-        snapshot = Snapshot(f"memory-{self._taken}-step-{step}", step, place, nbytes, capture)
+        snapshot = Snapshot(f"memory-{self._taken}-step-{step}", step, place, nbytes, capture, _norms(trainer))
         self._kept.append(snapshot)
         return snapshot
+
+    def expected_nbytes(self) -> int:
+        """Return how much host memory the state of this moment would take."""
+        model = self.trainer.model
+        all_of_them = not self._leaves_out_frozen()
+        size: int = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad or all_of_them)
+        return size + _nbytes_besides_weights(self.trainer)
+
+    def _leaves_out_frozen(self) -> bool:
+        if self._only_trainable is not None:
+            return self._only_trainable
+        return any(not p.requires_grad for p in self.trainer.model.parameters())
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a state back, and forget those after it: they belong to what is undone."""
@@ -137,3 +151,12 @@ def _nbytes_besides_weights(trainer: Any) -> int:
     )
     leaves = _pytree.tree_leaves(things)
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))
+
+
+def _norms(trainer: Any) -> dict[str, float]:
+    """Return the norms of all that trains."""
+    import torch
+
+    named = [(name, p.detach()) for name, p in trainer.model.named_parameters() if p.requires_grad]
+    norms = torch._foreach_norm([values for _, values in named]) if named else []  # noqa: SLF001
+    return {name: float(norm) for (name, _), norm in zip(named, norms, strict=True)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...tensors.norms import parameters_of
 from .wrapping import Wrapping
 
 
@@ -28,6 +27,8 @@ class FlopCount:
             wrapping.wrap(self._trainer, "floating_point_ops", self._around)
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        from ...tensors.norms import parameters_of
+
         def floating_point_ops(inputs: Any) -> Any:
             model = self._trainer.model
             name = getattr(model, "main_input_name", "input_ids")

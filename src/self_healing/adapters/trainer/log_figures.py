@@ -18,9 +18,11 @@ class LogFigures:
     nothing has happened the logs stay what they would be; from then on they carry `healing/*`.
     """
 
-    def __init__(self, trainer: Any, guard: TrainerGuard) -> None:
+    def __init__(self, trainer: Any, guard: TrainerGuard, more: Callable[[], dict[str, float]] = dict) -> None:
         self.trainer = trainer
         self.guard = guard
+        self._more = more
+        """Returns figures of others, where there are any."""
         self._last_step = 0
         self._last_skipped = 0
         self._was_scaled = False
@@ -30,8 +32,9 @@ class LogFigures:
         wrapping.wrap(self.trainer, "log", self._around_log)
 
     def begin(self) -> None:
-        """Count from the step that training begins with."""
-        self._last_step = int(self.trainer.state.global_step)
+        """Count from the step that training begins with, or from the last that was logged before a state was taken."""
+        step = int(self.trainer.state.global_step)
+        self._last_step = min(step, int(getattr(self.trainer, "_globalstep_last_logged", step)))
         self._last_skipped = self.guard.making_up.skipped_steps
 
     def figures(self) -> dict[str, float]:
@@ -46,7 +49,11 @@ class LogFigures:
         told = {name: count for name, count in told.items() if count}
         if self._was_scaled:
             told["healing/lr_scale"] = guard.rate_scale.value
-        return told
+        return {**told, **self._more()}
+
+    def figures_of_others(self) -> dict[str, float]:
+        """Return the figures that are told by others."""
+        return self._more()
 
     def _around_log(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def log(logs: dict[str, float], *args: Any, **kwargs: Any) -> Any:

@@ -63,6 +63,12 @@ class Meanwhile(Generic[SeenT, WishT]):
             return True, self._look(self._waiting.popleft())
         return False, None
 
+    def forget(self) -> None:
+        """Let go of what was seen and not answered yet: the steps it was seen of are undone."""
+        self.wait()
+        self._waiting.clear()
+        self._wishes.clear()
+
     def finish(self) -> None:
         """Look at what is left at the end of a run; what would follow from it is not done any more."""
         self.wait()

@@ -16,7 +16,7 @@ from ..data.other_data import blame_the_model_if_other_data_fail
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
-from .abilities import TrainerAbilities
+from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
 from .engines import Surroundings
 from .examination import Examiner
@@ -62,7 +62,12 @@ class TrainerSession:
         self.guard.lets_through = config.nan_action == "warn"
         self._examiner = Examiner(trainer)
         self._found_unsound = False
-        self.abilities = TrainerAbilities(trainer, self.guard.rate_scale, self.emergency_checkpoint)
+        may_act = acts and not self.surroundings.is_one_of_several
+        self.rollback = RollbackCare(trainer, self.guard, config, may_act=may_act)
+        self.rollback.on_return = self._returned
+        self.abilities = self.rollback.abilities(self.emergency_checkpoint)
+        self.answered: Exception | None = None
+        """An exception that was looked at before it left the loop."""
         alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
         planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
         self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step)
@@ -81,7 +86,7 @@ class TrainerSession:
         self._trackers = TrackerFence(self.note)
         # One process is enough: all would write to the same files.
         self.profile = StepProfile(config.profile_steps if trainer.args.process_index == 0 else (), folder)
-        self.log_figures = LogFigures(trainer, self.guard)
+        self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures)
         self._step_began = time.perf_counter()
         self._step_time_s = 0.0
         self._attached = False
@@ -96,6 +101,7 @@ class TrainerSession:
         for name, text, level in self.surroundings.remarks():
             self.note(name, text, level=level)
         self.data.attach()
+        self.rollback.attach(self.desk, self._raised_in_the_loop)
         self.guard.attach()
         self._changes.wrap(self.trainer.accelerator, "backward", self.desk.meanwhile.around_backward)
         self.log_figures.attach(self._changes)
@@ -110,6 +116,7 @@ class TrainerSession:
         if self._attached:
             self.abilities.put_back()  # in the reverse order: it has wrapped what others had wrapped before
             self.guard.detach()
+            self.rollback.detach()
             self.data.detach()
             self._changes.restore()
             self._trackers.detach()
@@ -128,10 +135,16 @@ class TrainerSession:
         """Note how steps can be skipped and what is known of the run."""
         way = self.guard.attach_optimizer()
         self.log_figures.begin()
+        self.rollback.begin()
         trainer = self.trainer
         facts = facts_of_run(trainer.args, trainer.state, trainer.model)
         self._step_began = time.perf_counter()
         self.desk.learn({**facts, "trainer": type(trainer).__name__, "skips_by": way})
+
+    def begin_of_step(self) -> None:
+        """Take the state before the step where it is time."""
+        self.profile.step_begins(self._step() + 1)
+        self.rollback.step_begins(self._step_time_s)
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it."""
@@ -145,7 +158,17 @@ class TrainerSession:
             or control.should_save
             or control.should_evaluate
             or control.should_training_stop
+            or self.rollback.is_due()
         )
+        self.rollback.step_ends()
+
+    def go_where_asked(self) -> None:
+        """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
+        asked = self.rollback.wanted()
+        if asked is None and self.abilities.restart is None:
+            return
+        self.desk.meanwhile.forget()  # what was seen of steps that are undone
+        raise LeaveLoopError if asked is None else asked
 
     def end_of_epoch(self) -> None:
         """Leave nothing to be made up: logs, checkpoints and evaluations of an epoch come next."""
@@ -165,6 +188,7 @@ class TrainerSession:
             self._report(reading.step, reading.loss, None if is_unknown else reading.norm, reading.rate)
             if reading.is_outlier and reading.is_applied:
                 self._tell_of_clipping(reading)
+            self.rollback.read(reading)
         for applied in made_up:  # after what was seen of the first attempts
             self._report(applied.step, applied.loss, applied.norm, self.guard.rate)
         if must_know or unsound:
@@ -284,6 +308,18 @@ class TrainerSession:
         if folder is not None and folder.step == step:
             self._saved_steps.add(step)
             self.desk.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))
+
+    def _returned(self, to_step: int) -> None:
+        """Go on from an earlier state: what is counted since then has not happened."""
+        self._saved_steps = {step for step in self._saved_steps if step <= to_step}
+        self.log_figures.begin()
+        self._step_began = time.perf_counter()
+
+    def _raised_in_the_loop(self, error: Exception) -> None:
+        """Look at an exception while there is still a loop to return to an earlier state in."""
+        if not isinstance(error, LeaveLoopError):
+            self.answered = error
+            self.raised(error)
 
     def raised(self, error: Exception) -> Plan | None:
         """Report an exception that left the loop and carry out what can be done inside the process."""

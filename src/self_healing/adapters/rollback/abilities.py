@@ -1,0 +1,55 @@
+"""What can be done to a trainer that can return to earlier states inside its loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ...core.errors import ActionFailed
+from ..trainer.abilities import Restored, TrainerAbilities
+from ..trainer.learning_rate import LearningRateScale
+from .in_loop import RollBackTo
+from .state_keeper import StateKeeper
+
+
+class RollbackAbilities(TrainerAbilities):
+    """Returns to states in memory first, and to checkpoints where memory holds none that will do."""
+
+    def __init__(
+        self, trainer: Any, rate_scale: LearningRateScale, save_now: Callable[[], str], keeper: StateKeeper
+    ) -> None:
+        super().__init__(trainer, rate_scale, save_now)
+        self.keeper = keeper
+        self.returning: RollBackTo | None = None
+        """Where to return to, as soon as the loop is at a place from which that can be done."""
+        self._onset: int | None = None
+
+    def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> Restored:
+        """Return to a state in memory, else leave the loop and resume from a checkpoint."""
+        self._onset = before_step
+        chosen = self.keeper.choose(before_step=before_step, depth=depth, min_steps=min_steps)
+        if chosen is None:
+            self.returning = None
+            return super().roll_back(before_step=before_step, depth=depth, min_steps=min_steps)
+        self.returning = RollBackTo(chosen.key)
+        self.restart = None
+        return Restored(chosen.key, chosen.step)
+
+    def skip_batches(self, *, margin: int) -> str:
+        """Leave out what was trained on since the trouble began, and some more, when it is trained again."""
+        step, going_to = int(self.loop.state.global_step), self.returning
+        if going_to is None and self.restart is None:
+            raise ActionFailed("data are left out only together with a return to an earlier state")
+        state = self.keeper.state_of(going_to.key) if going_to is not None else None
+        first = self._onset if self._onset is not None else 1 + (state.step if state is not None else step)
+        harmful = range(max(1, first), step + 1)
+        if going_to is not None:
+            going_to.skip, going_to.skip_more = frozenset(harmful), margin
+        else:
+            self.keeper.leave_out_after_restart(harmful, margin)
+        return f"the data of steps {harmful.start} to {step + margin} are left out"
+
+    def take_return(self) -> RollBackTo | None:
+        """Return where to return to, once."""
+        asked, self.returning = self.returning, None
+        return asked

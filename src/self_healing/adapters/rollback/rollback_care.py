@@ -1,0 +1,111 @@
+"""Returning to earlier states, as a session of a trainer sees it: everything, or nothing where it is not possible."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..trainer.abilities import TrainerAbilities
+from ..trainer.wrapping import Wrapping
+from .abilities import RollbackAbilities
+from .in_loop import RollbackLoop, RollBackTo
+from .state_keeper import StateKeeper
+
+if TYPE_CHECKING:
+    from ...config import HealingConfig
+    from ..trainer.run_desk import RunDesk
+    from ..trainer.trainer_guard import StepReading, TrainerGuard
+
+
+class RollbackCare:
+    """Takes states while a trainer runs, and returns to one of them when a plan says so."""
+
+    def __init__(self, trainer: Any, guard: TrainerGuard, config: HealingConfig, *, may_act: bool) -> None:
+        self.trainer = trainer
+        self.guard = guard
+        self.keeper: StateKeeper | None = None
+        if may_act and config.snapshot_memory_fraction > 0 and RollbackLoop.is_possible(trainer):
+            self.keeper = StateKeeper(trainer, guard, config)
+        self.on_return: Callable[[int], None] = lambda _step: None
+        """Is told the step that the run has returned to."""
+        self._abilities: RollbackAbilities | None = None
+        self._desk: RunDesk | None = None
+        self._wrapping = Wrapping()
+
+    def abilities(self, save_now: Callable[[], str]) -> TrainerAbilities:
+        """Return what can be done to the trainer."""
+        scale = self.guard.rate_scale
+        if self.keeper is None:
+            return TrainerAbilities(self.trainer, scale, save_now)
+        self._abilities = RollbackAbilities(self.trainer, scale, save_now, self.keeper)
+        return self._abilities
+
+    def attach(self, desk: RunDesk, raised: Callable[[Exception], object]) -> None:
+        """Stand around the data as they are delivered, inside of what makes steps up: the guard comes afterwards."""
+        keeper, self._desk = self.keeper, desk
+        if keeper is None:
+            return
+        keeper.signal, keeper.note, keeper.on_return = desk.signal, desk.note, self._returned
+        keeper.loop.on_error = lambda error: self._answer(error, raised)
+        keeper.loop.attach(self._wrapping)
+
+    def detach(self) -> list[str]:
+        """Put the trainer's methods back and let go of all states; return what somebody else has replaced."""
+        if self.keeper is not None:
+            self.keeper.loop.end()
+        return self._wrapping.restore()
+
+    # -- the loop ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start anew: `train()` was entered."""
+        if self.keeper is not None:
+            self.keeper.begin()
+
+    def is_due(self) -> bool:
+        """Say whether the state of this moment is to be taken, for which all steps before it must be known."""
+        return self.keeper is not None and self.keeper.is_due()
+
+    def step_begins(self, step_time_s: float) -> None:
+        """Take the state before the step where it is time."""
+        if self.keeper is not None:
+            self.keeper.step_begins(step_time_s)
+
+    def step_ends(self) -> None:
+        """Judge the states by what is open at the end of a step."""
+        if self.keeper is not None and self._desk is not None:
+            self.keeper.observed(case.incident for case in self._desk.healer.care.cases)
+
+    def read(self, reading: StepReading) -> None:
+        """See whether the first step after a return is what it was the first time."""
+        if self._abilities is not None and self.keeper is not None:
+            rejected = self.keeper.first_loss(reading.step, reading.loss)
+            self._abilities.returning = self._abilities.returning or rejected
+
+    def wanted(self) -> RollBackTo | None:
+        """Return what to raise in order to return to an earlier state, once."""
+        return self._abilities.take_return() if self._abilities is not None else None
+
+    def figures(self) -> dict[str, float]:
+        """Return how often the run has returned and what that has cost; nothing where it has not."""
+        loop = self.keeper.loop if self.keeper is not None else None
+        if loop is None or not loop.returns:
+            return {}
+        # Steps trained in all: unlike the step it never goes back, for those who plot what trackers were given.
+        trained = int(self.trainer.state.global_step) + loop.lost_steps
+        return {
+            "healing/rollbacks": loop.returns,
+            "healing/lost_steps": loop.lost_steps,
+            "healing/trained_steps": trained,
+        }
+
+    def _answer(self, error: Exception, raised: Callable[[Exception], object]) -> RollBackTo | None:
+        """Have an exception looked at while the loop is still there to return to an earlier state in."""
+        raised(error)
+        asked = self.wanted()
+        if asked is not None and self._desk is not None:
+            self._desk.meanwhile.forget()
+        return asked
+
+    def _returned(self, step: int) -> None:
+        self.on_return(step)

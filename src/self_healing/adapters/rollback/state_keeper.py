@@ -1,0 +1,279 @@
+"""When states of a run are taken, how far each can be trusted, and which one to return to."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...core.failure import FailureType, Severity
+from ...core.incident import Incident
+from ...core.signal import Signal, SnapshotDropped, SnapshotTaken
+from ...snapshots.budget import free_memory, slots_within
+from ...snapshots.spacing import FEWEST_SLOTS, Slot, failures_per_second, slot_for, steps_between
+from ...snapshots.verdicts import (
+    Condition,
+    OpenIncident,
+    SavedState,
+    Tier,
+    after_incident,
+    after_observation,
+    newest_for_a_crash,
+    newest_for_an_incident,
+    verdict_when_taken,
+)
+from .in_loop import RollbackLoop, RollBackTo
+from .memory_snapshots import Snapshot
+
+if TYPE_CHECKING:
+    from ..trainer.trainer_guard import TrainerGuard
+
+MOST_SLOTS = 6
+"""States besides the first one; with exponential ages more would add little."""
+MUCH_OLDER = 4
+"""How many times as old a state is when the newest one that can be trusted did not help."""
+FLOOR_OF_DIFFERENCE = 1e-3
+"""Relative difference between a loss and the same loss after a return that is put down to the device."""
+HARMFUL = frozenset(
+    {
+        FailureType.DIVERGENCE,
+        FailureType.GRADIENT_EXPLOSION,
+        FailureType.LOSS_SPIKE,
+        FailureType.NAN_LOSS,
+        FailureType.RL_COLLAPSE,
+    }
+)
+"""Failures that may have harmed the weights."""
+HELD_BACK = frozenset({"loss-not-finite", "gradient-not-finite", "eval-not-finite"})
+"""Rules of failures whose updates were never applied, so that the weights are as they were."""
+
+
+class Settings(Protocol):
+    """What the user may say about it."""
+
+    snapshot_every_steps: int | None
+    max_lost_steps: int
+    snapshot_memory_fraction: float
+    good_after: int
+
+
+class StateKeeper:
+    """Takes states of one training and judges them by what is observed afterwards."""
+
+    def __init__(
+        self,
+        trainer: Any,
+        guard: TrainerGuard,
+        settings: Settings,
+    ) -> None:
+        self.trainer = trainer
+        self.settings = settings
+        self.loop = RollbackLoop(
+            trainer,
+            slots=1 + MOST_SLOTS,
+            guard=guard,
+            tell=self._tell,
+            make_room=self._make_room,
+            on_return=self._returned,
+        )
+        self.states: tuple[SavedState, ...] = ()
+        self.on_return: Callable[[int], None] = lambda _step: None
+        """Is told the step that the run has returned to."""
+        self.is_on = settings.snapshot_memory_fraction > 0
+        self.signal: Callable[[Signal], object] = lambda _signal: None
+        self.note: Callable[[str, str], None] = lambda _name, _text: None
+        self._slots: int | None = None
+        """States besides the first one that memory has room for, once that is known."""
+        self._next = 0
+        """The step at which the next state is taken."""
+        self._stall_s = 0.0
+        self._began_s = time.perf_counter()
+        self._open: OpenIncident | None = None
+        self._losses: dict[str, float] = {}
+        """The loss of the first step after each state."""
+        self._returned_to: SavedState | None = None
+        """Where the run has just returned to, until the first step from there has shown its loss."""
+
+    def _tell(self, name: str, text: str) -> None:
+        self.note(name, text)
+
+    # -- taking --------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Start anew: `train()` was entered, with an optimizer and data of its own."""
+        self._drop(self.states)
+        self._next = self._step()
+        self._began_s = time.perf_counter()
+        self._open = self._returned_to = None
+        self._losses.clear()
+
+    def is_due(self) -> bool:
+        """Say whether the state of this moment is to be taken before the next step."""
+        return self.is_on and self._step() >= self._next
+
+    def step_begins(self, step_time_s: float) -> None:
+        """Take the state between two steps where it is time; the next step's data must be there already."""
+        if not self.is_due() or not self._has_room():
+            return
+        step, began = self._step(), time.perf_counter()
+        snapshot = self.loop.take()
+        if snapshot is None:  # a step before it is still to be made up
+            return
+        first = not self.states
+        verdict = verdict_when_taken(step, norms=snapshot.norms(), open_incident=self._open)
+        state = SavedState(key=snapshot.key, step=step, tier=Tier.MEMORY, verdict=verdict)
+        if first and not verdict.is_sick:  # where a run begins, or was resumed, is where it can always go back to
+            state = state.judged(Condition.GOOD, "the state this training began with")
+        self._forget_what_is_gone()
+        self.states = (*self.states, state)
+        self.signal(SnapshotTaken(step=step, time_s=time.time(), key=state.key))
+        self._stall_s = time.perf_counter() - began
+        self._next = step + self._interval(step, step_time_s)
+
+    def _interval(self, step: int, step_time_s: float) -> int:
+        settings = self.settings
+        between = steps_between(
+            stall_s=self._stall_s, step_s=step_time_s,
+            failure_rate=failures_per_second(self.loop.returns, time.perf_counter() - self._began_s),
+            max_lost_steps=settings.max_lost_steps, forced=settings.snapshot_every_steps,
+        )  # fmt: skip
+        if settings.snapshot_every_steps is not None:
+            return between
+        since = step - self.states[0].step
+        return min(
+            between, max(1, since)
+        )  # at first after 1, 2, 4, 8 ... steps: a young run has little to fall back on
+
+    def _has_room(self) -> bool:
+        """Say whether the state of this moment can be kept; where memory is short none is, with a word about it."""
+        if self._slots is None or not self.states:
+            # At first the optimizer holds nothing yet, so that only the second time shows what a state takes.
+            wanted, needed = (MOST_SLOTS, FEWEST_SLOTS) if self.states else (1, 1)
+            size, free = self.loop.snapshots.expected_nbytes(), free_memory()
+            fraction, ranks = self.settings.snapshot_memory_fraction, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+            slots = slots_within(size, free=free, fraction=fraction, local_ranks=ranks, most=wanted)
+            if slots < needed:
+                self._give_up(size, free)
+                return False
+            if self.states:
+                self._slots = slots
+                self.loop.snapshots.slots = 1 + slots
+        return len(self.states) <= (self._slots or 0) or self._place() is not None
+
+    def _give_up(self, size: int, free: int) -> None:
+        self.is_on = False
+        self.note(
+            "no-snapshots",
+            f"a state takes {size:,} bytes of host memory, of which {free:,} are free: none is kept there, and a return "
+            f"goes to the newest checkpoint on disk (snapshot_memory_fraction = {self.settings.snapshot_memory_fraction:g})",
+        )
+        self._drop(self.states)
+
+    def _place(self) -> int | None:
+        """Return which of the states after the first one makes room; None where each is worth more than a new one."""
+        if not self.states:
+            return 0
+        slots = [Slot(each.step, each.verdict.condition) for each in self.states[1:]]
+        return slot_for(slots, self._step(), first_step=self.states[0].step)
+
+    def _make_room(self, kept: Sequence[Snapshot]) -> Snapshot:
+        """Choose the state that makes room for the one that is being taken."""
+        key = self.states[1 + (self._place() or 0)].key
+        return next(each for each in kept if each.key == key)
+
+    def _forget_what_is_gone(self) -> None:
+        kept = {snapshot.key for snapshot in self.loop.snapshots}
+        for state in self.states:
+            if state.key not in kept:
+                self.signal(SnapshotDropped(step=self._step(), time_s=time.time(), key=state.key))
+        self.states = tuple(state for state in self.states if state.key in kept)
+
+    def _drop(self, states: Iterable[SavedState]) -> None:
+        for state in states:
+            self.loop.snapshots.drop(state.key)
+        self._forget_what_is_gone()
+
+    # -- judging -------------------------------------------------------------------------------------
+
+    def observed(self, incidents: Iterable[Incident]) -> None:
+        """Count a step, with what is open at its end."""
+        harmful = [each for each in incidents if may_have_harmed(each)]
+        for incident in harmful:
+            self._suspect(incident)
+        if not harmful:
+            self._open = None
+        self.states = after_observation(
+            self.states, self._step(), healthy=not harmful, needed={Tier.MEMORY: self.settings.good_after}
+        )
+
+    def _suspect(self, incident: Incident) -> None:
+        onset = incident.onset_step if incident.onset_step is not None else incident.step
+        if self._open is None or onset < self._open.onset:
+            self._open = OpenIncident(incident.name, onset)
+            self.states = after_incident(self.states, self._open)
+
+    def first_loss(self, step: int, loss: float) -> RollBackTo | None:
+        """Compare the first loss after a return with that of the first time; ask for an older state where they differ."""
+        returned_to = self._returned_to
+        if returned_to is None or step != returned_to.step + 1:
+            self._losses.update({state.key: loss for state in self.states if state.step == step - 1})
+            return None
+        self._returned_to = None
+        before = self._losses.get(returned_to.key, math.nan)
+        if not math.isfinite(before) or math.isclose(loss, before, rel_tol=FLOOR_OF_DIFFERENCE):
+            return None
+        self.note(
+            "state-rejected",
+            f"after the return to {returned_to.key} the loss of step {step} was {loss:.6g}, and {before:.6g} the first "
+            "time: this is not the state it should be, and an older one is taken",
+        )
+        self._drop([returned_to])
+        older = self.choose(before_step=step, depth=0, min_steps=None)
+        return RollBackTo(older.key) if older is not None else None
+
+    # -- returning -----------------------------------------------------------------------------------
+
+    def state_of(self, key: str) -> SavedState | None:
+        """Return what is known of a state."""
+        return next((state for state in self.states if state.key == key), None)
+
+    def choose(self, *, before_step: int | None, depth: int, min_steps: int | None) -> SavedState | None:
+        """Return the state to go back to, None where memory holds none that will do."""
+        step = self._step()
+        usable = [state for state in self.states if self.loop.is_in_reach(state.key)]
+        if min_steps is not None:
+            usable = [state for state in usable if state.step <= step - min_steps]
+        if before_step is None and self._open is None:
+            newest = newest_for_a_crash(usable)
+        else:
+            onset = before_step if before_step is not None or self._open is None else self._open.onset
+            newest = newest_for_an_incident(usable, onset)
+        if newest is None or depth == 0:
+            return newest
+        older = [each for each in usable if each.step < newest.step and each.verdict.survives_a_crash]
+        far = [each for each in older if step - each.step >= MUCH_OLDER * (step - newest.step)]
+        if depth == 1 and far:
+            return max(far, key=lambda each: each.step)
+        return min(older, key=lambda each: each.step, default=newest)
+
+    def leave_out_after_restart(self, steps: Sequence[int], more: int) -> None:
+        """Leave data out when training is entered anew from a checkpoint."""
+        self.loop.data.discard_at(steps[0] if steps else self._step() + 1, len(steps) + more)
+
+    def _returned(self, snapshot: Snapshot, asked: RollBackTo) -> None:
+        self._forget_what_is_gone()  # those after it belong to what is undone
+        self._open = None
+        self._next = snapshot.step + 1  # it is kept already; the next one as soon as there is something new
+        self._returned_to = None if asked.skip else self.state_of(snapshot.key)
+        self._losses = {key: loss for key, loss in self._losses.items() if self.state_of(key) is not None}
+        self.on_return(snapshot.step)
+
+    def _step(self) -> int:
+        return int(self.trainer.state.global_step)
+
+
+def may_have_harmed(incident: Incident) -> bool:
+    """Say whether the weights may not be what they should be because of it."""
+    return incident.severity > Severity.INFO and incident.failure in HARMFUL and incident.name not in HELD_BACK
