@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import shutil
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -11,11 +13,12 @@ import pytest
 from self_healing import ConfigError, SelfHealingTrainer
 from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
-from self_healing.drills.disk_faults import cut_short, flip_bit
+from self_healing.drills.disk_faults import CannotMountError, cut_short, flip_bit, read_only, small_disk
 from self_healing.drills.fault import Fault
 from self_healing.drills.faults.poisoned_batches import Poisoning
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import losses, updates, weights
+from self_healing.snapshots.checkpoint_check import check
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]  # a run that returns for ever must not last
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
@@ -45,6 +48,13 @@ def notes(folder, name):
     """Return what the ledger says under a name."""
     entries = read_ledger(Path(folder) / "healing" / "ledger.jsonl").entries
     return [entry.body["text"] for entry in entries if entry.kind == "note" and entry.name == name]
+
+
+def alerts(folder, text):
+    """Return what a person is told in the ledger, as far as it says this."""
+    entries = read_ledger(Path(folder) / "healing" / "ledger.jsonl").entries
+    told = [str(entry.body) for entry in entries if entry.kind in ("incident", "note")]
+    return [said for said in told if re.search(text, said, re.IGNORECASE)]
 
 
 @pytest.fixture(scope="module")
@@ -140,6 +150,52 @@ def test_a_run_without_some_batches_is_else_a_run_as_any_other(clean, without_ba
     assert bits(without_batches(())) == bits(clean)
 
 
+# -- what the guard makes of them ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory):
+    """Guarded runs with a fault, trained once each: the trainer and the metrics."""
+    done = {}
+
+    def get(fault, **options):
+        key = fault, *sorted(options.items())
+        if key not in done:
+            trainer = planted(fault, tmp_path_factory.mktemp("guarded"), options=options)
+            done[key] = trainer, SelfHealingTrainer(trainer).train().metrics
+        return done[key]
+
+    return get
+
+
+AT = (28, 31, 32, 33, 47)
+"""Steps before, at and behind those at which a state is taken."""
+TRANSIENT = [(name, at) for name in ROLLED_BACK if FAULTS[name].is_transient for at in AT]
+
+
+@pytest.mark.parametrize(("fault", "at_step"), TRANSIENT)
+def test_harm_that_came_once_is_undone(fault, at_step, clean, guarded):
+    trainer, metrics = guarded(fault, at_step=at_step)
+    assert updates(trainer) == trainer.state.global_step == UPDATES
+    assert eval_loss(trainer) <= 1.01 * eval_loss(clean)
+    assert metrics["healing/rollbacks"] >= 1
+
+
+@pytest.mark.parametrize("factor", [3000.0, 1.0], ids=["loud", "noise-only"])
+def test_poisoned_batches_are_left_out(factor, without_batches, guarded):
+    trainer, metrics = guarded("poisoned-batches", factor=factor)
+    assert updates(trainer) == trainer.state.global_step == UPDATES
+    assert eval_loss(trainer) <= 1.01 * eval_loss(without_batches(range(31, 41)))
+    assert metrics["healing/rollbacks"] >= 1
+
+
+def test_a_learning_rate_far_too_high_is_lowered_until_the_run_learns(clean, guarded):
+    trainer, metrics = guarded("learning-rate-too-high")
+    assert updates(trainer) == trainer.state.global_step == UPDATES
+    assert eval_loss(trainer) <= 1.05 * eval_loss(clean)
+    assert metrics["healing/rollbacks"] >= 1
+
+
 # -- what lies on the disk -----------------------------------------------------------------------------
 
 SAVING = {"save_strategy": "steps", "save_steps": 20}
@@ -211,3 +267,63 @@ def test_a_harmed_checkpoint_asked_for_by_name_is_a_clear_error(harmed):
         SelfHealingTrainer(trainer).train(resume_from_checkpoint=str(folder / "checkpoint-40"))
     assert '"auto" for the newest usable one' in str(caught.value)
     assert trainer.state.global_step == 0
+
+
+# -- disks that do not take what is written ------------------------------------------------------------
+
+
+@pytest.fixture
+def mounted():
+    """Disks in the place of folders, for the time of a test; it is skipped where this process may not mount."""
+    with ExitStack() as stack:
+
+        def mount(disk):
+            try:
+                stack.enter_context(disk)
+            except CannotMountError as why:
+                pytest.skip(str(why))
+
+        yield mount
+
+
+def full(folder):
+    return small_disk(folder / "checkpoint-40", 200_000)  # the weights fit, the optimizer's state does not
+
+
+def forbidden(folder):
+    (folder / "checkpoint-40").mkdir()
+    return read_only(folder / "checkpoint-40")
+
+
+UNWRITABLE = {"full": (full, "no space left|unexpected pos"), "read-only": (forbidden, "read-only file system")}
+
+
+@pytest.mark.parametrize("disk", UNWRITABLE)
+def test_a_stock_trainer_dies_of_a_checkpoint_it_cannot_write(disk, mounted, tmp_path):
+    mounted(UNWRITABLE[disk][0](tmp_path))
+    trainer = tiny_trainer(tmp_path, **SAVING)
+    with pytest.raises(Exception, match=f"(?i){UNWRITABLE[disk][1]}"):
+        trainer.train()
+    assert updates(trainer) == 40
+
+
+@pytest.mark.parametrize("disk", UNWRITABLE)
+def test_a_checkpoint_that_cannot_be_written_costs_nothing_else(disk, mounted, clean, tmp_path):
+    mounted(UNWRITABLE[disk][0](tmp_path))
+    trainer = tiny_trainer(tmp_path, **SAVING)
+    SelfHealingTrainer(trainer).train()
+    assert updates(trainer) == UPDATES
+    assert bits(trainer) == bits(clean)
+    assert [step.name for step in sorted(tmp_path.glob("checkpoint-*")) if check(step).is_usable] == [
+        "checkpoint-20", "checkpoint-60",
+    ]  # fmt: skip
+    assert alerts(tmp_path, UNWRITABLE[disk][1])
+
+
+def test_where_the_whole_disk_is_full_the_run_goes_on_all_the_same(mounted, clean, tmp_path):
+    """The ledger and the postmortem lie on it too."""
+    mounted(small_disk(tmp_path / "run", 1_500_000))  # four checkpoints fit, of six
+    trainer = tiny_trainer(tmp_path / "run", save_strategy="steps", save_steps=10)
+    SelfHealingTrainer(trainer).train()
+    assert updates(trainer) == UPDATES
+    assert bits(trainer) == bits(clean)
