@@ -39,4 +39,5 @@ class SkipBatches(Action):
 
     def apply(self, run: object) -> Done:
         """Ask the run to move on in its data."""
-        return Done(text=cast("CanSkipBatches", run).skip_batches(margin=self.margin))
+        done = cast("CanSkipBatches", run).skip_batches(margin=self.margin)
+        return Done(text=done) if isinstance(done, str) else Done(text=done.text, restored=done.key, step=done.step)

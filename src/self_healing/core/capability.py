@@ -27,9 +27,9 @@ class CanRollBack(Protocol):
 
 @runtime_checkable
 class CanSkipBatches(Protocol):
-    """The data position can be moved past batches that did harm."""
+    """The data position can be moved past batches that did harm; a run may have to return to before them for it."""
 
-    def skip_batches(self, *, margin: int) -> str: ...
+    def skip_batches(self, *, margin: int) -> str | ReturnedToSkip: ...
 
 
 @runtime_checkable
@@ -145,6 +145,13 @@ class RollbackDone(Protocol):
 
     @property
     def step(self) -> int: ...
+
+
+class ReturnedToSkip(RollbackDone, Protocol):
+    """What skipping reports where the run has returned to an earlier state for it."""
+
+    @property
+    def text(self) -> str: ...
 
 
 CAPABILITIES: dict[str, type] = {

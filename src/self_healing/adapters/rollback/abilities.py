@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from ...core.errors import ActionFailed
@@ -10,6 +11,15 @@ from ..trainer.abilities import Restored, TrainerAbilities
 from ..trainer.learning_rate import LearningRateScale
 from .in_loop import RollBackTo
 from .state_keeper import StateKeeper
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnedToSkip:
+    """What was left out, and the state that was returned to for it."""
+
+    text: str
+    key: str
+    step: int
 
 
 class RollbackAbilities(TrainerAbilities):
@@ -35,19 +45,31 @@ class RollbackAbilities(TrainerAbilities):
         self.restart = None
         return Restored(chosen.key, chosen.step)
 
-    def skip_batches(self, *, margin: int) -> str:
+    def skip_batches(self, *, margin: int) -> str | ReturnedToSkip:
         """Leave out what was trained on since the trouble began, and some more, when it is trained again."""
-        step, going_to = int(self.loop.state.global_step), self.returning
-        if going_to is None and self.restart is None:
-            raise ActionFailed("data are left out only together with a return to an earlier state")
+        step = int(self.loop.state.global_step)
+        returned = None
+        if self.returning is None and self.restart is None:
+            returned = self._return_to_skip(step)
+        going_to = self.returning
         state = self.keeper.state_of(going_to.key) if going_to is not None else None
         first = self._onset if self._onset is not None else 1 + (state.step if state is not None else step)
-        harmful = range(max(1, first), step + 1)
+        # An exception has left the loop in the middle of the next step, whose data are the ones in question.
+        harmful = range(max(1, first), step + (2 if self.left_by is not None else 1))
         if going_to is not None:
             going_to.skip, going_to.skip_more = frozenset(harmful), margin
         else:
             self.keeper.leave_out_after_restart(harmful, margin)
-        return f"the data of steps {harmful.start} to {step + margin} are left out"
+        text = f"the data of steps {harmful.start} to {harmful.stop - 1 + margin} are left out"
+        return text if returned is None else ReturnedToSkip(text, returned.key, returned.step)
+
+    def _return_to_skip(self, step: int) -> Restored:
+        """Go back to the newest state in order to leave the data of a step out that has raised an exception."""
+        if self.left_by is None:
+            raise ActionFailed("data are left out only together with a return to an earlier state")
+        restored = self.roll_back(before_step=None, depth=0, min_steps=None)
+        self._onset = step + 1
+        return restored
 
     def take_return(self) -> RollBackTo | None:
         """Return where to return to, once."""
