@@ -26,7 +26,8 @@ class MomentsCorrupted(Fault):
         """Multiply them in place when a step begins."""
         from transformers import TrainerCallback
 
-        fault, done = self, []
+        fault = self
+        done: list[bool] = []
 
         class Harm(TrainerCallback):
             def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
