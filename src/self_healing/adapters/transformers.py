@@ -157,6 +157,8 @@ def _with_trusted_checkpoint(
         str(chosen),
         level=logging.INFO if chosen.path is not None and not chosen.passed_over else logging.WARNING,
     )
+    if chosen.path is not None and session.checkpoints is not None:
+        session.checkpoints.disk.resumed(chosen.path)
     return _resuming_from(None if chosen.path is None else str(chosen.path), args, kwargs)
 
 

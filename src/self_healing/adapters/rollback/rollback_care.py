@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ...core.incident import Incident
 from ..trainer.abilities import TrainerAbilities
 from ..trainer.wrapping import Wrapping
 from .abilities import RollbackAbilities
@@ -71,10 +72,10 @@ class RollbackCare:
         if self.keeper is not None:
             self.keeper.step_begins(step_time_s)
 
-    def step_ends(self) -> None:
+    def step_ends(self, incidents: Iterable[Incident]) -> None:
         """Judge the states by what is open at the end of a step."""
-        if self.keeper is not None and self._desk is not None:
-            self.keeper.observed(case.incident for case in self._desk.healer.care.cases)
+        if self.keeper is not None:
+            self.keeper.observed(incidents)
 
     def read(self, reading: StepReading) -> None:
         """See whether the first step after a return is what it was the first time."""

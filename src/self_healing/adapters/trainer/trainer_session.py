@@ -16,6 +16,7 @@ from ..data.other_data import blame_the_model_if_other_data_fail
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
+from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
 from .engines import Surroundings
@@ -75,6 +76,7 @@ class TrainerSession:
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
         self.guard.retry = self.memory.micro_batches if acts else None
+        self.checkpoints = CheckpointCare(trainer, self.desk, folder, self.weights_are_finite) if may_act else None
         self.interrupts = Interrupts(_signals_left_to_us(trainer.args))
         self.interrupted_by: signal.Signals | None = None
         self.data = TrainerData(
@@ -109,6 +111,8 @@ class TrainerSession:
             self.interrupts.install()
             self._trackers.attach(self.trainer.callback_handler.callbacks)
             self.memory.attach(self._changes)
+        if self.checkpoints is not None:
+            self.checkpoints.attach(self._changes)
 
     def detach(self) -> None:
         """Take it out again and put the trainer's settings back."""
@@ -127,6 +131,8 @@ class TrainerSession:
     def close(self) -> None:
         """End the session: the trainer is as it was, the ledger is written, the directory free."""
         self.detach()
+        if self.checkpoints is not None:
+            self.checkpoints.close()
         self.desk.close()
 
     # -- signals -------------------------------------------------------------------------------------
@@ -160,7 +166,10 @@ class TrainerSession:
             or control.should_training_stop
             or self.rollback.is_due()
         )
-        self.rollback.step_ends()
+        incidents = [case.incident for case in self.desk.healer.care.cases]
+        self.rollback.step_ends(incidents)
+        if self.checkpoints is not None:
+            self.checkpoints.step_ends(self._step(), incidents)
 
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
@@ -284,6 +293,8 @@ class TrainerSession:
             self.trainer._save_checkpoint(self.trainer.model, None)  # noqa: SLF001  # what the loop itself calls
         except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
             return f"the emergency checkpoint failed: {type(error).__name__}: {error}"
+        if self.checkpoints is not None and self.checkpoints.failed is not None:
+            return f"the emergency checkpoint failed: {self.checkpoints.failed}"
         self.saved()
         return f"checkpoint-{step} was written"
 
@@ -313,6 +324,8 @@ class TrainerSession:
         """Go on from an earlier state: what is counted since then has not happened."""
         self._saved_steps = {step for step in self._saved_steps if step <= to_step}
         self.log_figures.begin()
+        if self.checkpoints is not None:
+            self.checkpoints.returned(to_step)
         self._step_began = time.perf_counter()
 
     def _raised_in_the_loop(self, error: Exception) -> None:

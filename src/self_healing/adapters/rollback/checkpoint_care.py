@@ -1,0 +1,161 @@
+"""The checkpoints that a trainer writes: each gets a manifest with a verdict, and one that cannot be written ends no run.
+
+While the run is in trouble nothing is deleted to make room for a checkpoint that may be sick.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import shutil
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.failure import FailureType
+from ...core.incident import Incident
+from ...snapshots.disk_tier import DiskTier
+from ..trainer.reflexes import Reflex
+from ..trainer.wrapping import Wrapping
+from .state_keeper import may_have_harmed
+
+if TYPE_CHECKING:
+    from ..trainer.run_desk import RunDesk
+
+logger = logging.getLogger("self_healing.rollback")
+
+TROUBLE = frozenset(
+    {
+        errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG,
+        errno.ENOTCONN, errno.ETIMEDOUT,
+    }
+)  # fmt: skip
+"""What an operating system says where a file cannot be written, through no fault of the program."""
+TOLD_BY_WRITERS = (
+    "No space left on device",
+    "Disk quota exceeded",
+    "Read-only file system",
+    "PytorchStreamWriter failed",
+)
+"""How libraries that write files themselves pass it on, without the operating system's number."""
+SCRATCH = ("trace_*.json", "oom_*.pickle")
+"""What we have written for people to look at, and give up for a checkpoint where the disk is full."""
+CLOSING_S = 60.0
+"""How long the end of a training waits for manifests."""
+
+
+def is_trouble_with_the_disk(error: BaseException | None) -> bool:
+    """Say whether an exception, or what caused it, says that files cannot be written."""
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        if isinstance(error, OSError) and error.errno in TROUBLE:
+            return True
+        if any(told in str(error) for told in TOLD_BY_WRITERS):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+class CheckpointCare:
+    """Stands around the saving of one trainer."""
+
+    def __init__(self, trainer: Any, desk: RunDesk, folder: Path, weights_are_finite: Callable[[], bool]) -> None:
+        self.trainer = trainer
+        self.disk = DiskTier()
+        self.failed: BaseException | None = None
+        """Why the last checkpoint was not written; None where it was."""
+        self._desk = desk
+        self._folder = folder
+        self._weights_are_finite = weights_are_finite
+        self._is_in_trouble = False
+
+    def attach(self, wrapping: Wrapping) -> None:
+        """Replace `_save_checkpoint`; it is the original again when `wrapping` is restored."""
+        if hasattr(self.trainer, "_save_checkpoint"):  # what is done without it is said in `relied_on`
+            wrapping.wrap(self.trainer, "_save_checkpoint", self._around_save)
+
+    def close(self) -> None:
+        """Wait for the manifests, within reason."""
+        if not self.disk.close(CLOSING_S):
+            logger.warning("the manifests of the last checkpoints are still being written; the process waits for them")
+
+    def step_ends(self, step: int, incidents: Iterable[Incident]) -> None:
+        """Judge the checkpoints by what is open at the end of a step."""
+        harmful = [each for each in incidents if may_have_harmed(each)]
+        for incident in harmful:
+            self.disk.incident_opened(
+                incident.name, incident.step if incident.onset_step is None else incident.onset_step
+            )
+        if self._is_in_trouble and not harmful:
+            self.disk.incidents_over()
+        self._is_in_trouble = bool(harmful)
+        self.disk.observed(step, is_healthy=not harmful)
+
+    def returned(self, to_step: int) -> None:
+        """Forget the checkpoints of steps that are undone; they stay where they are, and stay sick."""
+        self.disk.returned(to_step)
+        self._is_in_trouble = False
+
+    def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def _save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            folder = self._folder_of_now()
+            existed = folder.exists()
+            self.failed = None
+            try:
+                return self._save(lambda: original(*args, **kwargs), folder)
+            except Exception as error:  # healed below, or raised again
+                if not is_trouble_with_the_disk(error):
+                    raise
+                failure: Exception = error
+            self._make_room(folder, existed=existed)
+            try:
+                result = self._save(lambda: original(*args, **kwargs), folder)
+            except Exception as error:
+                if not is_trouble_with_the_disk(error):
+                    raise
+                self.failed = error
+                self._make_room(folder, existed=existed)
+                self._tell(failure, "training goes on without it, from memory where it has to return")
+                return None
+            self._tell(failure, "it was written when it was tried again, after what was half written had been removed")
+            return result
+
+        return _save_checkpoint
+
+    def _save(self, save: Callable[[], Any], folder: Path) -> Any:
+        keeps_all = Wrapping()
+        if self._is_in_trouble and hasattr(self.trainer.args, "save_total_limit"):
+            keeps_all.replace(self.trainer.args, "save_total_limit", None)  # the last good one must not make room
+        try:
+            with self.disk.saving():
+                result = save()
+        finally:
+            keeps_all.restore()
+        if folder.is_dir():
+            self.disk.saved(folder, is_finite=self._weights_are_finite())
+        return result
+
+    def _make_room(self, folder: Path, *, existed: bool) -> None:
+        """Remove what was half written, and what of ours a person could do without."""
+        if not existed:
+            shutil.rmtree(folder, ignore_errors=True)
+        for pattern in SCRATCH:
+            for path in self._folder.glob(pattern):
+                path.unlink(missing_ok=True)
+
+    def _tell(self, error: BaseException, said: str) -> None:
+        step = int(self.trainer.state.global_step)
+        logger.error("the checkpoint of step %d could not be written: %s; %s", step, error, said)
+        self._desk.reflex(
+            Reflex(
+                failure=FailureType.DISK, incident="save-failed",
+                because=f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}",
+                actions=("alert", "retry-later"), said=said, step=step,
+            )
+        )  # fmt: skip
+
+    def _folder_of_now(self) -> Path:
+        args, step = self.trainer.args, int(self.trainer.state.global_step)
+        own = getattr(self.trainer, "_get_output_dir", None)
+        return Path(args.output_dir if own is None else own(trial=None)) / f"checkpoint-{step}"
