@@ -185,7 +185,7 @@ def test_harm_that_came_once_is_undone(fault, at_step, clean, guarded):
 def test_poisoned_batches_are_left_out(factor, without_batches, guarded):
     trainer, metrics = guarded("poisoned-batches", factor=factor)
     assert updates(trainer) == trainer.state.global_step == UPDATES
-    assert eval_loss(trainer) <= 1.01 * eval_loss(without_batches(range(31, 41)))
+    assert eval_loss(trainer) <= 1.01 * eval_loss(without_batches(range(25, 35)))
     assert metrics["healing/rollbacks"] >= 1
 
 

@@ -17,7 +17,7 @@ class PoisonedBatches(Fault):
     Needs a loader without worker processes, in which nobody could count batches.
     """
 
-    at_step: int = 31
+    at_step: int = 25
     count: int = 10
     """How many batches."""
     factor: float = 3000.0
