@@ -37,6 +37,7 @@ class RetryLater(Action):
     fills = {"base_s": "backoff_base_s"}
     seed_name = "backoff"
     retries_faithfully = True
+    lets_time_pass = True
 
     def __post_init__(self) -> None:
         """Refuse attempts and pauses that make no sense."""

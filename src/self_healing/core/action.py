@@ -43,6 +43,8 @@ class Action:
     """The name users of `postmortem.json` know it by, where that differs from ours."""
     retries_faithfully: ClassVar[bool] = False
     """True where the same work is simply done again; the same failure afterwards is deterministic."""
+    lets_time_pass: ClassVar[bool] = False
+    """True where it may help a second time although nothing was changed: what is out of reach now may come back."""
     counts: ClassVar[bool] = True
     """False for actions that never use up the recovery budget, whatever their effect."""
     is_final: ClassVar[bool] = False
@@ -118,6 +120,11 @@ class Rung:
     def retries_faithfully(self) -> bool:
         """Say whether the rung only does the same work again."""
         return bool(self.actions) and all(action.retries_faithfully for action in self.actions)
+
+    @property
+    def lets_time_pass(self) -> bool:
+        """Say whether the rung waits for something outside of the run."""
+        return any(action.lets_time_pass for action in self.actions)
 
     @property
     def name(self) -> str:

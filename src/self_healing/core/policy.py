@@ -122,7 +122,7 @@ class Policy:
         if (failure, rung.name) in memory.impossible:
             return "it could not be carried out"
         fingerprint = diagnosis.incident.fingerprint
-        if rung.repeats == 1 and rung.retries_faithfully and fingerprint in memory.faithful_retries:
+        if rung.retries_faithfully and not rung.lets_time_pass and fingerprint in memory.faithful_retries:
             return "the same failure came back after a faithful retry"
         record = memory.rungs.get((failure, rung.name))
         if (

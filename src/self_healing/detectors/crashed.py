@@ -21,7 +21,7 @@ class Crashed(Detector):
 
     ## Why it matters
     Without help it ends the run. The exception's class and text, matched against the patterns, decide what kind of
-    failure it is and what may help; an unknown one gets a single faithful retry.
+    failure it is and what may help; an unknown one gets a single faithful retry, and so do two others soon after it.
 
     ## False alarms
     None: an exception that reaches the adapter would have ended the run.
@@ -35,7 +35,7 @@ class Crashed(Detector):
     severity = Severity.ERROR
     listens = (Raised,)
     remedy = (
-        rung(RollBack(), success=0.3),
+        rung(RollBack(), success=0.3, repeats=3),
         rung(RestartProcess(), success=0.3),
         rung(StopRun(), success=1.0),
     )
@@ -49,4 +49,4 @@ class Crashed(Detector):
         assert isinstance(now, Raised)
         first_line = now.message.strip().split("\n", 1)[0][:300]
         where = f" at {now.where}" if now.where else ""
-        return self.incident(now, f"{now.exception}: {first_line}{where}", onset_step=now.step)
+        return self.incident(now, f"{now.exception}: {first_line}{where}")
