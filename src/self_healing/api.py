@@ -19,7 +19,7 @@ from .core.capability import capabilities_of
 from .core.errors import ActionFailed, CapabilityMissing
 from .core.execute import execute
 from .core.failure import FailureType, Severity
-from .core.ledger import Book, Ledger, iter_ledger
+from .core.ledger import CONTINUES, Book, Ledger, iter_ledger
 from .core.plan import Outcome, Plan
 from .core.run_directory import ledger_path, lock_run_directory
 
@@ -31,7 +31,8 @@ class OpenRun:
     """A run directory that is ours: locked, with a ledger and a healer that remembers earlier attempts.
 
     `with OpenRun("out", config, run) as opened: plan = opened.healer.observe(signal)`. Closing it writes what is
-    left of the ledger and gives the lock back.
+    left of the ledger and gives the lock back. One that `continues` nothing is another run in the same folder: it
+    writes to the same ledger and knows nothing of what is in there.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class OpenRun:
         run: object,
         *,
         rank: int = 0,
+        continues: bool = True,
         environ: Mapping[str, str] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -49,7 +51,8 @@ class OpenRun:
         self.lock = lock_run_directory(run_dir, rank)
         try:
             path = ledger_path(run_dir, rank)
-            past = iter_ledger(path) if path.exists() else ()  # read as a stream while the healer is built
+            # Read as a stream while the healer is built.
+            past = iter_ledger(path) if continues and path.exists() else ()
             self.ledger = Ledger(path, rank=rank, environ=environ)
             self.healer = build_healer(
                 config,
@@ -59,16 +62,10 @@ class OpenRun:
                 past=past,
                 hook=config.hook(),
             )
+            self.healer.begin({**_described(config), CONTINUES: continues}, clock())
         except BaseException:  # whatever went wrong, the directory must not stay locked
             self.close()
             raise
-        written = config.to_dict()
-        hook = written.get("on_instability")
-        if hook is not None:  # code cannot be recorded, and a replay never calls it
-            del written["on_instability"]
-        resolved = {key: value for key, value in config.resolved().items() if key != "on_instability"}
-        described: dict[str, object] = {"config": written, "resolved": resolved, "version": __version__}
-        self.healer.begin(described | ({"hook": str(hook)} if hook is not None else {}), clock())
 
     def close(self) -> None:
         """Write what is left and let others write to the directory."""
@@ -81,6 +78,17 @@ class OpenRun:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _described(config: HealingConfig) -> dict[str, object]:
+    """Return a configuration as the ledger holds it."""
+    written = config.to_dict()
+    hook = written.get("on_instability")
+    if hook is not None:  # code cannot be recorded, and a replay never calls it
+        del written["on_instability"]
+    resolved = {key: value for key, value in config.resolved().items() if key != "on_instability"}
+    described: dict[str, object] = {"config": written, "resolved": resolved, "version": __version__}
+    return described | ({"hook": str(hook)} if hook is not None else {})
 
 
 class HealingActions:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import math
 import multiprocessing
 import os
@@ -10,7 +12,7 @@ import time
 
 import pytest
 
-from self_healing import HealingConfig, SelfHealingTrainer
+from self_healing import HealingConfig, SelfHealingTrainer, healing
 from self_healing.core.discover import discover_classes
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import records, tiny_trainer
@@ -133,3 +135,22 @@ def test_a_child_that_was_forked_during_training_can_be_terminated(tmp_path):
     trainer.model.register_forward_hook(start_and_end_a_child)
     SelfHealingTrainer(trainer).train()
     assert codes == [-signal.SIGTERM]
+
+
+def test_names_that_somebody_else_replaces_meanwhile_are_left_alone_and_named_in_the_log(tmp_path, caplog):
+    from transformers import TrainerCallback
+
+    trainer, theirs = tiny_trainer(tmp_path, max_steps=3), {}
+
+    class Replace(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            for name in ("training_step", "log", "train") if state.global_step == 1 else ():
+                theirs[name] = functools.partial(getattr(trainer, name))
+                setattr(trainer, name, theirs[name])
+
+    trainer.add_callback(Replace())
+    with caplog.at_level(logging.WARNING, "self_healing"), healing(trainer):
+        trainer.train()
+    assert {name: vars(trainer)[name] for name in theirs} == theirs
+    for name in theirs:
+        assert f"Trainer.{name} was replaced by somebody else" in caplog.text

@@ -121,7 +121,7 @@ def find_session(trainer):
 
 def test_in_advise_mode_nothing_is_taken(tmp_path):
     trainer = tiny_trainer(tmp_path, max_steps=3)
-    session = TrainerSession(trainer, HealingConfig(), Mode.ADVISE)
+    session = TrainerSession(trainer, HealingConfig(), Mode.ADVISE, resumes=False)
     try:
         assert session.rollback.keeper is None
         assert session.checkpoints is None

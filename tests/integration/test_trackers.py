@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
@@ -12,7 +13,7 @@ from types import ModuleType
 import pytest
 
 from self_healing import HealingConfig, UnrecoverableError
-from self_healing.adapters.trainer.trackers import is_network_error
+from self_healing.adapters.data.network import is_network_error
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.faults.nan_in_eval import NanInEval
@@ -97,6 +98,7 @@ def in_handling(error, earlier):
         (TimeoutError("no answer"), True),
         (urllib.error.URLError("Name or service not known"), True),
         (chained(RuntimeError("could not report"), ConnectionResetError("by peer")), True),
+        (OSError(errno.ENETUNREACH, "Network is unreachable"), True),
         (KeyError("loss"), False),
         (in_handling(KeyError("while a lost connection was handled"), ConnectionError("lost")), False),
         (OSError(28, "No space left on device"), False),

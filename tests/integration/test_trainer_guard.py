@@ -211,3 +211,14 @@ def test_the_diagnosis_says_why_it_was_nan(fault, kind, tmp_path):
         assert facts[0]["nan_rows"] == "0", "the fault marks the first row of its batch"
     told = [h for e in entries if e.kind == "diagnosis" for h in e.body["hypotheses"] if h["name"] == "found-by-probe"]
     assert told, "the answer is part of the diagnosis"
+
+
+def test_while_training_random_numbers_of_the_models_devices_are_set_aside_and_not_afterwards(tmp_path):
+    from self_healing.tensors import random_state
+
+    seen = []
+    trainer = tiny_trainer(tmp_path, max_steps=2)
+    trainer.model.register_forward_hook(lambda *_: seen.append({str(device) for device in random_state._of_model}))
+    SelfHealingTrainer(trainer).train()
+    assert seen == [{"cpu"}, {"cpu"}]
+    assert not random_state._of_model

@@ -50,6 +50,30 @@ def test_a_signal_saves_the_run_and_then_reaches_the_users_handler(number, tmp_p
     assert all((a == b).all() for a, b in zip(resumed.model.parameters(), clean.model.parameters(), strict=True))
 
 
+@pytest.mark.parametrize("strategy", ["steps", "epoch"])
+def test_a_run_that_is_asked_to_end_saves_once_and_leaves_without_an_evaluation(strategy, tmp_path):
+    from transformers import TrainerCallback
+
+    seen = []
+
+    class Saved(TrainerCallback):
+        def on_save(self, args, state, control, **kwargs):
+            seen.append("saved by the loop")
+
+    before = signal.signal(signal.SIGTERM, lambda n, frame: None)
+    try:
+        trainer = tiny_trainer(
+            tmp_path, eval_strategy=strategy, eval_steps=11, save_strategy=strategy, save_steps=11, callbacks=[Saved()]
+        )
+        trainer.model.register_forward_hook(lambda module, *_: None if module.training else seen.append("evaluated"))
+        send_at(trainer, 10, signal.SIGTERM)
+        SelfHealingTrainer(trainer).train()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert trainer.state.global_step == newest_usable(tmp_path, None)[0].step == 11
+    assert seen == []
+
+
 def test_slurms_warning_saves_and_training_goes_on(tmp_path):
     trainer = tiny_trainer(tmp_path)
     send_at(trainer, 10, signal.SIGUSR1)

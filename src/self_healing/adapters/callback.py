@@ -98,12 +98,22 @@ class SelfHealingCallback:
         loop = SeenLoop(args, state, control, kwargs.get("optimizer"))
         rate_scale = LearningRateScale()
         abilities = LoopAbilities(loop, rate_scale)
-        desk = RunDesk(args, self.config, abilities, mode=self.mode, step=lambda: int(loop.state.global_step))
-        self._watched = Watched(loop, desk, abilities, rate_scale, TelemetryRing())
+        desk = RunDesk(
+            args,
+            self.config,
+            abilities,
+            mode=self.mode,
+            step=lambda: int(loop.state.global_step),
+            resumes=int(state.global_step) > 0,
+        )
+        watched = Watched(loop, desk, abilities, rate_scale, TelemetryRing())
+        facts = {**facts_of_run(args, state, kwargs.get("model")), "trainer": "callback"}
+        desk.open()  # what fails before this leaves nothing to close, and what comes after is closed by `end`
+        self._watched = watched
         _running[folder] = self
         atexit.register(self._process_ends)
         desk.note("callback-only", CANNOT)
-        desk.learn({**facts_of_run(args, state, kwargs.get("model")), "trainer": "callback"})
+        desk.learn(facts)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Write how the run ended; raise where it was given up, so that it does not look like a success."""

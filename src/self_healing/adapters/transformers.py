@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import UnrecoverableError, give_up
 from ..core.failure import Mode
-from ..snapshots.resume import resolve
+from ..snapshots.resume import Chosen, resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
+from .trainer.exceptions import is_pruning
 from .trainer.trainer_session import LeaveLoopError, TrainerSession
 from .trainer.wrapping import Wrapping
 
@@ -25,6 +26,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("self_healing.trainer")
 
 OWN = frozenset({"trainer", "config"})
+
+NOT_GUARDED = (
+    "the trials of hyperparameter_search are not guarded: the trainer changes its settings and its accelerator between "
+    "them; SelfHealingTrainer(trainer, config).train() in an objective of your own guards a trial"
+)
 
 
 class SelfHealingTrainer:
@@ -43,6 +49,11 @@ class SelfHealingTrainer:
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as the trainer does, healing on the way; the result's metrics hold the healing figures."""
         return train_guarded(self.trainer, self.config, self.trainer.train, args, kwargs)
+
+    def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
+        """Search as the trainer does, without a guard, and say so in the log."""
+        logger.warning(NOT_GUARDED)
+        return self.trainer.hyperparameter_search(*args, **kwargs)
 
     def dry_run(self, num_steps: int = 2) -> DryRunReport:
         """Rehearse a few steps, an evaluation batch and a save; the trainer is untouched afterwards."""
@@ -90,16 +101,26 @@ def train_guarded(
     mode = config.effective_mode()
     if mode is Mode.OFF or id(trainer) in _guarded_now:
         return train(*args, **kwargs)
-    session = TrainerSession(trainer, config, mode)
+    if (args[1] if len(args) > 1 else kwargs.get("trial")) is not None:
+        logger.warning(NOT_GUARDED)
+        return train(*args, **kwargs)
+    wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
+    chosen = _trusted_checkpoint(trainer, wanted) if wanted and mode is Mode.HEAL else None
+    resumes = bool(wanted) if chosen is None else chosen.path is not None
+    session = TrainerSession(trainer, config, mode, resumes=resumes)
     callback = make_callback(session)
-    _guarded_now.add(id(trainer))
-    trainer.add_callback(callback)
     try:
+        _guarded_now.add(id(trainer))
+        trainer.add_callback(callback)
         if config.dry_run_steps:
             dry_run_or_stop(trainer, config.dry_run_steps)
         session.attach()
-        if mode is Mode.HEAL:
-            args, kwargs = _with_trusted_checkpoint(session, args, kwargs)
+        if chosen is not None:
+            is_as_wanted = chosen.path is not None and not chosen.passed_over
+            session.note("resuming", str(chosen), level=logging.INFO if is_as_wanted else logging.WARNING)
+            if chosen.path is not None and session.checkpoints is not None:
+                session.checkpoints.disk.resumed(chosen.path)
+            args, kwargs = _resuming_from(None if chosen.path is None else str(chosen.path), args, kwargs)
         output = _train_until_done(session, train, args, kwargs)
         if session.abilities.stop_reason is not None:
             give_up(session.abilities.stop_reason, None)
@@ -109,9 +130,9 @@ def train_guarded(
         session.ended(_reason(error), error)
         raise
     finally:
-        trainer.remove_callback(callback)
-        _guarded_now.discard(id(trainer))
         session.close()
+        _guarded_now.discard(id(trainer))
+        trainer.remove_callback(callback)
         pending = session.interrupted_by or session.interrupts.take()  # one that came after the last step too
         if pending is not None:  # saved and put in order: now the signal may do what it came for
             session.interrupts.pass_on(pending)
@@ -126,6 +147,8 @@ def _train_until_done(
         except LeaveLoopError:
             pass
         except Exception as error:  # becomes a signal; healed or raised again
+            if is_pruning(error):
+                raise
             if error is not session.answered:  # else it was looked at inside the loop already
                 session.raised(error)
             if session.mode is not Mode.HEAL:  # who only watches neither saves nor says that it gave up
@@ -143,23 +166,10 @@ def _train_until_done(
         args, kwargs = _resuming_from(path, args, kwargs)
 
 
-def _with_trusted_checkpoint(
-    session: TrainerSession, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _trusted_checkpoint(trainer: Any, wanted: Any) -> Chosen:
     """Find out what `resume_from_checkpoint` means: "auto" and True take the newest that can be trusted, if any."""
-    wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
-    if wanted is None or wanted is False:
-        return args, kwargs
-    own = session.trainer.args
-    chosen = resolve(wanted, own.output_dir, model_only=bool(getattr(own, "save_only_model", False)))
-    session.note(
-        "resuming",
-        str(chosen),
-        level=logging.INFO if chosen.path is not None and not chosen.passed_over else logging.WARNING,
-    )
-    if chosen.path is not None and session.checkpoints is not None:
-        session.checkpoints.disk.resumed(chosen.path)
-    return _resuming_from(None if chosen.path is None else str(chosen.path), args, kwargs)
+    own = trainer.args
+    return resolve(wanted, own.output_dir, model_only=bool(getattr(own, "save_only_model", False)))
 
 
 def _resuming_from(
@@ -174,6 +184,8 @@ def _resuming_from(
 def _reason(error: BaseException) -> str:
     if isinstance(error, UnrecoverableError):
         return "unrecoverable"
+    if is_pruning(error):
+        return "pruned"
     return "sigint" if isinstance(error, KeyboardInterrupt) else "exception"
 
 

@@ -29,6 +29,7 @@ from .run_directory import ledger_path
 from .secrets import Masker
 
 __all__ = [
+    "CONTINUES",
     "KINDS",
     "SCHEMA",
     "Book",
@@ -42,6 +43,8 @@ __all__ = [
 
 logger = logging.getLogger("self_healing.ledger")
 
+CONTINUES = "continues"
+"""Key in the first line of an attempt; False where another run begins in the folder of an earlier one."""
 _BUFFERED = frozenset({"signal", "diagnosis", "note"})
 """The kinds that may wait a moment for company; all others are on the disk as soon as the disk allows."""
 _PAUSE_S = 1.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import cast
 
 from .failure import FailureType
-from .ledger import Entry
+from .ledger import CONTINUES, Entry
 from .stop import WINDOW_STEPS, Spent
 
 BY_HAND = "by-hand"
@@ -75,6 +75,8 @@ class Memory:
         if entry.kind == "signal":
             self._see_step(entry)
         elif entry.kind == "config":
+            if entry.body.get(CONTINUES) is False:
+                vars(self).update(vars(Memory()))
             self.last_step = None
         elif entry.kind == "outcome" and entry.name != BY_HAND:
             self._remember_outcome(entry)

@@ -91,6 +91,8 @@ class LedgerReplay:
         self.result.runs += 1
         book = Transcript(self.result, self.result.runs - 1)
         healer = build_healer(config, book, capabilities, settings=settings, memory=copy.deepcopy(self._memory))
+        if entry is not None:
+            healer.memory.remember(entry)  # as the recorded healer did with its first line
         self._attempt = _Attempt(healer, book)
         return self._attempt
 

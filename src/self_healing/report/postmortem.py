@@ -39,6 +39,8 @@ class ExitReason(StrEnum):
     EXCEPTION = "exception"
     SIGTERM = "sigterm"
     SIGINT = "sigint"
+    PRUNED = "pruned"
+    """A hyperparameter search has seen enough of this trial: a decision, no failure."""
     UNRECOVERABLE = "unrecoverable"
     """Training was given up."""
     KILLED = "killed"

@@ -10,7 +10,7 @@ from typing import Any
 from ..core.action import Action
 from ..core.diagnosis import CONVINCING
 from ..core.failure import Effect, Severity
-from ..core.ledger import Entry
+from ..core.ledger import CONTINUES, Entry
 from .changes import Changes, spelled
 from .clean import Cleaner, as_text, number_of, seconds_of, step_of
 
@@ -61,11 +61,16 @@ class Story:
     """Takes in ledger entries one by one; what a report needs of them is in its fields."""
 
     def __init__(self, actions: Mapping[str, type[Action]], clean: Cleaner) -> None:
-        """Begin with nothing."""
+        self._actions = actions
+        self._clean = clean
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin with nothing: with the first entry, and where another run begins in the same folder."""
         self.attempts: deque[Attempt] = deque(maxlen=MOST_LISTED)
         self.incidents: deque[dict[str, object]] = deque(maxlen=MOST_LISTED)
         self.recovery_actions: deque[dict[str, object]] = deque(maxlen=MOST_LISTED)
-        self.changes = Changes(actions, clean)
+        self.changes = Changes(self._actions, self._clean)
         """Those of the attempt being read: the next process begins with what the user configured."""
         self.quarantined: deque[dict[str, object]] = deque(maxlen=MOST_LISTED)
         self.attempts_seen = self.incidents_seen = self.actions_seen = 0
@@ -73,8 +78,6 @@ class Story:
         self.seconds_lost = 0.0
         self.skipped_steps = 0
         self.lines_lost = self.unreadable = 0
-        self._actions = actions
-        self._clean = clean
         # All of the attempt being read: a new process opens its own incidents.
         self._latest: dict[Key, dict[str, object]] = {}
         self._diagnoses: dict[Key, Mapping[str, object]] = {}
@@ -84,6 +87,8 @@ class Story:
 
     def take(self, entry: Entry) -> None:
         """Take in one entry; what a damaged one does not say is left out."""
+        if entry.kind == "config" and entry.body.get(CONTINUES) is False:
+            self._begin()
         attempt = self._attempt_of(entry)
         attempt.ended_s = max(attempt.ended_s, entry.time)
         match entry.kind:

@@ -60,20 +60,28 @@ class AdaGC:
         self.clip_(all_grads, norms)
         return norms.total
 
-    def clip_(self, all_grads: Sequence[Tensor | None], norms: Norms, max_norm: float | None = None) -> Tensor:
+    def clip_(
+        self,
+        all_grads: Sequence[Tensor | None],
+        norms: Norms,
+        max_norm: float | None = None,
+        held: Tensor | None = None,
+    ) -> Tensor:
         """Clip the gradients in place, by their common norm too; return what that norm was multiplied by.
 
         `all_grads` has one entry for each parameter, None for one without a gradient; `norms` are of the others.
+        Where `held` is one, nothing is learned: the update is left out, and its gradients come again with its make-up.
         """
         total = norms.total.to(torch.float32)
+        held = torch.zeros_like(total) if held is None else held
         fused = self._fused_for(all_grads, norms)
         if fused is not None:
             numbers = [self.lambda_rel, self.lambda_abs, self.beta, float(self.warmup_steps), max_norm or 0.0]
-            fused.judge(total, norms.each, self.gammas, self.steps, numbers)
+            fused.judge(total, held, norms.each, self.gammas, self.steps, numbers)
             fused.scale_(norms.only_part or [])
             return fused.whole
         before = norms.each.to(torch.float32)
-        each = self.coefficients(all_grads, norms)
+        each = self._coefficients(all_grads, norms, held)
         after: Tensor = torch.linalg.vector_norm(each * before)
         finite = total < torch.inf
         one = torch.ones_like(total)
@@ -96,7 +104,7 @@ class AdaGC:
             self.may_fuse = self._fused is not None
         return self._fused
 
-    def coefficients(self, all_grads: Sequence[Tensor | None], norms: Norms) -> Tensor:
+    def _coefficients(self, all_grads: Sequence[Tensor | None], norms: Norms, held: Tensor) -> Tensor:
         """Learn from the norms and return what each gradient that is there is to be multiplied by."""
         total = norms.total.to(torch.float32)
         each = norms.each.to(torch.float32)
@@ -112,12 +120,13 @@ class AdaGC:
         clipped = shrink * each
         average = torch.where(gammas.isinf(), clipped, self.beta * gammas + (1.0 - self.beta) * clipped)
         learned = torch.where(warming, torch.minimum(gammas, clipped), average)
-        gammas = torch.where(finite & (each > 0.0), learned, gammas)
+        learns = finite & (held == 0)
+        gammas = torch.where(learns & (each > 0.0), learned, gammas)
         if self._index is None:
             self.gammas = gammas
         else:
             self.gammas = self.gammas.index_copy(0, self._index, gammas)
-        self.steps = self.steps + finite
+        self.steps = self.steps + learns
         return shrink
 
     def state_dict(self) -> dict[str, object]:

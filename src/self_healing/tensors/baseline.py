@@ -100,8 +100,8 @@ class LogNormBaseline:
             raise ValueError(f"a baseline has {expected} numbers, not {len(numbers)}")
         return cls(*numbers)
 
-    def judge(self, norm: float) -> Judgement:
-        """Judge a norm and learn from it."""
+    def judge(self, norm: float, *, learns: bool = True) -> Judgement:
+        """Judge a norm and learn from it, unless it is to be judged again."""
         is_finite = math.isfinite(norm)
         is_ready = self.count >= READY
         level = self.location + max(self.drift, 0.0)
@@ -115,9 +115,9 @@ class LogNormBaseline:
         is_strange = is_ready and abs(distance) > least
         is_outlier = is_strange and distance > 0.0
         share = min(1.0, math.exp(CLIP_Z * CLIP_Z * self.scale / z - distance)) if is_outlier else 1.0
-        if is_strange:
+        if learns and is_strange:
             self._keep_waiting(x)
-        else:
+        elif learns:
             self._learn(x)
         return Judgement(share, z, is_finite, is_outlier, typical)
 

@@ -66,6 +66,7 @@ extern "C" __global__ void self_healing_judge(
     row[0] = loss; row[1] = !unsound; row[2] = !skip; row[3] = norm; row[4] = coefficient;
     row[5] = z; row[6] = !finite; row[7] = outlier; row[8] = memory[13];
 
+    if (held > 0.5f) return;  // it is learned when it is made up
     if (usable && strange) {
         memory[5] = x; memory[6] = newest; memory[4] = streak + 1.0f;
         if (streak + 1.0f >= NEW_NORMAL_AFTER) {
@@ -110,6 +111,8 @@ class FusedJudge:
         self._zero = torch.zeros((), device=state.device)
         self._row = torch.zeros(len(READING), device=state.device)
         places = self.memory.unbind()
+        self.held = places[HELD]
+        """One where an update was skipped and has not been made up yet: what was known before the next judgement."""
         self.coefficient, self.found_inf, self.skip = places[COEFFICIENT], places[FOUND_INF], places[SKIP]
         self.z, self.is_outlier, self.typical = places[Z_SCORE], places[IS_OUTLIER], places[TYPICAL]
 
@@ -143,7 +146,7 @@ class FusedJudge:
 
     def release(self) -> None:
         """Let the next update through although one before it was skipped."""
-        self.memory[HELD].zero_()
+        self.held.zero_()
 
 
 def fused_judge(state: Tensor) -> FusedJudge | None:

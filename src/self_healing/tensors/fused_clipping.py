@@ -12,7 +12,7 @@ from .norms import SMALLEST
 
 _ZCLIP = """
 extern "C" __global__ void self_healing_zclip(
-    const float* norm_, double* memory, float* out, double rate, double threshold_z, double factor, double eps,
+    const float* norm_, const float* held, double* memory, float* out, double rate, double threshold_z, double factor, double eps,
     double max_norm, double warmup, int flags
 ) {
     const bool percentile = flags & 1, to_mean = flags & 2, keeps_spikes_out = flags & 4, limited = flags & 8;
@@ -26,9 +26,10 @@ extern "C" __global__ void self_healing_zclip(
     const double value = spike ? threshold : g;
     const float limit = (float)(limited && value > max_norm ? max_norm : value);
     out[0] = finite && norm > limit ? limit / (norm + SMALLEST) : 1.0f;
-    memory[3] += spike;
     memory[4] = z;
     memory[5] = known;
+    if (*held > 0.5f) return;  // it is learned when it is made up
+    memory[3] += spike;
     if (!finite || (keeps_spikes_out && spike)) return;
     const double share = warm ? rate : 1.0 / (count + 1.0);
     const double now = mean + share * (value - mean), rest = value - now;
@@ -40,12 +41,13 @@ extern "C" __global__ void self_healing_zclip(
 
 _ADAGC = """
 extern "C" __global__ void self_healing_adagc(
-    const float* total_, const float* each, float* gammas, float* steps, float* shrink, float* whole, int n,
+    const float* total_, const float* held, const float* each, float* gammas, float* steps, float* shrink, float* whole, int n,
     double lambda_rel_, double lambda_abs_, double beta_, double warmup, double max_norm
 ) {
     __shared__ float squares[256];
     const float total = *total_, lambda_rel = lambda_rel_, lambda_abs = lambda_abs_, beta = beta_;
     const bool finite = total - total == 0.0f, warming = *steps < (float)warmup;
+    const bool learns = finite && *held < 0.5f;  // what is held back is learned when it is made up
     float sum = 0.0f;
     for (int i = threadIdx.x; i < n; i += blockDim.x) {
         const float norm = each[i], gamma = gammas[i];
@@ -53,7 +55,7 @@ extern "C" __global__ void self_healing_adagc(
         if (!finite || s != s) s = 1.0f;
         const float clipped = s * norm;
         const float average = isinf(gamma) ? clipped : beta * gamma + (1.0f - beta) * clipped;
-        if (finite && norm > 0.0f) gammas[i] = warming ? fminf(gamma, clipped) : average;
+        if (learns && norm > 0.0f) gammas[i] = warming ? fminf(gamma, clipped) : average;
         shrink[i] = s;
         sum += clipped * clipped;
     }
@@ -68,7 +70,7 @@ extern "C" __global__ void self_healing_adagc(
     for (int i = threadIdx.x; i < n; i += blockDim.x) shrink[i] *= rest;
     if (threadIdx.x == 0) {
         *whole = finite && total > 0.0f ? after * rest / total : 1.0f;
-        *steps += finite;
+        *steps += learns;
     }
 }
 """
@@ -98,9 +100,9 @@ class FusedZClip:
         *self.saved, self.z, self.is_known = self.memory.unbind()
         self.coefficient = torch.ones((), device=self.memory.device)
 
-    def judge(self, norm: Tensor, numbers: Sequence[float], flags: int) -> Tensor:
-        """Learn from a norm and return what its gradients are to be multiplied by."""
-        self._launch(norm, self.memory, self.coefficient, *numbers, flags)
+    def judge(self, norm: Tensor, held: Tensor, numbers: Sequence[float], flags: int) -> Tensor:
+        """Learn from a norm, unless it is held back, and return what its gradients are to be multiplied by."""
+        self._launch(norm, held, self.memory, self.coefficient, *numbers, flags)
         return self.coefficient
 
 
@@ -117,9 +119,11 @@ class FusedAdaGC:
         self.whole = torch.ones((), device=device)
         """What the norm of all tensors together was multiplied by."""
 
-    def judge(self, total: Tensor, each: Tensor, gammas: Tensor, steps: Tensor, numbers: Sequence[float]) -> Tensor:
-        """Learn from the norms, in place, and return what each gradient is to be multiplied by."""
-        self._judge(total, each, gammas, steps, self.shrink, self.whole, len(each), *numbers, block=(256, 1, 1))
+    def judge(  # noqa: PLR0917  # as the kernel takes them
+        self, total: Tensor, held: Tensor, each: Tensor, gammas: Tensor, steps: Tensor, numbers: Sequence[float]
+    ) -> Tensor:
+        """Learn from the norms, in place, unless they are held back; return what each gradient is multiplied by."""
+        self._judge(total, held, each, gammas, steps, self.shrink, self.whole, len(each), *numbers, block=(256, 1, 1))
         return self.shrink
 
     def scale_(self, tensors: Sequence[Tensor]) -> None:

@@ -69,6 +69,7 @@ class GradientGate:
         self._device: torch.device | None = None
         self._is_held = False
         self._zero, self._one = torch.zeros(()), torch.ones(())
+        self._held = self._zero
         self._row = torch.zeros(0)
 
     @property
@@ -105,18 +106,19 @@ class GradientGate:
         max_norm = max_norm or None
         clips = self.clip_outliers and self.always is None and self.per_tensor is None
         flags = Flags(clips=clips, holds=holds, by_loss=by_loss)
-        if self._fused is not None and norms.as_torch.dtype is not torch.float64:
-            coefficient: Tensor | None = self._judge_fused(self._fused, norms, loss, max_norm, row, flags)
+        fused = self._fused if norms.as_torch.dtype is not torch.float64 else None
+        # What is held back comes again when it is made up: it is learned then, and not twice.
+        self._held = fused.held if fused is not None else self._one if self._is_held else self._zero
+        if self.per_tensor is not None:  # first: the judgement writes down what is held back from now on
+            self.coefficient = self.per_tensor.clip_(grads, norms, max_norm, self._held)
+        if fused is not None:
+            coefficient: Tensor | None = self._judge_fused(fused, norms, loss, max_norm, row, flags)
         else:
             coefficient = self._judge(norms, loss, max_norm, flags)
         self.norm = norms.total.to(torch.float32)
-        if self.per_tensor is not None:
-            self.coefficient = self.per_tensor.clip_(grads, norms, max_norm)
-        elif coefficient is None:
-            self.coefficient = self._one
-        else:
-            self.coefficient = coefficient.to(torch.float32)
-            if clips or max_norm is not None or self.always is not None:
+        if self.per_tensor is None:
+            self.coefficient = self._one if coefficient is None else coefficient.to(torch.float32)
+            if coefficient is not None and (clips or max_norm is not None or self.always is not None):
                 norms.scale_(coefficient)
         return self.norm
 
@@ -144,7 +146,7 @@ class GradientGate:
     def _judge(self, norms: Norms, loss: Tensor | None, max_norm: float | None, flags: Flags) -> Tensor | None:
         """Judge by numbers, and return what the gradients are to be multiplied by; None leaves them as they are."""
         norm, value = _numbers(norms.total, loss)
-        found = self._baseline.judge(norm if norm <= LARGEST_FLOAT else math.inf)
+        found = self._baseline.judge(norm if norm <= LARGEST_FLOAT else math.inf, learns=not self._is_held)
         is_sound = found.is_finite and (not flags.by_loss or math.isfinite(value))
         is_skipped = flags.holds and (self._is_held or not is_sound)
         if flags.holds:
@@ -185,7 +187,7 @@ class GradientGate:
             return self._one
         limit = None if max_norm is None else _as_torch_clips(norms, max_norm)
         if self.always is not None:
-            published = self.always.coefficient(norms.total).to(norms.as_torch.dtype)
+            published = self.always.coefficient(norms.total, self._held).to(norms.as_torch.dtype)
             limit = published if limit is None else torch.minimum(limit, published)
         return self._one.to(norms.as_torch.dtype) if limit is None else limit
 

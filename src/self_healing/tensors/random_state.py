@@ -32,7 +32,7 @@ class RandomState:
 
     @classmethod
     def capture(cls, devices: Iterable[torch.device | str | int] | None = None) -> RandomState:
-        """Read all generators; of accelerators those given, else the current CUDA device where CUDA is in use.
+        """Read all generators; of accelerators those given, else the current CUDA device and those of the model in training.
 
         CUDA is never initialised for it and no device is waited for: the generators live in host memory.
         """
@@ -123,10 +123,29 @@ class _NumpyReader:
 _numpy_reader = _NumpyReader()
 
 
+_of_model: frozenset[torch.device] = frozenset()
+
+
+def draws_on(devices: Iterable[torch.device]) -> None:
+    """Have the generators of these devices read too from now on, until others are named; none for the end of training.
+
+    Said once for the whole process: what sets random numbers aside often does not know the model.
+    """
+    global _of_model  # noqa: PLW0603  # generators are the process's own, too
+    _of_model = frozenset(devices)
+
+
+def devices_of(model: torch.nn.Module) -> set[torch.device]:
+    """Return the devices that a model runs on: those of its parameters, and those that it is copied to for each step."""
+    copied_to = [module.device_ids for module in model.modules() if isinstance(module, torch.nn.DataParallel)]
+    return {p.device for p in model.parameters()} | {torch.device("cuda", i) for ids in copied_to for i in ids}
+
+
 def _device_states(devices: Iterable[torch.device | str | int] | None) -> dict[str, Tensor]:
     if devices is None:
         # Asking for the current device would initialise CUDA, and a fork after that cannot use it.
-        devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        current = [torch.device("cuda", torch.cuda.current_device())] if torch.cuda.is_initialized() else []
+        devices = _of_model.union(current)
     states: dict[str, Tensor] = {}
     for given in devices:
         device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)

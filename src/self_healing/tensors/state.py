@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from .copies import Clones, Copies, TensorCopy, has_shared_elements
 from .random_state import RandomState
 
 
@@ -25,25 +26,28 @@ class Captured(Protocol):
         """Put it back."""
 
 
-def capture(thing: Any, *, to_cpu: bool = False, only_trainable: bool = False) -> Captured:
+def capture(thing: Any, *, copies: Copies | None = None, only_trainable: bool = False) -> Captured:
     """Set the state of a thing aside; `RandomState` stands for the random generators, a list for all it holds.
 
-    Copies stay on the device of what they copy, or go to the CPU. With `only_trainable` the values of a module's
-    frozen parameters are not copied, which is what makes a capture of a LoRA model small.
+    Copies are clones on the device of what they copy, or what `copies` makes of them; where these are only collected,
+    as by `HostCopies`, they are made by its `start()`. With `only_trainable` the values of a module's frozen parameters
+    are not copied, which is what makes a capture of a LoRA model small. A module comes before its optimizer, so that
+    the optimizer's state can be named after its parameters.
     """
+    copies = Clones() if copies is None else copies
     if isinstance(thing, list | tuple):
-        return AllOf([capture(each, to_cpu=to_cpu, only_trainable=only_trainable) for each in thing])
+        return AllOf([capture(each, copies=copies, only_trainable=only_trainable) for each in thing])
     if isinstance(thing, nn.Module):
-        return ModuleState(thing, to_cpu=to_cpu, only_trainable=only_trainable)
+        return ModuleState(thing, copies=copies, only_trainable=only_trainable)
     if isinstance(thing, torch.optim.Optimizer):
-        return OptimizerState(thing, to_cpu=to_cpu)
+        return OptimizerState(thing, copies=copies)
     if isinstance(thing, torch.amp.GradScaler):
-        return ScalerState(thing)
+        return ScalerState(thing, copies=copies)
     if thing is RandomState:
         devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else None
         return RandomState.capture(devices)
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
-        return StateDict(thing, to_cpu=to_cpu)
+        return StateDict(thing, copies=copies)
     raise TypeError(f"{type(thing).__name__} has no state that could be captured")
 
 
@@ -67,30 +71,33 @@ class KeptTensor:
     """A tensor and the values it had."""
 
     tensor: Tensor
-    values: Tensor
+    copy: TensorCopy
 
     @classmethod
-    def of(cls, tensor: Tensor, *, to_cpu: bool) -> KeptTensor:
-        """Copy the values."""
+    def of(cls, tensor: Tensor, copies: Copies, name: str = "", **how: bool) -> KeptTensor:
+        """Set the values aside; for the arguments see `Copies.of`."""
         tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
-        values = tensor.detach()
-        return cls(tensor, values.to("cpu", copy=True) if to_cpu else values.clone())
+        return cls(tensor, copies.of(tensor, name, **how))
 
     def back(self) -> Tensor:
         """Return the same tensor with its former values; a copy where many elements share one place in memory."""
-        if any(stride == 0 and size > 1 for stride, size in zip(self.tensor.stride(), self.tensor.shape, strict=True)):
-            same = torch.equal(self.tensor, self.values.to(self.tensor.device))
-            return self.tensor if same else self.values.to(self.tensor.device, copy=True)
+        values = self.copy.values
+        if has_shared_elements(self.tensor):
+            same = torch.equal(self.tensor, values.to(self.tensor.device))
+            return self.tensor if same else values.to(self.tensor.device, copy=True)
         with torch.no_grad():
-            self.tensor.detach().copy_(self.values)
+            # A sparse tensor changes what it refers to, which an alias of it would not see.
+            target = self.tensor.detach() if self.tensor.layout is torch.strided else self.tensor
+            target.copy_(values, non_blocking=self.copy.is_pinned)
         return self.tensor
 
 
-def keep(value: Any, *, to_cpu: bool = False) -> Any:
+def keep(value: Any, copies: Copies | None = None, name: str = "", **how: bool) -> Any:
     """Return containers copied all the way down with their tensors kept; other objects are kept by reference."""
+    copies = Clones() if copies is None else copies
     if isinstance(value, Tensor):
-        return KeptTensor.of(value, to_cpu=to_cpu)
-    return _rebuilt(value, lambda inner: keep(inner, to_cpu=to_cpu))
+        return KeptTensor.of(value, copies, name, **how)
+    return _rebuilt(value, lambda inner: keep(inner, copies, name, **how))
 
 
 def give_back(kept: Any) -> Any:
@@ -130,20 +137,28 @@ def _rebuilt(value: Any, of: Any) -> Any:
 class ModuleState:
     """Parameters, gradients, buffers and modes of a module and all below it."""
 
-    def __init__(self, module: nn.Module, *, to_cpu: bool = False, only_trainable: bool = False) -> None:
-        self._modes = [(each, each.training) for each in module.modules()]
-        parameters = [p for p in module.parameters() if not isinstance(p, nn.UninitializedParameter)]
-        self._flags = [(p, p.requires_grad) for p in parameters]
+    def __init__(
+        self, module: nn.Module, *, copies: Copies | None = None, only_trainable: bool = False, prefix: str = ""
+    ) -> None:
+        self._copies = copies = Clones() if copies is None else copies
+        modules = list(module.modules())
+        self._modes = [(each, each.training) for each in modules]
+        named = [(n, p) for n, p in module.named_parameters() if not isinstance(p, nn.UninitializedParameter)]
+        copies.names.update((p, prefix + name) for name, p in named)
+        self._flags = [(p, p.requires_grad) for _, p in named]
+        # An embedding with a largest norm shortens its rows in the forward pass.
+        shortened = {each.weight for each in modules if getattr(each, "max_norm", None) is not None}
         self._values = [
-            (p, KeptTensor.of(p.data, to_cpu=to_cpu)) for p in parameters if p.requires_grad or not only_trainable
+            (p, KeptTensor.of(p.data, copies, prefix + name, measure=True, until_update=p not in shortened))
+            for name, p in named
+            if p.requires_grad or not only_trainable
         ]
-        self._gradients = [
-            (p, None if p.grad is None else KeptTensor.of(p.grad, to_cpu=to_cpu)) for p in parameters
-        ]  # fmt: skip
-        self._buffers = [(each, keep(dict(each._buffers), to_cpu=to_cpu)) for each in module.modules()]  # noqa: SLF001
+        self._gradients = [(p, None if p.grad is None else KeptTensor.of(p.grad, copies)) for _, p in named]
+        self._buffers = [(each, keep(dict(each._buffers), copies)) for each in modules]  # noqa: SLF001
 
     def restore(self) -> None:
         """Put them back in place."""
+        self._copies.before_restore()
         for parameter, kept in self._values:
             values = kept.back()
             if parameter.data_ptr() != values.data_ptr() or parameter.dtype != values.dtype:
@@ -162,24 +177,49 @@ class ModuleState:
     def nbytes(self) -> int:
         """Return how much memory the copies of parameters and gradients take."""
         kept: Iterable[KeptTensor | None] = (each for _, each in (*self._values, *self._gradients))
-        return sum(each.values.numel() * each.values.element_size() for each in kept if each is not None)
+        return sum(each.copy.nbytes for each in kept if each is not None)
 
 
 class OptimizerState:
     """State and groups of an optimizer, also where it has no state yet."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer, *, to_cpu: bool = False) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, *, copies: Copies | None = None) -> None:
         self._optimizer = optimizer
-        self._state = {parameter: keep(state, to_cpu=to_cpu) for parameter, state in optimizer.state.items()}
-        self._groups = [(group, self._kept(group, to_cpu)) for group in optimizer.param_groups]
+        self._copies = copies = Clones() if copies is None else copies
+        copies.writers.append(optimizer)
+        self._state = {
+            parameter: self._kept_state(state, copies.names.get(parameter, f"parameter {index}"))
+            for index, (parameter, state) in enumerate(optimizer.state.items())
+        }
+        self._groups = [(group, self._kept_group(group)) for group in optimizer.param_groups]
 
-    @staticmethod
-    def _kept(group: Mapping[str, Any], to_cpu: bool) -> dict[str, Any]:
+    def _kept_state(self, state: Any, name: str) -> Any:
+        if not isinstance(state, dict):
+            return keep(state, self._copies)
+        kept = copy.copy(state)
+        # Counts of steps are numbers in the guise of tensors: their size says nothing.
+        kept.update(
+            (
+                key,
+                keep(
+                    value,
+                    self._copies,
+                    f"optimizer.{key}/{name}",
+                    measure=isinstance(value, Tensor) and value.dim() > 0,
+                    until_update=True,
+                ),
+            )
+            for key, value in state.items()
+        )
+        return kept
+
+    def _kept_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         # The parameters are only named here: their values are the module's.
-        return {key: list(value) if key == "params" else keep(value, to_cpu=to_cpu) for key, value in group.items()}
+        return {key: list(value) if key == "params" else keep(value, self._copies) for key, value in group.items()}
 
     def restore(self) -> None:
         """Put them back; groups are the same dictionaries again."""
+        self._copies.before_restore()
         state = self._optimizer.state
         state.clear()
         for parameter, kept in self._state.items():
@@ -193,13 +233,15 @@ class OptimizerState:
 class ScalerState:
     """A gradient scaler with its scale, its growth, and how far it had got with each optimizer."""
 
-    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+    def __init__(self, scaler: torch.amp.GradScaler, *, copies: Copies | None = None) -> None:
         self._scaler = scaler
+        self._copies = Clones() if copies is None else copies
         # Not its state_dict: that leaves out which optimizers were unscaled, and waits for the device.
-        self._kept = keep(vars(scaler))
+        self._kept = keep(vars(scaler), self._copies)
 
     def restore(self) -> None:
         """Put it back."""
+        self._copies.before_restore()
         own = vars(self._scaler)
         own.clear()
         own.update(give_back(self._kept))
@@ -208,10 +250,12 @@ class ScalerState:
 class StateDict:
     """Anything with `state_dict` and `load_state_dict`, such as a learning rate scheduler."""
 
-    def __init__(self, thing: Any, *, to_cpu: bool = False) -> None:
+    def __init__(self, thing: Any, *, copies: Copies | None = None) -> None:
         self._thing = thing
-        self._kept = keep(thing.state_dict(), to_cpu=to_cpu)
+        self._copies = Clones() if copies is None else copies
+        self._kept = keep(thing.state_dict(), self._copies)
 
     def restore(self) -> None:
         """Load it."""
+        self._copies.before_restore()
         self._thing.load_state_dict(give_back(self._kept))

@@ -70,7 +70,7 @@ class ZClip:
         self._z = torch.zeros(())
         self._is_known = torch.zeros((), dtype=torch.bool)
         # Made once: a number that goes to the device in every step would be waited for.
-        self._one = torch.ones(())
+        self._one, self._zero = torch.ones(()), torch.zeros(())
         self._rate = torch.tensor(1.0 - alpha, dtype=torch.float64)
         self.may_fuse = True
         """False keeps to ordinary operations also where a kernel could do the same."""
@@ -95,11 +95,15 @@ class ZClip:
         norms.scale_(self.coefficient(norms.total))
         return norms.total
 
-    def coefficient(self, norm: Tensor) -> Tensor:
-        """Learn from a norm and return what its gradients are to be multiplied by."""
+    def coefficient(self, norm: Tensor, held: Tensor | None = None) -> Tensor:
+        """Learn from a norm and return what its gradients are to be multiplied by.
+
+        Where `held` is one, nothing is learned: the update is left out, and the same norm comes again with its make-up.
+        """
         self._move_to(norm.device)
+        held = self._zero if held is None else held
         if self._fused is not None and norm.dtype is torch.float32:
-            result = self._fused.judge(norm, self._numbers(), self._flags())
+            result = self._fused.judge(norm, held, self._numbers(), self._flags())
             self.raw_norm, self._coefficient = norm, result
             return result
         g = norm.to(self.mean.dtype)
@@ -115,9 +119,10 @@ class ZClip:
         limit = limit.to(norm.dtype)
         # Chosen, not multiplied with a zero or a one: zero times infinity is no number.
         result = torch.where(finite & (norm > limit), limit / (norm + SMALLEST), self._one)
-        self._learn(value, finite & ~spike if self.skip_update_on_spike else finite, warm)
+        learns = finite & (held == 0)
+        self._learn(value, learns & ~spike if self.skip_update_on_spike else learns, warm)
         self.raw_norm, self._coefficient, self._z, self._is_known = norm, result, z, known
-        self.total_clips = self.total_clips + spike
+        self.total_clips = self.total_clips + (spike & learns)
         return result
 
     def _numbers(self) -> list[float]:
@@ -176,7 +181,7 @@ class ZClip:
             return
         # Double precision, so that a huge norm in the warm-up cannot overflow the variance; Metal has none.
         dtype = torch.float32 if device.type == "mps" else torch.float64
-        self._one = self._one.to(device)
+        self._one, self._zero = self._one.to(device), self._zero.to(device)
         for name in (*SAVED, "_rate"):
             setattr(self, name, getattr(self, name).to(device, dtype))
         saved = [getattr(self, name) for name in SAVED]

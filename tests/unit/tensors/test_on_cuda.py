@@ -126,6 +126,36 @@ def test_the_fused_baseline_is_the_ordinary_one(settings):
     assert torch.equal(kernel.state, again.state)
 
 
+@pytest.mark.parametrize("settings", [{}, {"always": ZClip}, {"per_tensor": AdaGC}], ids=str)
+def test_the_kernels_learn_nothing_from_what_is_held_back(settings):
+    kernel, ordinary = (GradientGate(**{name: made() for name, made in settings.items()}) for _ in range(2))
+    for part in (ordinary, ordinary.always, ordinary.per_tensor):
+        if part is not None:
+            part.may_fuse = False
+    for seed in range(60):
+        for gate in (kernel, ordinary):
+            made = parameters(seed, [torch.float32])
+            loss = torch.tensor(math.nan if seed % 10 == 5 else 1.0, device="cuda")
+            before = gate.state.cpu().clone()
+            gate.judge([p.grad for p in made], 1.0, loss=loss, holds=True)
+            if seed % 10 in {6, 7}:
+                assert torch.equal(gate.state.cpu(), before)
+            if seed % 10 == 7:
+                gate.release()
+    assert kernel._fused is not None
+    assert ordinary._fused is None
+    a, b = kernel.state_dict(), ordinary.state_dict()
+    torch.testing.assert_close(a["baseline"].cpu().double(), b["baseline"].cpu(), rtol=1e-3, atol=1e-3)
+    for part in settings:
+        for name in ("mean", "var", "count", "total_clips", "gammas", "steps"):
+            if name in a[part]:
+                torch.testing.assert_close(a[part][name], b[part][name], rtol=1e-5, atol=0.0)
+    counts = {"always": ("count", 25.0), "per_tensor": ("steps", 48.0)}
+    for part in settings:
+        name, expected = counts[part]
+        assert a[part][name].item() == expected
+
+
 def test_without_a_compiler_nothing_is_fused_and_everything_works(monkeypatch, caplog):
     monkeypatch.delattr(torch.cuda, "_compile_kernel")
     fused._compiled.cache_clear()

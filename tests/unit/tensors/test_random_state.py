@@ -13,7 +13,7 @@ pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from self_healing.tensors.random_state import RandomState  # noqa: E402
+from self_healing.tensors.random_state import RandomState, devices_of, draws_on  # noqa: E402
 
 
 def draw():
@@ -75,8 +75,9 @@ def test_what_was_captured_does_not_move_with_the_generators():
 def test_neither_numpy_nor_cuda_is_woken():
     code = (
         "import sys, torch\n"
-        "from self_healing.tensors.random_state import RandomState\n"
+        "from self_healing.tensors.random_state import RandomState, draws_on\n"
         "for name in [name for name in sys.modules if name.split('.')[0] == 'numpy']: del sys.modules[name]\n"
+        "draws_on([torch.device('cpu'), torch.device('cuda', 1)])\n"
         "for devices in (None, ['cuda:0', 0]):\n"
         "    state = RandomState.capture(devices)\n"
         "    state.restore()\n"
@@ -102,6 +103,26 @@ def test_the_current_cuda_device_is_included():
     assert torch.rand(4, device="cuda").tolist() == first
     RandomState.from_state(state.state_dict()).restore()
     assert torch.rand(4, device="cuda").tolist() == first
+
+
+def test_the_devices_of_a_model_are_those_of_its_parameters():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
+    assert devices_of(model) == {torch.device("cpu"), torch.device("meta")}
+    assert devices_of(torch.nn.DataParallel(torch.nn.Linear(2, 2))) >= devices_of(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_every_device_of_the_model_in_training_is_included():
+    model = torch.nn.DataParallel(torch.nn.Dropout(0.5).cuda(), device_ids=[0, 1])
+    draws_on(devices_of(model))
+    try:
+        state = RandomState.capture()
+    finally:
+        draws_on(())
+    assert sorted(state.devices) == ["cuda:0", "cuda:1"]
+    first = model(torch.ones(8, 64, device="cuda"))
+    state.restore()
+    assert torch.equal(model(torch.ones(8, 64, device="cuda")), first)
 
 
 def test_whatever_numpy_has_drawn_its_state_is_the_newest():

@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from self_healing.tensors.copies import Clones
+from self_healing.tensors.host_slot import HostCopies, HostSlot
 from self_healing.tensors.random_state import RandomState
 from self_healing.tensors.state import capture, give_back, keep
 
@@ -82,10 +84,10 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("to_cpu", [False, True])
+@pytest.mark.parametrize("way", ["clones", "clones-on-cpu", "slot"])
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("steps_before", [0, 1])
-def test_a_run_goes_on_from_a_capture_as_if_nothing_had_been(kind, to_cpu, steps_before):
+def test_a_run_goes_on_from_a_capture_as_if_nothing_had_been(kind, way, steps_before):
     torch.manual_seed(0)
     model = Tied()
     optimizer = OPTIMIZERS[kind](model.parameters())
@@ -96,7 +98,9 @@ def test_a_run_goes_on_from_a_capture_as_if_nothing_had_been(kind, to_cpu, steps
     tensors = {id(v) for state in optimizer.state.values() for v in state.values()}
     groups = [id(group) for group in optimizer.param_groups]
     before = everything(model, optimizer)
-    held = capture([model, optimizer, scheduler, RandomState], to_cpu=to_cpu)
+    copies = {"clones": Clones, "clones-on-cpu": lambda: Clones("cpu"), "slot": lambda: HostCopies(HostSlot())}[way]()
+    held = capture([model, optimizer, scheduler, RandomState], copies=copies)
+    copies.start()
     train_a_bit(model, optimizer, scheduler)
     trained = everything(model, optimizer)
     assert trained != before

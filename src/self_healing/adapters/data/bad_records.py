@@ -67,8 +67,7 @@ class BadRecordGuard:
         """Put everything back; what was still on its way is listed."""
         self._list_what_arrived()
         self._inbox.close()
-        for name in self._wrapping.restore():
-            logger.warning("%s was replaced by somebody else during training and is left as it is", name)
+        self._wrapping.restore()
         while self._exchanged:
             loader, dataset, collate = self._exchanged.pop()
             vars(loader).update(dataset=dataset, collate_fn=collate)

@@ -26,16 +26,15 @@ T = TypeVar("T")
 RETRIES = 5
 """One at once and four after growing pauses: with the default base 450 seconds, within which peers still wait."""
 
-_BUILT_IN = frozenset(
+_ALSO = """
+    ConnectionError TimeoutError socket.gaierror socket.herror ssl.SSLError urllib.URLError http.HTTPException
+    requests.ChunkedEncodingError
     """
-    ConnectionError TimeoutError socket.gaierror socket.herror ssl.SSLError urllib.error.URLError
-    http.client.HTTPException requests.exceptions.ChunkedEncodingError
-    """.split()
-)
-_NOT_IN_THE_CACHE = "huggingface_hub.errors.LocalEntryNotFoundError"
+_LASTING_OR_NOT = frozenset({"grpc.RpcError", "websockets.WebSocketException", "wandb.CommError"})
+"""Of the network, but their class does not tell whether it is worth trying again."""
+_NOT_IN_THE_CACHE = "huggingface_hub.LocalEntryNotFoundError"
 """Only its cause tells whether the network failed or nothing was ever asked of it."""
-_SWITCHED_OFF = "huggingface_hub.errors.OfflineModeIsEnabled"
-_NETWORK = frozenset(name for row in PATTERNS for name in row.exception) - {_NOT_IN_THE_CACHE} | _BUILT_IN
+_SWITCHED_OFF = "huggingface_hub.OfflineModeIsEnabled"
 _WRONG = frozenset(
     """
     ValueError httpx.UnsupportedProtocol httpx2.UnsupportedProtocol httpx.LocalProtocolError httpx2.LocalProtocolError
@@ -46,19 +45,44 @@ _UNREACHABLE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN,
 _TOO_MANY_REQUESTS = 429
 
 
+def _short(name: str) -> str:
+    """Return the root of a class's package and its own name: the modules in between move from version to version."""
+    root, dot, _ = name.partition(".")
+    return f"{root}.{name.rpartition('.')[2]}" if dot else name
+
+
+_NETWORK = frozenset(_short(name) for row in PATTERNS for name in row.exception) | frozenset(_ALSO.split())
+
+
 def may_pass(error: BaseException) -> bool:
     """Say whether an exception is trouble of the network, or of a server, that can be over in a moment."""
     links = chain(error)
-    names = [{name_of(cls) for cls in type(link).__mro__} for link in links]
+    names = [_names(link) for link in links]
     if any(_SWITCHED_OFF in of_link for of_link in names):
         return False
     for link in links:
         status = _status(link)
         if status is not None:  # an answer came: it says more than the class of the exception
             return status == _TOO_MANY_REQUESTS or 500 <= status < 600
-    if any(isinstance(link, OSError) and link.errno in _UNREACHABLE for link in links):
+    if any(_is_unreachable(link) for link in links):
         return True
-    return any(of_link & _NETWORK and not of_link & _WRONG for of_link in names)
+    return any(of_link & (_NETWORK - {_NOT_IN_THE_CACHE}) and not of_link & _WRONG for of_link in names)
+
+
+def is_network_error(error: BaseException) -> bool:
+    """Say whether an exception, or one it was explicitly raised from, comes from talking to a server, passing or not."""
+    return any(
+        bool(_names(link) & (_NETWORK | _LASTING_OR_NOT)) or _status(link) is not None or _is_unreachable(link)
+        for link in chain(error, with_context=False)
+    )
+
+
+def _names(link: BaseException) -> set[str]:
+    return {_short(name_of(cls)) for cls in type(link).__mro__}
+
+
+def _is_unreachable(link: BaseException) -> bool:
+    return isinstance(link, OSError) and link.errno in _UNREACHABLE
 
 
 def _status(link: BaseException) -> int | None:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
+from ..trainer.trl_counters import Counters, metric_lists
 from ..trainer.wrapping import Wrapping
 from .batch_cuts import Layout, Weight, shape_of
 from .known_losses import LossRule, loss_rule
@@ -16,7 +17,7 @@ from .loss_weights import WeightFinder, label_counts, piece_weight
 from .memory_errors import RETRIABLE, is_out_of_memory, let_go
 from .memory_events import MemoryEvent
 from .memory_plan import PLAIN, Choice, Ladder, MemoryPlan, Shape, Tactic
-from .piece_metrics import PieceMetrics, metric_lists
+from .piece_metrics import PieceMetrics
 from .whole_batch_baseline import WholeBatchBaseline
 
 logger = logging.getLogger("self_healing.memory")
@@ -48,7 +49,7 @@ class EvaluationRetry:
             # Without gradients there is nothing to checkpoint, and an evaluation is too short to grow back in.
             ladder = Ladder(shape.rows, can_checkpoint=False, can_split=True)
             tactic = self.plan.choose(shape, 0, ladder).tactic
-            before = {key: len(values) for key, values in metric_lists(self.trainer, "eval").items()}
+            before = Counters.of(self.trainer, "eval")
             failure: Exception | None = None
             while True:
                 try:
@@ -64,8 +65,7 @@ class EvaluationRetry:
                     if not is_out_of_memory(error):
                         raise
                     failure = error
-                for key, values in metric_lists(self.trainer, "eval").items():
-                    del values[before.get(key, 0) :]
+                before.restore(self.trainer)
                 tactic = self._smaller(failure, inputs, shape, tactic)
 
         return prediction_step
@@ -159,7 +159,8 @@ class EvaluationRetry:
         arguments = self.trainer.args
         arguments.per_device_eval_batch_size //= 2
         self._forget_loaders(None)
-        metric_lists(self.trainer, "eval").clear()
+        for _, lists in metric_lists(self.trainer, "eval"):
+            lists.clear()
         self._batch_that_fits = size = arguments.per_device_eval_batch_size
         text = (
             f"out of memory in evaluation: it begins again with a batch of {size}, so means of batch means may differ"

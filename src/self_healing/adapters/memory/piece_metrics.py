@@ -9,14 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ..trainer.trl_counters import Counters, count_again
+
 TOKENS = frozenset({"entropy", "mean_token_accuracy"})
-
-
-def metric_lists(trainer: Any, mode: str) -> dict[str, list[float]]:
-    """Return the trainer's own lists; empty for a trainer that keeps none."""
-    metrics = getattr(trainer, "_metrics", None)
-    lists: dict[str, list[float]] = metrics.get(mode, {}) if isinstance(metrics, dict) else {}
-    return lists
 
 
 class PieceMetrics:
@@ -26,33 +21,34 @@ class PieceMetrics:
         self.trainer = trainer
         self.kind = kind
         self.mode = mode
-        self._lengths = {key: len(values) for key, values in metric_lists(trainer, mode).items()}
-        self._pieces: list[tuple[dict[str, float], dict[str, float]]] = []
+        self._before = Counters.of(trainer, mode)
+        self._pieces: list[tuple[dict[tuple[str, str], float], dict[str, float]]] = []
 
     def piece_done(self, inputs: Mapping[str, Any], rows: int) -> None:
         """Take what a finished piece appended, and what it counts for, out of the lists."""
-        if not metric_lists(self.trainer, self.mode):
-            return
         values = {}
-        for key, entries in metric_lists(self.trainer, self.mode).items():
-            length = self._lengths.get(key, 0)
-            if key != "num_tokens" and len(entries) > length:  # that one is a running total, not a list
-                values[key] = float(entries[-1])
-                del entries[length:]
-        self._pieces.append((values, _counts(self.kind, inputs, rows)))
+        for key, added in self._before.added(self.trainer).items():
+            attribute, metric = key
+            if metric != "num_tokens":  # that one is a running total, not a list
+                values[key] = float(added[-1])
+                entries = getattr(self.trainer, attribute)[self.mode][metric]
+                del entries[-len(added) :]
+        if values:
+            self._pieces.append((values, _counts(self.kind, inputs, rows)))
 
     def fold(self) -> None:
         """Append one value per metric for the whole micro-batch."""
-        lists = metric_lists(self.trainer, self.mode)
-        folded: dict[str, float] = {}
+        folded: dict[tuple[str, str], float] = {}
         for key in dict.fromkeys(key for values, _ in self._pieces for key in values):
-            told = [(values[key], counts[_counted(self.kind, key)]) for values, counts in self._pieces if key in values]
-            folded[key] = _fold(key, told)
-        if self.kind == "KTOTrainer" and {"rewards/chosen", "rewards/rejected"} <= set(folded):
-            # A piece with answers of one sort only has no margin; the micro-batch has.
-            folded["rewards/margins"] = folded["rewards/chosen"] - folded["rewards/rejected"]
-        for key, value in folded.items():
-            lists[key].append(value)
+            counted = _counted(self.kind, key[1])
+            told = [(values[key], counts[counted]) for values, counts in self._pieces if key in values]
+            folded[key] = _fold(key[1], told)
+        for attribute in dict.fromkeys(attribute for attribute, _ in folded) if self.kind == "KTOTrainer" else ():
+            chosen, rejected = (folded.get((attribute, f"rewards/{side}")) for side in ("chosen", "rejected"))
+            if chosen is not None and rejected is not None:
+                # A piece with answers of one sort only has no margin; the micro-batch has.
+                folded[attribute, "rewards/margins"] = chosen - rejected
+        count_again(self.trainer, {key: [value] for key, value in folded.items()}, self.mode)
 
 
 def _fold(key: str, told: list[tuple[float, float]]) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ...tensors.copies import Copies
     from ...tensors.state import Captured
 
 COUNTS = (
@@ -33,27 +34,30 @@ class TrainerCapture:
     """Weights, optimizer, scheduler, scaler, random generators, trainer state and counts at one moment.
 
     Take it between two steps. Where the data stand is not part of it: whoever replays or rewinds data adds that with
-    `add`, and it is put back after everything else.
+    `add`, and it is put back after everything else. Copies that are only collected, as by `HostCopies`, are made by
+    `start`, once all is added.
     """
 
-    def __init__(self, trainer: Any, *, to_cpu: bool = False, only_trainable: bool = False) -> None:
+    def __init__(self, trainer: Any, *, copies: Copies | None = None, only_trainable: bool = False) -> None:
+        from ...tensors.copies import Clones
         from ...tensors.random_state import RandomState
         from ...tensors.state import ModuleState, capture, keep
 
         self.trainer = trainer
-        self._module = ModuleState(trainer.model, to_cpu=to_cpu, only_trainable=only_trainable)
-        self._parts: list[Captured] = [self._module]
+        self.copies = copies = Clones() if copies is None else copies
+        """Everything that was copied: its size, its norms, whether it is there and whether it is whole."""
+        self._parts: list[Captured] = [ModuleState(trainer.model, copies=copies, only_trainable=only_trainable)]
         scaler = getattr(trainer.accelerator, "scaler", None)
         for thing in (trainer.optimizer, trainer.lr_scheduler, scaler):
             if thing is not None:
-                self._parts.append(capture(thing, to_cpu=to_cpu))
+                self._parts.append(capture(thing, copies=copies))
         self._references = {name: getattr(trainer, name) for name in ("model", "optimizer", "lr_scheduler")}
         self._counts = {
-            name: (vars(trainer)[name], keep(vars(trainer)[name], to_cpu=to_cpu)) if name in vars(trainer) else None
+            name: (vars(trainer)[name], keep(vars(trainer)[name], copies)) if name in vars(trainer) else None
             for name in (*COUNTS, *TRL_COUNTS)
         }
-        self._objects = [(name, getattr(trainer, name), keep(vars(getattr(trainer, name)))) for name in OBJECTS]
-        self._callbacks = [(callback, keep(callback.state())) for callback in _with_state(trainer)]
+        self._objects = [(name, getattr(trainer, name), keep(vars(getattr(trainer, name)), copies)) for name in OBJECTS]
+        self._callbacks = [(callback, keep(callback.state(), copies)) for callback in _with_state(trainer)]
         self._added: list[Captured] = []
         self._random = capture(RandomState)
 
@@ -61,20 +65,26 @@ class TrainerCapture:
         """Put something else back together with the trainer."""
         self._added.append(part)
 
+    def start(self) -> None:
+        """Make the copies of what was only collected so far."""
+        self.copies.start()
+
     def nbytes(self) -> int:
-        """Return how much memory the copies of weights and gradients take."""
-        return self._module.nbytes()
+        """Return how much memory all copies of tensors take: weights, optimizer state, buffers, gradients, counts."""
+        return self.copies.nbytes
 
     def restore(self) -> None:
         """Put everything back, and remove the counts that did not exist yet."""
         for name, reference in self._references.items():
             setattr(self.trainer, name, reference)
+        self.copies.before_restore()
         for part in self._parts:
             part.restore()
         self._restore_counts()
         self._restore_callbacks()
         for added in self._added:
             added.restore()
+        self.copies.after_restore()
         self._random.restore()  # last: nothing above may draw after it
 
     def _restore_counts(self) -> None:

@@ -13,8 +13,11 @@ class Untouched:
     """All that a few real steps, an evaluation and a save may change."""
 
     def __init__(self, trainer: Any) -> None:
+        from ...tensors.copies import Clones
+
         # On an accelerator the copies go to the CPU: the rehearsal must not run out of memory because of them.
-        self._capture = TrainerCapture(trainer, to_cpu=trainer.args.device.type != "cpu", only_trainable=True)
+        copies = Clones(None if trainer.args.device.type == "cpu" else "cpu")
+        self._capture = TrainerCapture(trainer, copies=copies, only_trainable=True)
         modules = {id(each): each for model in _models(trainer) for each in model.modules()}
         self._structure = ObjectState(
             trainer,

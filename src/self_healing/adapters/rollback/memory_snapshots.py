@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 from .guard_state import GuardState
 
 if TYPE_CHECKING:
+    from ...tensors.copies import Copies
+    from ...tensors.host_slot import HostSlot
     from ...tensors.state import Captured
     from ..rehearsal.trainer_state import TrainerCapture
     from ..trainer.trainer_guard import TrainerGuard
@@ -25,18 +27,22 @@ class Snapshot:
     place: Place
     nbytes: int
     capture: TrainerCapture
-    measured: dict[str, float] | None = None
     is_restart_only: bool = False
     """The data since then are no longer kept: it can be returned to only by entering `train()` anew."""
 
     def norms(self) -> dict[str, float] | None:
-        """Return the norms of what it holds by name; None where nothing was measured."""
-        return self.measured
+        """Return the norms of what it holds by name; None while they are on their way from a device."""
+        copies = self.capture.copies
+        return copies.norms() if copies.is_settled() else None
 
 
 def oldest(snapshots: Sequence[Snapshot]) -> Snapshot:
     """Choose the oldest to make room for a new one."""
     return snapshots[0]
+
+
+class SnapshotDamagedError(RuntimeError):
+    """The memory of a state no longer holds what was set aside; nothing of it was put back."""
 
 
 class MemorySnapshots:
@@ -60,6 +66,8 @@ class MemorySnapshots:
         """None leaves out what does not train wherever something does not, as with LoRA."""
         self._make_room = make_room
         self._kept: list[Snapshot] = []
+        self._memory: list[HostSlot] = []
+        """All host memory there is, for states that are kept and for later ones: it is costly to have on a GPU."""
         self._taken = 0
 
     def __len__(self) -> int:
@@ -84,18 +92,20 @@ class MemorySnapshots:
 
     def take(self, place: Place) -> Snapshot:
         """Set the state of this moment aside, in the place of another one where all are taken."""
+        from ...tensors.host_slot import HostCopies
         from ..rehearsal.trainer_state import TrainerCapture
 
         while len(self._kept) >= self.slots:
             self._kept.remove(self._make_room(self._kept))
         trainer = self.trainer
-        capture = TrainerCapture(trainer, to_cpu=True, only_trainable=self._leaves_out_frozen())
-        for part in self._more():
+        copies = HostCopies(self._free_memory())
+        capture = TrainerCapture(trainer, copies=copies, only_trainable=self._leaves_out_frozen())
+        for part in self._more(copies):
             capture.add(part)
+        capture.start()
         self._taken += 1
         step = int(trainer.state.global_step)
-        nbytes = capture.nbytes() + _nbytes_besides_weights(trainer)
-        snapshot = Snapshot(f"memory-{self._taken}-step-{step}", step, place, nbytes, capture, _norms(trainer))
+        snapshot = Snapshot(f"memory-{self._taken}-step-{step}", step, place, capture.nbytes(), capture)
         self._kept.append(snapshot)
         return snapshot
 
@@ -113,6 +123,10 @@ class MemorySnapshots:
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a state back, and forget those after it: they belong to what is undone."""
+        if not snapshot.capture.copies.verify():  # before anything is touched: another state may still be whole
+            raise SnapshotDamagedError(
+                f"{snapshot.key} was changed in memory since it was taken; nothing was put back: return to another state"
+            )
         snapshot.capture.restore()
         if hasattr(self.trainer, "_last_loaded_step"):  # else a generation server would keep the weights it has
             self.trainer._last_loaded_step = -1  # noqa: SLF001  # TRL's own mark
@@ -125,8 +139,20 @@ class MemorySnapshots:
     def clear(self) -> None:
         """Let go of all of them."""
         self._kept.clear()
+        self._memory.clear()
 
-    def _more(self) -> list[Captured]:
+    def _free_memory(self) -> HostSlot:
+        """Return the memory of a state that is no longer kept, or new one."""
+        from ...tensors.host_slot import HostSlot
+
+        used = [snapshot.capture.copies for snapshot in self._kept]
+        free = next((each for each in self._memory if not any(copies.is_in(each) for copies in used)), None)
+        if free is None:
+            free = HostSlot()
+            self._memory.append(free)
+        return free
+
+    def _more(self, copies: Copies) -> list[Captured]:
         """Return what changes besides what every trainer has: the guard, a reference model that follows the model."""
         from ...tensors.state import ModuleState
 
@@ -135,7 +161,7 @@ class MemorySnapshots:
             parts.append(GuardState(self.guard))
         reference = getattr(self.trainer, "ref_model", None)
         if reference is not None and getattr(self.trainer.args, "sync_ref_model", False):
-            parts.append(ModuleState(reference, to_cpu=True))
+            parts.append(ModuleState(reference, copies=copies, prefix="ref_model."))
         return parts
 
 
@@ -151,12 +177,3 @@ def _nbytes_besides_weights(trainer: Any) -> int:
     )
     leaves = _pytree.tree_leaves(things)
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))
-
-
-def _norms(trainer: Any) -> dict[str, float]:
-    """Return the norms of all that trains."""
-    import torch
-
-    named = [(name, p.detach()) for name, p in trainer.model.named_parameters() if p.requires_grad]
-    norms = torch._foreach_norm([values for _, values in named]) if named else []  # noqa: SLF001
-    return {name: float(norm) for (name, _), norm in zip(named, norms, strict=True)}

@@ -50,11 +50,11 @@ class RollbackCare:
         keeper.loop.on_error = lambda error: self._answer(error, raised)
         keeper.loop.attach(self._wrapping)
 
-    def detach(self) -> list[str]:
-        """Put the trainer's methods back and let go of all states; return what somebody else has replaced."""
+    def detach(self) -> None:
+        """Put the trainer's methods back and let go of all states."""
         if self.keeper is not None:
             self.keeper.loop.end()
-        return self._wrapping.restore()
+        self._wrapping.restore()
 
     # -- the loop ------------------------------------------------------------------------------------
 

@@ -35,13 +35,22 @@ def remarks_on(error: BaseException) -> list[str]:
     return [note for note in getattr(error, "__notes__", []) if note.startswith("self-healing: ")]
 
 
-def chain(error: BaseException) -> list[BaseException]:
-    """Return the exception and those it was raised from, without going round in circles."""
+def is_pruning(error: BaseException) -> bool:
+    """Say whether a hyperparameter search ends a trial with this: a decision of its own, nothing to be healed or saved."""
+    return any(cls.__name__ == "TrialPruned" for cls in type(error).__mro__)
+
+
+def chain(error: BaseException, *, with_context: bool = True) -> list[BaseException]:
+    """Return the exception and those it was raised from, without going round in circles.
+
+    Without context only explicit causes count: what merely happened earlier explains nothing by itself.
+    """
     found: list[BaseException] = []
     link: BaseException | None = error
     while link is not None and link not in found and len(found) < 16:
         found.append(link)
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+        shows_context = with_context and not link.__suppress_context__
+        link = link.__cause__ or (link.__context__ if shows_context else None)
     return found
 
 

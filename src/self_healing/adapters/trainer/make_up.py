@@ -12,7 +12,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from .trl_counters import Counters, count_again, step_counters
+from .trl_counters import Counters, count_again, generates_for_several_steps, step_counters
 from .window import MicroBatch, Window
 
 if TYPE_CHECKING:
@@ -90,7 +90,8 @@ class MakeUp:
             self.spare = window
             return
         self.on_unsound(window)
-        for replacement in self._replacements(window) if self.may_replace else ():
+        may_replace = self.may_replace and not generates_for_several_steps(self.trainer)
+        for replacement in self._replacements(window) if may_replace else ():
             if self._run_again(replacement):
                 self.replaced_steps += 1
                 self.spare = replacement

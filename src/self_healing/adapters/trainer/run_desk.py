@@ -6,12 +6,15 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...api import OpenRun
 from ...core.failure import Mode
 from ...core.ledger import LedgerReading, iter_ledger
 from ...core.plan import Plan
+from ...core.run_directory import ledger_path
 from ...core.signal import Fact, Facts, Metrics, Signal
 from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
@@ -24,26 +27,55 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("self_healing.trainer")
 
+_ENDED = "run-ended"
+"""Name of the line that every attempt ends with, unless it is killed."""
+
 
 class RunDesk:
     """The healer of one training, its ledger, and the abilities of the run that its plans are carried out with."""
 
     def __init__(
-        self, args: Any, config: HealingConfig, abilities: Any, *, mode: Mode, step: Callable[[], int]
+        self,
+        args: Any,
+        config: HealingConfig,
+        abilities: Any,
+        *,
+        mode: Mode,
+        step: Callable[[], int],
+        resumes: bool,
     ) -> None:
-        from ...config.keys import SWITCH
-
         self.args = args
+        self.config = config
         self.abilities = abilities
+        self.mode = mode
         self.step = step
         """Returns the global step."""
-        environ = {**os.environ, SWITCH: mode}
-        self.opened = OpenRun(args.output_dir, config, abilities, rank=args.process_index, environ=environ)
-        self.healer = self.opened.healer
-        self.meanwhile: Meanwhile[Signal, Plan] = Meanwhile(self.healer.observe)
+        self.resumes = resumes
         self.last_metrics: dict[str, float] = {}
-        self._started_s = time.time()
-        self._tell_of_a_kill()
+
+    def open(self) -> None:
+        """Take the folder, which `close` gives back; nobody else can use it in between."""
+        from ...config.keys import SWITCH
+
+        args = self.args
+        was_killed = _was_killed(ledger_path(args.output_dir, args.process_index))
+        self.opened = OpenRun(
+            args.output_dir,
+            self.config,
+            self.abilities,
+            rank=args.process_index,
+            continues=self.resumes
+            or was_killed,  # else the folder was another run's, whose troubles are not this one's
+            environ={**os.environ, SWITCH: self.mode},
+        )
+        with ExitStack() as undo:  # what fails here must not leave the folder taken
+            undo.callback(self.opened.close)
+            self.healer = self.opened.healer
+            self.meanwhile: Meanwhile[Signal, Plan] = Meanwhile(self.healer.observe)
+            self._started_s = time.time()
+            if was_killed:
+                self._tell_of_a_kill()
+            undo.pop_all()
 
     def close(self) -> None:
         """Write what is left of the ledger and let others write to the directory."""
@@ -103,10 +135,12 @@ class RunDesk:
         """Write how the run ended: a line in the ledger, the postmortem, and one sentence in the log."""
         self.meanwhile.finish()
         ledger, step = self.opened.ledger, self.step()
-        if ledger is None or self.args.process_index != 0:
+        if ledger is None:
             return
         told = {"exit_reason": exit_reason, "exception": type(error).__name__ if error is not None else None}
-        self._write("run-ended", step, told)
+        self._write(_ENDED, step, told)
+        if self.args.process_index != 0:
+            return
         self._write_postmortem(
             exit_reason=exit_reason,
             exception=error,
@@ -119,15 +153,7 @@ class RunDesk:
     def _tell_of_a_kill(self) -> None:
         """Write the postmortem of the attempt before this one, where its process had no time to write one."""
         ledger = self.opened.ledger
-        if ledger is None or ledger.attempt == 1 or self.args.process_index != 0:
-            return
-        before = ledger.attempt - 1
-        has_ended = any(
-            entry.kind == "note" and entry.name == "run-ended"
-            for entry in iter_ledger(ledger.path)
-            if entry.attempt == before
-        )
-        if not has_ended:
+        if ledger is not None and self.args.process_index == 0:
             self.note("killed", "the attempt before this one was killed: its postmortem is written now")
             self._write_postmortem(
                 exit_reason="killed",
@@ -136,7 +162,7 @@ class RunDesk:
                 final_metrics=None,
                 started_s=None,
                 ended_s=None,
-                attempt=before,
+                attempt=ledger.attempt - 1,
             )
 
     def _write_postmortem(self, **told: Any) -> None:
@@ -153,6 +179,16 @@ class RunDesk:
         self.meanwhile.wait()  # it may be writing to the ledger too
         if self.opened.ledger is not None:
             self.opened.ledger.append("note", name, step=step, time_s=time.time(), body=body)
+
+
+def _was_killed(ledger: Path) -> bool:
+    """Say whether the last attempt in a ledger had no time to write how it ended."""
+    last, has_ended = 0, True
+    for entry in iter_ledger(ledger) if ledger.exists() else ():
+        if entry.attempt != last:
+            last, has_ended = entry.attempt, False
+        has_ended = has_ended or (entry.kind == "note" and entry.name == _ENDED)
+    return not has_ended
 
 
 def facts_of_run(args: Any, state: Any, model: Any) -> dict[str, Fact]:

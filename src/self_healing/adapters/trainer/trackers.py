@@ -8,22 +8,16 @@ everything else is a bug of the user's that must be seen.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from ..data.network import is_network_error
 from .wrapping import Wrapping
 
 logger = logging.getLogger("self_healing.trainer")
 
 INTEGRATIONS = "transformers.integrations."
-NETWORK_ERRORS = frozenset({
-    "builtins.ConnectionError", "builtins.TimeoutError", "socket.gaierror", "ssl.SSLError", "urllib.URLError",
-    "http.HTTPException", "httpx.HTTPError", "httpx2.HTTPError", "requests.ConnectionError", "requests.Timeout",
-    "requests.HTTPError", "urllib3.HTTPError", "aiohttp.ClientError", "grpc.RpcError", "websockets.WebSocketException",
-    "wandb.CommError", "huggingface_hub.LocalEntryNotFoundError", "huggingface_hub.OfflineModeIsEnabled",
-})  # fmt: skip
-"""Classes by the root of their package and their own name; the modules in between move from version to version."""
 
 
 class _Tracker:
@@ -61,8 +55,7 @@ class TrackerFence:
 
     def detach(self) -> None:
         """Put the callbacks' methods back."""
-        for name in self._wrapping.restore():
-            logger.warning("%s was replaced by somebody else during training and is left as it is", name)
+        self._wrapping.restore()
         self._trackers.clear()
 
     def tell_losses(self) -> None:
@@ -104,22 +97,6 @@ class TrackerFence:
         if not tracker.failing and not tracker.was_back:
             tracker.was_back, tracker.told = True, tracker.lost
             self._note("tracker-back", f"{tracker.name}.{event} works again; {tracker.lost} reports were lost")
-
-
-def is_network_error(error: BaseException) -> bool:
-    """Tell whether an exception, or one it was explicitly raised from, says that a server was not reached."""
-    return any(f"{cls.__module__.partition('.')[0]}.{cls.__name__}" in NETWORK_ERRORS
-               for link in _causes(error) for cls in type(link).__mro__)  # fmt: skip
-
-
-def _causes(error: BaseException) -> Iterator[BaseException]:
-    """Yield the exception and its explicit causes; what only happened earlier (`__context__`) explains nothing."""
-    link: BaseException | None = error
-    for _ in range(16):
-        if link is None:
-            return
-        yield link
-        link = link.__cause__
 
 
 def _events_of(callback: Any) -> list[str]:

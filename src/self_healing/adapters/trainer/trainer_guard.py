@@ -8,7 +8,6 @@ updates are applied in their order. A run whose fault was transient ends bit-ide
 
 from __future__ import annotations
 
-import logging
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -23,7 +22,7 @@ from torch import Tensor
 from ...tensors.fused import READING
 from ...tensors.gate import GradientGate
 from ...tensors.norms import parameters_of
-from ...tensors.random_state import RandomState
+from ...tensors.random_state import RandomState, devices_of, draws_on
 from ...tensors.skip import SkippingOptimizer
 from ...tensors.telemetry import TelemetryRing
 from .engines import engines_of, has_scaler
@@ -38,8 +37,6 @@ from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ..memory.micro_batch_retry import MicroBatchRetry
-
-logger = logging.getLogger("self_healing.trainer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +121,7 @@ class TrainerGuard:
         self.kept.clear()
         self.ring.drain()  # after a restart: what is said of steps that are no longer kept
         self.gate.release()
+        draws_on(devices_of(self.trainer.model_wrapped))
         self.buffers = StepBuffers(self.trainer.model)  # the model may be another by now, or on another device
         self.detach_optimizer()
         self._step_wrapping.wrap(optimizer, "step", self._around_step)
@@ -136,9 +134,10 @@ class TrainerGuard:
 
     def detach(self) -> None:
         """Put every method back."""
-        for name in (*self._step_wrapping.restore(), *self._wrapping.restore()):
-            logger.warning("%s was replaced by somebody else during training and is left as it is", name)
+        self._step_wrapping.restore()
+        self._wrapping.restore()
         self.ring.drain()  # the device may still be writing to it
+        draws_on(())
         self.kept.clear()
         self._window = None
         self.making_up.forget()

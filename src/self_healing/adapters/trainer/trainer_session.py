@@ -21,7 +21,7 @@ from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
 from .engines import Surroundings
 from .examination import Examiner
-from .exceptions import describe, remarks_on
+from .exceptions import describe, is_pruning, remarks_on
 from .interrupts import WARNINGS, Interrupts
 from .log_figures import LogFigures
 from .make_up import AppliedStep
@@ -29,6 +29,7 @@ from .reflexes import Reflex
 from .run_desk import RunDesk, facts_of_run
 from .step_profile import StepProfile
 from .trackers import TrackerFence
+from .trl_counters import generates_for_several_steps
 from .window import Window
 from .wrapping import Wrapping
 
@@ -47,7 +48,7 @@ class LeaveLoopError(Exception):
 class TrainerSession:
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
-    def __init__(self, trainer: Any, config: HealingConfig, mode: Mode) -> None:
+    def __init__(self, trainer: Any, config: HealingConfig, mode: Mode, *, resumes: bool) -> None:
         from .trainer_guard import TrainerGuard
 
         self.trainer = trainer
@@ -71,7 +72,7 @@ class TrainerSession:
         """An exception that was looked at before it left the loop."""
         alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
         planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
-        self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step)
+        self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step, resumes=resumes)
         self.note = self.desk.note
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
@@ -94,6 +95,7 @@ class TrainerSession:
         self._attached = False
         self._saved_steps: set[int] = set()
         """Checkpoints of this training; others in the same folder may be another run's."""
+        self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -130,10 +132,12 @@ class TrainerSession:
 
     def close(self) -> None:
         """End the session: the trainer is as it was, the ledger is written, the directory free."""
-        self.detach()
-        if self.checkpoints is not None:
-            self.checkpoints.close()
-        self.desk.close()
+        try:
+            self.detach()
+        finally:
+            if self.checkpoints is not None:
+                self.checkpoints.close()
+            self.desk.close()
 
     # -- signals -------------------------------------------------------------------------------------
 
@@ -253,6 +257,10 @@ class TrainerSession:
     def _examine(self, window: Window) -> None:
         """Find out why a step is not finite even when it is run again."""
         self._found_unsound = True
+        if self.guard.making_up.may_replace and generates_for_several_steps(self.trainer):
+            self.note(
+                "step-left-out", f"step {window.step + 1} is left out: what else was generated is for other steps"
+            )
         if self.surroundings.is_one_of_several:  # the others would wait for passes that only this process makes
             return
         found = self._examiner.examine(window, self.guard.original_training_step)
@@ -265,14 +273,17 @@ class TrainerSession:
     def _answer_interrupt(self) -> None:
         """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
         number = self.interrupts.take()
-        if number is None:
-            return
-        self.note("interrupted", f"{number.name} came; {self.emergency_checkpoint()}")
-        if number in WARNINGS:
-            self.interrupts.pass_on(number)
-            return
-        self.interrupted_by = number
-        self.trainer.control.should_training_stop = True
+        if number is not None:
+            self.note("interrupted", f"{number.name} came; {self.emergency_checkpoint()}")
+            if number in WARNINGS:
+                self.interrupts.pass_on(number)
+            else:
+                self.interrupted_by = number
+        if self.interrupted_by is not None:  # also at the end of the epoch, which comes after that of the last step
+            control = self.trainer.control
+            control.should_training_stop = True
+            control.should_evaluate = False  # whoever sends a signal does not wait for long
+            control.should_save = control.should_save and self._step() not in self._saved_steps
 
     def emergency_checkpoint(self) -> str:
         """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
@@ -330,7 +341,7 @@ class TrainerSession:
 
     def _raised_in_the_loop(self, error: Exception) -> None:
         """Look at an exception while there is still a loop to return to an earlier state in."""
-        if not isinstance(error, LeaveLoopError):
+        if not isinstance(error, LeaveLoopError) and not is_pruning(error):
             self.answered = error
             self.raised(error)
 

@@ -15,24 +15,27 @@ Counted = dict[tuple[str, str], list[Any]]
 
 @dataclass(slots=True)
 class Counters:
-    """Lengths of the trainer's lists of training metrics, and its token counts, at one moment."""
+    """Lengths of the trainer's lists of metrics, and its token counts, at one moment."""
 
     lengths: dict[tuple[str, str], int] = field(default_factory=dict)
     tokens: float | None = None
+    mode: str = "train"
 
     @classmethod
-    def of(cls, trainer: Any) -> Counters:
+    def of(cls, trainer: Any, mode: str = "train") -> Counters:
         """Note where the counting stands."""
-        lengths = {key: len(values) for key, values in _lists(trainer)}
-        return cls(lengths, getattr(trainer, "_total_train_tokens", None))
+        lengths = {key: len(values) for key, values in _lists(trainer, mode)}
+        return cls(lengths, getattr(trainer, "_total_train_tokens", None), mode)
 
     def added(self, trainer: Any) -> Counted:
         """Return what was counted since."""
-        return {key: added for key, values in _lists(trainer) if (added := values[self.lengths.get(key, 0) :])}
+        return {
+            key: added for key, values in _lists(trainer, self.mode) if (added := values[self.lengths.get(key, 0) :])
+        }
 
     def restore(self, trainer: Any) -> None:
         """Forget what was counted since."""
-        for key, values in _lists(trainer):
+        for key, values in _lists(trainer, self.mode):
             del values[self.lengths.get(key, 0) :]
         if self.tokens is not None:
             trainer._total_train_tokens = self.tokens  # noqa: SLF001  # TRL's own counter
@@ -44,16 +47,35 @@ def step_counters(trainer: Any) -> dict[str, Any]:
     return {name: own[name] for name in STEP_COUNTERS if name in own}
 
 
-def count_again(trainer: Any, counted: Counted) -> None:
+def generates_for_several_steps(trainer: Any) -> bool:
+    """Say whether data are generated ahead for several optimizer steps, each of which has its own part of them.
+
+    Which part a step gets follows from the trainer's count: other data cannot be put into the place of one.
+    """
+    if not hasattr(trainer, "_buffered_inputs"):
+        return False
+    iterations = getattr(trainer, "num_iterations", 1)
+    return int(trainer.args.steps_per_generation) * int(iterations) > int(trainer.args.gradient_accumulation_steps)
+
+
+def count_again(trainer: Any, counted: Counted, mode: str = "train") -> None:
     """Count once more what `Counters.added` has returned, after it was taken back."""
     for (attribute, metric), values in counted.items():
-        getattr(trainer, attribute)["train"][metric].extend(values)
+        getattr(trainer, attribute)[mode][metric].extend(values)
 
 
-def _lists(trainer: Any) -> Iterator[tuple[tuple[str, str], list[Any]]]:
-    """Yield the lists of training metrics; ORPO, CPO and, up to trl 0.24, DPO keep theirs under another name."""
+def metric_lists(trainer: Any, mode: str) -> Iterator[tuple[str, dict[str, list[Any]]]]:
+    """Yield the trainer's own lists by metric, with the attribute that holds them; nothing for one that keeps none.
+
+    ORPO, CPO and, up to trl 0.24, DPO keep theirs under another name than the others.
+    """
     for attribute in ("_metrics", "_stored_metrics"):
         metrics = getattr(trainer, attribute, None)
         if isinstance(metrics, dict):
-            for metric, values in metrics.get("train", {}).items():
-                yield (attribute, metric), values
+            yield attribute, metrics.get(mode, {})
+
+
+def _lists(trainer: Any, mode: str) -> Iterator[tuple[tuple[str, str], list[Any]]]:
+    for attribute, lists in metric_lists(trainer, mode):
+        for metric, values in lists.items():
+            yield (attribute, metric), values

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from typing import Any
+
+logger = logging.getLogger("self_healing.trainer")
 
 _ABSENT = object()
 
@@ -33,15 +36,15 @@ class Wrapping:
         method = getattr(type(trainer), name, None)
         return getattr(method, "__module__", None) == "transformers.trainer" and name not in vars(trainer)
 
-    def restore(self) -> list[str]:
-        """Put everything back; return the names that somebody else has replaced meanwhile, which are left alone."""
-        left_alone = []
+    def restore(self) -> None:
+        """Put everything back; what somebody else has replaced meanwhile is left alone, and that is said in the log."""
         while self._undo:
             owner, name, before, ours = self._undo.pop()
             if vars(owner).get(name, _ABSENT) is not ours:
-                left_alone.append(f"{type(owner).__name__}.{name}")
+                logger.warning(
+                    "%s.%s was replaced by somebody else meanwhile and is left as it is", type(owner).__name__, name
+                )
             elif before is _ABSENT:
                 delattr(owner, name)
             else:
                 setattr(owner, name, before)
-        return left_alone

@@ -1,0 +1,310 @@
+"""Find what the optimizer cannot have done to the tensors of a run between two snapshots. Pure.
+
+A weight block multiplied by -30, a flipped exponent bit, a moment that was overwritten: such a state is finite, loads
+without complaint, and everything trained from it is worthless. The norms of all tensors tell it from training, because
+what an optimizer can do in a number of steps is bounded by its own arithmetic:
+
+* Adam and AdamW. With r = b1^2 / b2 the Cauchy-Schwarz inequality gives |m| <= B sqrt(v) for every element, where
+  B = (1 - b1) / sqrt((1 - b2) (1 - r)), 7.3 for the usual betas, whatever the gradients were; with bias correction
+  |update| <= rate * max(1, B). So no element moves by more than the sum of the rates times that, and no norm by
+  more than sqrt(size) times as much. Decoupled decay shrinks a weight by at most rates * decay of itself. The first
+  moment is a weighted mean of its past and the gradients since, the second of its past and their squares, so each
+  lies below that mean of the norms; and the second cannot fall faster than b2^steps.
+* Lion moves every element by its rate. SGD moves a tensor by at most rate * gradient norm / (1 - momentum), and its
+  buffer is at most gradient norm / (1 - momentum), or what is left of what it was.
+* Adafactor (without `beta1`) clips its update to a root mean square of 1, times that of the weight where it scales by
+  it; Muon's is an orthogonal matrix, about 1 as well, and the parameters it leaves to Adam move as above. For both the
+  weights alone are judged, and a single element only by the bound of its whole tensor.
+* Any other optimizer (8-bit ones too, whose rounding no bound covers): a weight is named only if its root mean square is
+  a thousand times that of the largest weight there was, while most others grew less than twofold.
+
+A run that diverges by itself is explained: its rates and its gradients are in the bounds. What is not finite is always
+a finding, and so is a change of a tensor that nothing trains. Not to be seen in norms: a changed sign, values that
+moved within a tensor, a weight that became zero or changed by less than training may change it.
+
+Code that changes weights beside the optimizer (merging adapters, resetting units, pruning, an averaged copy that is kept
+among the parameters) looks like corruption: its tensors have the kind `other`, or their snapshot before is left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Literal
+
+Kind = Literal["weight", "frozen", "first-moment", "second-moment", "other"]
+"""`frozen` is a weight that no optimizer holds; `other` is only looked at for numbers that are not finite."""
+
+ROUNDING = 1e-4
+"""Relative error of a norm: sums of many squares differ with the order in which they are added."""
+ROUNDING_OF_HALF = 1e-2
+"""The same for tensors of 16 bits, whose norms may come with 8 bits too."""
+SLACK = 1.25
+"""Bounds are exact; this is for the arithmetic in which they are reached."""
+SLACK_OF_HALF = 2.5
+"""Rounding to 16 bits leaves an update out or at most doubles it, for the change is then larger than half a unit."""
+TINY = 1e-30
+"""A change that is no change: keeps zero from being a bound for what is zero but for rounding."""
+SMALLEST_SQUARED = 1e-17
+"""Elements below this size may vanish when they are squared in 32 bits: such a tensor may seem to become zero."""
+ORTHOGONAL = 1.25
+"""Largest singular value that Muon's iteration leaves, rounded up."""
+THOUSANDFOLD = 1000.0
+TWOFOLD = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorNorm:
+    """The size of one tensor of a snapshot."""
+
+    name: str
+    """Distinct for every tensor: `lm_head.weight`, `lm_head.weight/exp_avg`."""
+    kind: Kind
+    size: int
+    """Number of elements."""
+    norm: float
+    """The 2-norm."""
+    largest: float | None = None
+    """The largest absolute value, where it was measured: far sharper for a single element of a large tensor."""
+    bits: int = 32
+    """Bits of an element."""
+    of: str = ""
+    """The parameter that a moment belongs to; empty for parameters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Between:
+    """What happened between two snapshots."""
+
+    optimizer: str
+    """The name of its class: `AdamW`."""
+    steps: int
+    """Optimizer steps that were applied."""
+    rate_sum: float
+    """Sum over the steps of the learning rate that was applied, of the parameter group in which it is largest."""
+    largest_gradient: float | None = None
+    """Largest norm of all gradients together that was applied, after clipping; None where nobody measured it."""
+    gradients: Mapping[str, float] = field(default_factory=dict)
+    """The same for single parameters by their names, where it was measured: sharper for moments and for SGD."""
+    betas: tuple[float, float] = (0.9, 0.999)
+    """Of Adam and what is like it."""
+    momentum: float = 0.0
+    """Of SGD."""
+    weight_decay: float = 0.0
+    """The largest of all parameter groups."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A tensor that training does not explain."""
+
+    name: str
+    because: str
+    """One sentence with the decisive numbers."""
+
+
+def unexplained(before: Iterable[TensorNorm], now: Iterable[TensorNorm], between: Between) -> list[Finding]:
+    """Return the tensors whose change the optimizer cannot have made, in the order of `now`.
+
+    A tensor that was not there before, or had another size, is only looked at for numbers that are not finite: leave
+    out of `before` what was replaced on purpose, such as moments that were reset.
+    """
+    then = {tensor.name: tensor for tensor in before}
+    current = tuple(now)
+    audit = _Audit(then, current, between)
+    findings = []
+    for tensor in current:
+        because = _not_finite(tensor) or audit.judge(tensor)
+        if because:
+            findings.append(Finding(tensor.name, because))
+    return findings
+
+
+def _not_finite(tensor: TensorNorm) -> str:
+    if math.isfinite(tensor.norm) and (tensor.largest is None or math.isfinite(tensor.largest)):
+        return ""
+    return "it holds values that are not finite, or too large for their norm to be"
+
+
+@dataclass(frozen=True, slots=True)
+class _Reach:
+    """How far an optimizer can have moved a weight: its norm, and its largest element."""
+
+    norm: float
+    element: float
+
+
+class _Audit:
+    """Two snapshots and what follows from all their tensors together."""
+
+    def __init__(self, then: Mapping[str, TensorNorm], current: tuple[TensorNorm, ...], between: Between) -> None:
+        self.then = then
+        self.between = between
+        self.family = between.optimizer.rpartition(".")[2].lower()
+        pairs = [(then[new.name], new) for new in current if new.name in then]
+        both = [(o, n) for o, n in pairs if _is_same(o, n) and not (_not_finite(o) or _not_finite(n))]
+        weights = [(old, new) for old, new in both if new.kind == "weight"]
+        self._growth = {new.name: new.norm / old.norm for old, new in weights if old.norm > 0.0}
+        self._widest = max((_root_mean_square(old) for old, _ in weights), default=0.0)
+        self._buffers = {old.of: old.norm for old, new in both if new.kind == "first-moment"}
+        self._weight = max((max(old.norm, new.norm) for old, new in weights), default=0.0)
+        self._ratio = _adam_ratio(between.betas)
+
+    def judge(self, now: TensorNorm) -> str:
+        """Say why the change of a tensor is not explained; empty where it is."""
+        before = self.then.get(now.name)
+        if before is None or not _is_same(before, now) or _not_finite(before):
+            return ""
+        if now.kind == "other":
+            return ""
+        if now.kind == "frozen" or self.between.steps == 0:
+            return _changed(before, now, "nothing trains it" if now.kind == "frozen" else "no step was made")
+        if now.kind == "weight":
+            return self._judge_weight(before, now)
+        return self._judge_moment(before, now)
+
+    # -- weights -------------------------------------------------------------------------------------
+
+    def _judge_weight(self, before: TensorNorm, now: TensorNorm) -> str:
+        between, reaches = self.between, self._reach(before, now)
+        if reaches is None:
+            return self._outgrown(before, now)
+        if between.rate_sum == 0.0:
+            return _changed(before, now, "the learning rate was zero")
+        decay = min(1.0, between.rate_sum * between.weight_decay)
+        slack, rounding = _tolerance(now.bits)
+        for what, was, is_now, reach in (
+            ("norm", before.norm, now.norm, reaches.norm),
+            ("largest element", before.largest, now.largest, reaches.element),
+        ):
+            if was is None or is_now is None:
+                continue
+            allowed = slack * reach + rounding * max(was, is_now) + TINY
+            if was - allowed - slack * decay * was <= is_now <= was + allowed:
+                continue
+            return (
+                f"its {what} went from {was:.4g} to {is_now:.4g}; {between.steps} steps of {between.optimizer} at a "
+                f"summed rate of {between.rate_sum:.3g} move it by at most {reach:.3g}"
+            )
+        return ""
+
+    def _reach(self, before: TensorNorm, now: TensorNorm) -> _Reach | None:
+        """Return how far the optimizer can have moved a weight, or None where that is not known."""
+        between, wide = self.between, math.sqrt(now.size)
+        rates = between.rate_sum
+        if not math.isfinite(rates):
+            return None
+        match self.family:
+            case "adam" | "adamw":
+                return None if self._ratio is None else _Reach(rates * self._ratio * wide, rates * self._ratio)
+            case "lion":
+                return _Reach(rates * wide, rates)
+            case "muon":
+                step = None if self._ratio is None else max(ORTHOGONAL, self._ratio)
+                return None if step is None else _Reach(rates * step * wide, rates * step * wide)
+            case "adafactor":
+                scaled = max(1.0, _root_mean_square(before), _root_mean_square(now))
+                return _Reach(rates * scaled * wide, rates * scaled * wide)
+            case "sgd":
+                gradient = self._gradient(now)
+                if gradient is None:
+                    return None
+                buffer = self._buffers.get(now.name, max(self._buffers.values(), default=0.0))
+                far = rates * max(buffer, gradient / (1.0 - between.momentum))
+                return _Reach(far, far)
+        return None
+
+    def _outgrown(self, before: TensorNorm, now: TensorNorm) -> str:
+        """Compare the growth of a weight with that of the others: all there is for an optimizer nobody knows."""
+        others = [growth for name, growth in self._growth.items() if name != now.name]
+        if not others or median(others) >= TWOFOLD or _root_mean_square(now) <= THOUSANDFOLD * self._widest:
+            return ""
+        return (
+            f"its norm went from {before.norm:.4g} to {now.norm:.4g} while most others grew {median(others):.3g} times"
+        )
+
+    # -- moments -------------------------------------------------------------------------------------
+
+    def _judge_moment(self, before: TensorNorm, now: TensorNorm) -> str:
+        gradient, between = self._gradient(now), self.between
+        slack, _ = _tolerance(now.bits)
+        kept, most = self._mean_of_gradients(now, gradient)
+        if now.kind == "second-moment" and self.family in ("adam", "adamw"):
+            is_measurable = _root_mean_square(before) * kept > SMALLEST_SQUARED
+            if is_measurable and now.norm < kept * before.norm / slack:
+                return (
+                    f"its norm fell from {before.norm:.4g} to {now.norm:.4g}; {between.steps} steps at beta2 "
+                    f"{between.betas[1]:g} leave at least {kept * before.norm:.3g}"
+                )
+        if most is None:
+            return ""
+        if now.bits < 32:  # what decays by less than half a unit does not decay at all
+            kept = 1.0
+        reach = kept * before.norm + most
+        if now.norm <= slack * reach + TINY:
+            return ""
+        return (
+            f"its norm went from {before.norm:.4g} to {now.norm:.4g}; {between.steps} steps with gradients of at most "
+            f"{gradient or 0.0:.3g} bring it to {reach:.3g} at most"
+        )
+
+    def _mean_of_gradients(self, now: TensorNorm, gradient: float | None) -> tuple[float, float | None]:
+        """Return the share of its past that a moment keeps, and the most that the gradients since add to it."""
+        between = self.between
+        is_first = now.kind == "first-moment"
+        if self.family in ("adam", "adamw"):
+            kept = between.betas[0 if is_first else 1] ** between.steps
+            if gradient is None:
+                return kept, None
+            return kept, (1.0 - kept) * (gradient if is_first else gradient * gradient)
+        if gradient is None or not is_first:
+            return 1.0, None
+        if self.family == "lion":
+            return 1.0, gradient
+        if self.family == "sgd" and between.momentum < 1.0:
+            kept = between.momentum**between.steps
+            return kept, gradient * (1.0 - kept) / (1.0 - between.momentum)
+        return 1.0, None
+
+    def _gradient(self, now: TensorNorm) -> float | None:
+        """Return the largest gradient that the optimizer used for a tensor, with the decay that some add to it."""
+        gradient = self.between.gradients.get(now.of or now.name, self.between.largest_gradient)
+        if gradient is None or not math.isfinite(gradient) or self.between.momentum >= 1.0:
+            return None
+        is_coupled = self.family in ("sgd", "adam")
+        return gradient + (self.between.weight_decay * self._weight if is_coupled else 0.0)
+
+
+def _adam_ratio(betas: tuple[float, float]) -> float | None:
+    """Return the most that Adam moves an element by, in learning rates; None where the betas allow any distance."""
+    first, second = betas
+    if not (0.0 <= first < 1.0 and 0.0 <= second < 1.0) or first * first >= second:
+        return None
+    left = (1.0 - second) * (1.0 - first * first / second)
+    return max(1.0, (1.0 - first) / math.sqrt(left))
+
+
+def _changed(before: TensorNorm, now: TensorNorm, because: str) -> str:
+    """Say that a tensor changed that had to stay as it was; empty where it did."""
+    _, rounding = _tolerance(now.bits)
+    pairs = [("norm", before.norm, now.norm)]
+    if before.largest is not None and now.largest is not None:
+        pairs.append(("largest element", before.largest, now.largest))
+    for what, was, is_now in pairs:
+        if abs(is_now - was) > rounding * max(was, is_now) + TINY:
+            return f"its {what} went from {was:.6g} to {is_now:.6g}, and {because}"
+    return ""
+
+
+def _tolerance(bits: int) -> tuple[float, float]:
+    return (SLACK, ROUNDING) if bits >= 32 else (SLACK_OF_HALF, ROUNDING_OF_HALF)
+
+
+def _root_mean_square(tensor: TensorNorm) -> float:
+    return tensor.norm / math.sqrt(max(1, tensor.size))
+
+
+def _is_same(before: TensorNorm, now: TensorNorm) -> bool:
+    return before.size == now.size and before.kind == now.kind

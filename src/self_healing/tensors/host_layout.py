@@ -1,0 +1,168 @@
+"""Where in the memory of a snapshot each tensor goes.
+
+Tensors lie one behind the other in the order of memory. They are copied as integers, so that whatever bits a NaN is
+made of arrive, and sorted by the widest integer their size is a multiple of, so that each is aligned without gaps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .host_memory import HostBlock
+
+UNITS = {16: torch.int64, 8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+"""As what a tensor is copied whose size is a multiple of so many bytes; never less than one of its elements."""
+ALIGNED_BYTES = 64
+PIECE_BYTES = 1 << 30
+"""The most that is staged in one allocation, unless one tensor is larger: pieces fit into what a device has free here
+and there, and are given back one by one while the copy goes on."""
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """One tensor: where its values come from and where they go to."""
+
+    source: Tensor | None
+    """The tensor; None once it was copied."""
+    device: torch.device
+    dtype: torch.dtype
+    shape: torch.Size
+    stride: tuple[int, ...] | None
+    """None where the values are set aside without gaps, in the order of their indices."""
+    nbytes: int
+    width: int
+    """The key of its unit."""
+    is_scattered: bool
+    """Other things lie between its elements, or it does not lie where it can be copied as integers."""
+    until_update: bool
+    """Nothing but an update writes to it."""
+    is_direct: bool = False
+    """A device copies it from where it is, without a copy in between."""
+    block: HostBlock | None = None
+    offset: int = 0
+
+    @classmethod
+    def of(cls, tensor: Tensor, *, until_update: bool) -> Place:
+        """Describe a tensor; it is not copied yet."""
+        item = tensor.element_size()
+        nbytes = tensor.numel() * item
+        # As one number: what divides it divides the size, the address and the place in its storage.
+        width = _width(nbytes | tensor.data_ptr() | int(tensor.storage_offset()) * item)
+        is_contiguous = tensor.is_contiguous()
+        is_scattered = width < item or not (is_contiguous or is_dense(tensor))
+        return cls(
+            tensor,
+            tensor.device,
+            tensor.dtype,
+            tensor.shape,
+            None if is_contiguous or is_scattered else tensor.stride(),
+            nbytes,
+            _width(nbytes) if is_scattered else width,
+            is_scattered,
+            until_update,
+        )
+
+    def as_units(self) -> Tensor:
+        """Return the elements in the order of memory, one-dimensional, as the integers they are copied as."""
+        source = self.source
+        assert source is not None, "copied twice"
+        if self.is_scattered:
+            source = source.clone(memory_format=torch.contiguous_format)
+        flat = source.view(-1) if self.stride is None else source.as_strided((source.numel(),), (1,))
+        return flat.view(UNITS[self.width])
+
+    def values(self) -> Tensor:
+        """Return what was set aside, as a view of the block."""
+        if self.block is None:  # nothing is in it
+            return torch.empty(self.shape, dtype=self.dtype)
+        flat = self.block.bytes[self.offset : self.offset + self.nbytes].view(self.dtype)
+        return flat.view(self.shape) if self.stride is None else flat.as_strided(self.shape, self.stride)
+
+
+@dataclass(slots=True, eq=False)
+class Run:
+    """Places one behind the other that are copied as the same integers."""
+
+    start: int
+    width: int
+    places: list[Place] = field(default_factory=list)
+    nbytes: int = 0
+
+    def views(self, memory: Tensor, begins: int) -> tuple[Tensor, ...]:
+        """Return one view for each place; `memory` is what lies in the block from `begins` on."""
+        start = self.start - begins
+        units = memory[start : start + self.nbytes].view(UNITS[self.width])
+        size = units.element_size()
+        views: tuple[Tensor, ...] = units.split([place.nbytes // size for place in self.places])
+        return views
+
+
+@dataclass(slots=True, eq=False)
+class Piece:
+    """What is copied at once: a part of a block, for tensors of one device."""
+
+    block: HostBlock
+    start: int
+    device: torch.device
+    is_direct: bool
+    runs: list[Run] = field(default_factory=list)
+    end: int = 0
+
+    @property
+    def memory(self) -> Tensor:
+        """Its part of the block, as bytes."""
+        return self.block.bytes[self.start : self.end]
+
+    def add(self, place: Place) -> None:
+        """Put a tensor behind the last one."""
+        if not self.runs or self.runs[-1].width != place.width:
+            self.runs.append(Run(_aligned(self.end or self.start), place.width))
+        run = self.runs[-1]
+        place.block, place.offset = self.block, run.start + run.nbytes
+        run.places.append(place)
+        run.nbytes += place.nbytes
+        self.end = run.start + run.nbytes
+
+
+class Filling:
+    """A block that is being filled from its beginning."""
+
+    def __init__(self, block: HostBlock) -> None:
+        self.block = block
+        self.pieces: list[Piece] = []
+
+    def take(self, place: Place) -> bool:
+        """Give a tensor the next free place; say whether there is one."""
+        piece = self.pieces[-1] if self.pieces else None
+        end = _aligned(piece.end) if piece is not None else 0
+        if end + place.nbytes > self.block.capacity:
+            return False
+        if piece is None or not self._belongs(place, piece):
+            piece = Piece(self.block, end, place.device, place.is_direct)
+            self.pieces.append(piece)
+        piece.add(place)
+        return True
+
+    @staticmethod
+    def _belongs(place: Place, piece: Piece) -> bool:
+        if (piece.device, piece.is_direct) != (place.device, place.is_direct):
+            return False
+        return place.device.type == "cpu" or piece.end - piece.start + place.nbytes <= PIECE_BYTES
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Say whether the elements fill their stretch of memory, each having a place of its own."""
+    dense: bool = torch.ops.aten.is_non_overlapping_and_dense(tensor)
+    return dense
+
+
+def _width(of: int) -> int:
+    """Return the largest power of two, up to 16, that divides a number."""
+    return min(16, of & -of) or 16

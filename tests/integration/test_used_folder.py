@@ -1,0 +1,118 @@
+"""A folder that an earlier run has used: what that one went through is its own, unless it is being continued."""
+
+from __future__ import annotations
+
+import math
+import shutil
+
+import pytest
+
+from self_healing import SelfHealingCallback, SelfHealingTrainer
+from self_healing.core.ledger import read_ledger
+from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.readers import open_recording
+from self_healing.replay import replay
+from self_healing.report.postmortem import read_postmortem
+
+pytestmark = pytest.mark.torch
+
+
+def saving_trainer(folder, steps):
+    return tiny_trainer(folder, max_steps=steps, save_strategy="steps", save_steps=4)
+
+
+def spoil_a_weight_once(trainer):
+    done = []
+
+    def spoil(module, args):
+        if trainer.state.global_step == 9 and not done:
+            done.append(True)
+            trainer.model.model.layers[1].self_attn.v_proj.weight.data[0, 0] = math.nan
+
+    trainer.model.register_forward_pre_hook(spoil)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A finished run that had to go back to a checkpoint once."""
+    folder = tmp_path_factory.mktemp("finished")
+    trainer = saving_trainer(folder, 16)
+    spoil_a_weight_once(trainer)
+    assert SelfHealingTrainer(trainer).train().metrics["healing/recovery_attempts"] == 1
+    assert read_postmortem(folder / "postmortem.json").steps_lost > 0
+    return folder
+
+
+@pytest.fixture
+def used(finished, tmp_path):
+    return shutil.copytree(finished, tmp_path / "used")
+
+
+def test_a_fresh_run_starts_with_empty_budgets_and_tells_of_itself_alone(used):
+    lines = (used / "healing" / "ledger.jsonl").read_bytes()
+    output = SelfHealingTrainer(saving_trainer(used, 6)).train()
+    assert output.metrics["healing/recovery_attempts"] == 0
+    told = read_postmortem(used / "postmortem.json")
+    assert (len(told.attempts), told.recovery_actions, told.incidents, told.steps_lost) == (1, [], [], 0)
+    assert (told.skipped_steps, told.seconds_lost, told.last_step) == (0, 0.0, 6)
+    assert (used / "healing" / "ledger.jsonl").read_bytes().startswith(lines), "the ledger is only appended to"
+    assert replay(open_recording(used / "healing" / "ledger.jsonl")).exact
+
+
+def test_a_resumed_run_knows_what_was_spent_before_it(used):
+    output = SelfHealingTrainer(saving_trainer(used, 20)).train(resume_from_checkpoint="auto")
+    assert output.metrics["healing/recovery_attempts"] == 1
+    assert len(read_postmortem(used / "postmortem.json").attempts) == 2
+
+
+def test_a_resumed_run_knows_nothing_of_what_was_before_the_fresh_one_it_continues(used):
+    for checkpoint in used.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    SelfHealingTrainer(saving_trainer(used, 4)).train(resume_from_checkpoint="auto")  # there is nothing to resume from
+    output = SelfHealingTrainer(saving_trainer(used, 6)).train(resume_from_checkpoint="auto")
+    assert output.metrics["healing/recovery_attempts"] == 0
+    told = read_postmortem(used / "postmortem.json")
+    assert ([attempt["attempt"] for attempt in told.attempts], told.steps_lost) == ([2, 3], 0)
+
+
+def test_a_run_that_follows_one_that_was_killed_knows_what_that_one_had_spent(used):
+    ledger = used / "healing" / "ledger.jsonl"
+    ended = next(entry for entry in read_ledger(ledger).entries if entry.name == "run-ended")
+    lines = ledger.read_bytes().splitlines(keepends=True)
+    ledger.write_bytes(b"".join(lines[: ended.seq - 1]))  # as a kill leaves it
+    output = SelfHealingTrainer(saving_trainer(used, 6)).train()
+    assert output.metrics["healing/recovery_attempts"] == 1
+
+
+def test_a_callback_starts_afresh_too_and_goes_on_where_it_resumes(used):
+    def total(**how):
+        callback = SelfHealingCallback()
+        trainer = saving_trainer(used, 20)
+        trainer.add_callback(callback)
+        seen = []
+        trainer.model.register_forward_hook(lambda *_: seen.append(callback._watched.desk.healer.memory.total))
+        trainer.train(**how)
+        return seen[0]
+
+    assert total(resume_from_checkpoint=str(used / "checkpoint-16")) == 1
+    assert total() == 0
+
+
+def test_a_training_that_could_not_begin_leaves_the_folder_to_the_next_one(tmp_path):
+    lists = tmp_path / "healing" / "quarantine.jsonl"
+    lists.parent.mkdir()
+    lists.write_text("[" * 100_000)  # deeper than Python reads
+    with pytest.raises(RecursionError):
+        SelfHealingTrainer(tiny_trainer(tmp_path, max_steps=2)).train()
+    lists.unlink()
+    SelfHealingTrainer(tiny_trainer(tmp_path, max_steps=2)).train()
+    assert [a["attempt"] for a in read_postmortem(tmp_path / "postmortem.json").attempts] == [1]
+
+
+def test_a_callback_that_could_not_begin_leaves_the_folder_to_the_next_one(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=2, callbacks=[SelfHealingCallback()])
+    trainer.args.weight_decay = "none"  # the trainer finds no fault with it until its optimizer does
+    trainer.create_optimizer_and_scheduler = lambda num_training_steps: None
+    with pytest.raises(ValueError, match="none"):
+        trainer.train()
+    SelfHealingTrainer(tiny_trainer(tmp_path, max_steps=2)).train()

@@ -1,0 +1,338 @@
+"""Snapshots on a GPU: right whatever the device does next, and nobody waits for them."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from self_healing.tensors import host_layout, side_stream
+from self_healing.tensors.host_slot import HostCopies, HostSlot
+from self_healing.tensors.state import capture, keep
+
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+WAYS = ["staged", "direct"]
+LONG = 1_000_000_000
+"""Clock cycles for which a device is kept busy: about half a second."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded_kernels():
+    """A kernel is loaded when it is launched for the first time, which may wait for the device."""
+    for way in WAYS:
+        copies = HostCopies(HostSlot(), way=way)
+        for each in tensors():
+            keep(each, copies, measure=True, until_update=True)
+        copies.start()
+        copies.wait()
+    torch.cuda._sleep(1)
+
+
+@pytest.fixture(autouse=True)
+def idle_device():
+    """Each test begins and ends with a device that has nothing to do."""
+    torch.cuda.synchronize()
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+
+
+def bits(tensor):
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def noise(shape, dtype, seed=0):
+    """Return a tensor of any bits whatever, NaNs of all kinds among them."""
+    size = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
+    raw = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return (raw % 2 if dtype is torch.bool else raw).view(dtype).view(shape).cuda()
+
+
+def tensors():
+    return [
+        noise((1 << 20,), torch.float32, 1),
+        noise((3 << 19, 1), torch.bfloat16, 2),
+        noise((1 << 20, 3), torch.float32, 3).t(),
+        noise((1031, 1033), torch.float16, 4),
+        noise((2 << 20,), torch.uint8, 5),
+        noise((1 << 18, 8), torch.float32, 6)[:, ::2],
+        noise((1 << 19,), torch.float32, 7)[1:],
+        noise((7, 5), torch.float32, 8),
+        noise((33,), torch.bfloat16, 9),
+        noise((9,), torch.bool, 10),
+        noise((5,), torch.int64, 11),
+        torch.tensor(3.5, device="cuda"),
+        torch.zeros(0, 4, device="cuda"),
+        torch.tensor(7.0),  # counts of steps are on the host with many optimizers
+    ]
+
+
+def pinned_slot():
+    """Return a slot that has its memory: to pin it later would wait for the device."""
+    slot = HostSlot()
+    slot.reserve(64 << 20, pinned=True)
+    slot.numbers(100)
+    return slot
+
+
+def busy(stream=None):
+    """Keep a stream occupied, so that all that comes after it is still to be done when the host goes on."""
+    with torch.cuda.stream(stream or torch.cuda.current_stream()):
+        torch.cuda._sleep(LONG)
+
+
+@pytest.mark.parametrize("piece", [1 << 30, 3 << 20], ids=["one-piece", "several-pieces"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_is_written_right_afterwards_is_not_seen(way, piece, monkeypatch):
+    monkeypatch.setattr(host_layout, "PIECE_BYTES", piece)
+    made, slot = tensors(), HostSlot()
+    expected = [bits(each) for each in made]
+    for is_first in (True, False):
+        copies = HostCopies(slot, way=way)
+        kept = [keep(each, copies, until_update=True) for each in made]
+        busy()
+        busy(side_stream.side_stream(made[0].device))
+        copies.start()
+        assert is_first or not copies.is_complete()  # memory is pinned the first time, which waits for the device
+        assert copies.is_direct == (way == "direct")
+        # No optimizer was captured that could be told to wait: everything waits already.
+        for each in made:
+            each.zero_()
+        copies.wait()
+        assert copies.is_complete()
+        assert [bits(each.copy.values) for each in kept] == expected
+        assert copies.verify()
+        assert all(bits(each).count(0) == len(bits(each)) for each in made)
+        copies.before_restore()
+        for each in kept:
+            each.back()
+        assert [bits(each) for each in made] == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_the_forward_pass_may_write_to_is_never_read_late(way):
+    early, late = noise((1 << 20,), torch.float32), noise((1 << 20,), torch.float32, 1)
+    small = noise((1 << 10,), torch.float32, 2)
+    expected = [bits(each) for each in (early, late, small)]
+    copies = HostCopies(pinned_slot(), way=way)
+    copies.writers.append(torch.optim.SGD([nn.Parameter(late)]))  # it takes no step here
+    kept = [keep(early, copies), keep(late, copies, until_update=True), keep(small, copies, until_update=True)]
+    busy(side_stream.side_stream(late.device))
+    copies.start()
+    early.zero_()
+    small.zero_()
+    copies.wait_before_write()
+    assert not copies.is_complete()  # the device waits, not the host
+    late.zero_()
+    assert [bits(each.copy.values) for each in kept] == expected
+
+
+def training(fused=True, dtype=torch.float32, width=1024):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width)).cuda().to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    data = torch.randn(8, 16, width, device="cuda", dtype=dtype)
+
+    def train(steps=3):
+        for step in range(steps):
+            model(data[step]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return model, optimizer, train
+
+
+def everything(model, optimizer):
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    return [bits(each) for each in (*model.parameters(), *model.buffers(), *moments)]
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "foreach"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_that_trains_on_at_once_can_go_back(way, fused):
+    model, optimizer, train = training(fused)
+    train()
+    before = everything(model, optimizer)
+    copies = HostCopies(pinned_slot(), way=way)
+    held = capture([model, optimizer], copies=copies)
+    busy(side_stream.side_stream(torch.device("cuda", 0)))  # the copy comes late; the optimizer has to wait for it
+    copies.start()
+    train()
+    after = everything(model, optimizer)
+    assert after != before
+    for _ in range(2):
+        assert copies.verify()
+        held.restore()
+        copies.after_restore()
+        assert everything(model, optimizer) == before
+        train()
+        assert everything(model, optimizer) == after
+
+
+def test_going_back_leaves_a_later_snapshot_alone_that_is_still_being_read():
+    model, optimizer, train = training()
+    train()
+    first = HostCopies(pinned_slot())
+    held = capture([model, optimizer], copies=first)
+    first.start()
+    train()
+    later = everything(model, optimizer)
+    second = HostCopies(pinned_slot(), way="direct")
+    held_later = capture([model, optimizer], copies=second)
+    busy(side_stream.side_stream(torch.device("cuda", 0)))
+    second.start()
+    held.restore()
+    held_later.restore()
+    assert everything(model, optimizer) == later
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nobody_waits_for_the_device(way):
+    model, optimizer, train = training()
+    train()
+    slot = pinned_slot()
+    for _ in range(2):
+        copies = HostCopies(slot, way=way)
+        busy()
+        torch.cuda.set_sync_debug_mode("error")
+        capture([model, optimizer], copies=copies)
+        copies.start()
+        copies.wait_before_write()
+        torch.cuda.set_sync_debug_mode("default")
+        assert not copies.is_complete()
+        copies.wait()
+
+
+def test_memory_is_pinned_used_again_and_given_back():
+    model, optimizer, train = training()
+    train()
+    slot = HostSlot()
+    where = []
+    for _ in range(2):
+        copies = HostCopies(slot)
+        held = capture([model, optimizer], copies=copies)
+        copies.start()
+        copies.wait()
+        where.append([place.values().data_ptr() for place in copies._places])
+        assert all(block.is_pinned and block.is_registered for block in slot._blocks if block.is_for_devices)
+    assert where[0] == where[1]
+    assert copies.nbytes <= slot.nbytes < copies.nbytes + (72 << 20)
+    view = slot._blocks[0].bytes[:100]
+    assert view.is_pinned()
+    for thread in threading.enumerate():
+        if thread.name == "snapshot-arrives":
+            thread.join()
+    del held, copies, slot
+    gc.collect()
+    assert not view.is_pinned()
+    assert view.sum().isfinite()
+
+
+def test_where_memory_cannot_be_registered_torch_pins_it(monkeypatch):
+    monkeypatch.setattr("self_healing.tensors.host_memory.PORTABLE", 0xFFFF)  # flags the driver refuses
+    made = noise((1 << 20,), torch.float32)
+    copies = HostCopies(slot := HostSlot())
+    kept = keep(made, copies)
+    copies.start()
+    torch.ones(3, device="cuda").add_(1)  # does not hear of what was refused
+    assert slot._blocks[0].is_pinned
+    assert not slot._blocks[0].is_registered
+    assert bits(kept.copy.values) == bits(made)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_device_has_its_memory_back_afterwards(way):
+    made = noise((8 << 20,), torch.float32)
+    slot = HostSlot()
+    for _ in range(2):
+        copies = HostCopies(slot, way=way)
+        before = torch.cuda.memory_allocated()
+        keep(made, copies, until_update=True, measure=True)
+        copies.start()
+        copies.wait()
+        assert torch.cuda.memory_allocated() - before < 1 << 20
+
+
+def test_without_room_the_tensors_themselves_are_read(monkeypatch):
+    made = noise((8 << 20,), torch.float32)
+    for margin, is_direct in ((0, False), (1 << 60, True)):
+        monkeypatch.setattr(side_stream, "MARGIN_BYTES", margin)
+        copies = HostCopies(HostSlot())
+        keep(made, copies, until_update=True)
+        copies.start()
+        assert copies.is_direct == is_direct
+
+
+def test_a_copy_that_finds_no_memory_on_the_device_goes_without():
+    made = [noise((32 << 20,), torch.float32), noise((1 << 20, 16), torch.float32, 1)[:, ::2]]
+    expected = [bits(each) for each in made]
+    copies = HostCopies(HostSlot(), way="staged")
+    kept = [keep(made[0], copies, until_update=True), keep(made[1], copies)]
+    gc.collect()
+    torch.cuda.empty_cache()
+    total = torch.cuda.get_device_properties(0).total_memory
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (80 << 20)) / total)
+    try:
+        copies.start()  # 128 and 32 MiB, the second with a temporary copy of as much
+        for each in made:
+            each.zero_()
+        copies.wait()
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert copies.is_direct
+    assert [bits(each.copy.values) for each in kept] == expected
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_norms_and_changed_bits(dtype, way):
+    model, optimizer, train = training(dtype=dtype)
+    train()
+    copies = HostCopies(HostSlot(), way=way)
+    capture([model, optimizer], copies=copies)
+    copies.start()
+    expected = {
+        name: torch.linalg.vector_norm(p.detach(), dtype=torch.float32).item() for name, p in model.named_parameters()
+    }
+    expected |= {
+        f"optimizer.{key}/{name}": torch.linalg.vector_norm(optimizer.state[p][key], dtype=torch.float32).item()
+        for name, p in model.named_parameters()
+        for key in ("exp_avg", "exp_avg_sq")
+    }
+    norms = copies.norms()
+    assert set(norms) == set(expected)
+    assert norms == pytest.approx(expected, rel=1e-4)
+    assert copies.verify()
+    memory = next(block.bytes for block in copies._used if block.is_for_devices)
+    memory[12345] ^= 1
+    assert not copies.verify()
+    memory[12345] ^= 1
+    assert copies.verify()
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        gc.collect()  # what the worker inherited is let go of there, which must not reach the device
+        return index
+
+
+def test_workers_that_are_forked_later_do_no_harm():
+    model, optimizer, train = training()
+    train()
+    before = everything(model, optimizer)
+    copies = HostCopies(HostSlot())
+    held = capture([model, optimizer], copies=copies)
+    copies.start()
+    loader = torch.utils.data.DataLoader(Numbers(), num_workers=1, multiprocessing_context="fork")
+    assert [int(each) for each in loader] == [0, 1, 2, 3]
+    train()
+    assert copies.verify()
+    held.restore()
+    assert everything(model, optimizer) == before
