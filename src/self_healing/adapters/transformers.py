@@ -216,6 +216,7 @@ def make_callback(session: TrainerSession) -> Any:
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             session.go_where_asked()  # what an evaluation has shown is answered before the next step
             session.begin_of_step()
+            session.go_where_asked()  # what was found in the state that was just taken
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             session.end_of_step()

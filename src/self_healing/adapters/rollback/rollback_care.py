@@ -14,6 +14,7 @@ from .state_keeper import StateKeeper
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ..trainer.make_up import AppliedStep
     from ..trainer.run_desk import RunDesk
     from ..trainer.trainer_guard import StepReading, TrainerGuard
 
@@ -46,7 +47,7 @@ class RollbackCare:
         keeper, self._desk = self.keeper, desk
         if keeper is None:
             return
-        keeper.signal, keeper.note, keeper.on_return = desk.signal, desk.note, self._returned
+        keeper.signal, keeper.note, keeper.look, keeper.on_return = desk.signal, desk.note, desk.look, self._returned
         keeper.loop.on_error = lambda error: self._answer(error, raised)
         keeper.loop.attach(self._wrapping)
 
@@ -78,10 +79,17 @@ class RollbackCare:
             self.keeper.observed(incidents)
 
     def read(self, reading: StepReading) -> None:
-        """See whether the first step after a return is what it was the first time."""
+        """Take note of an update, and see whether the first one after a return is what it was the first time."""
         if self._abilities is not None and self.keeper is not None:
+            if reading.is_applied:
+                self.keeper.audit.applied(reading.step, self._rate(reading.rate), reading.norm * reading.coefficient)
             rejected = self.keeper.first_loss(reading.step, reading.loss)
             self._abilities.returning = self._abilities.returning or rejected
+
+    def made_up(self, applied: AppliedStep, rate: float) -> None:
+        """Take note of an update that was made up."""
+        if self.keeper is not None:
+            self.keeper.audit.applied(applied.step, self._rate(rate), applied.norm)
 
     def wanted(self) -> RollBackTo | None:
         """Return what to raise in order to return to an earlier state, once."""
@@ -99,6 +107,11 @@ class RollbackCare:
             "healing/lost_steps": loop.lost_steps,
             "healing/trained_steps": trained,
         }
+
+    def _rate(self, first: float) -> float:
+        """Return the largest rate of all parameter groups, where that of the first one is known."""
+        rates = [float(group["lr"]) for group in self.trainer.optimizer.param_groups]
+        return max([first, *(rate * self.guard.rate_scale.value for rate in rates)])
 
     def _answer(self, error: Exception, raised: Callable[[Exception], object]) -> RollBackTo | None:
         """Have an exception looked at while the loop is still there to return to an earlier state in."""

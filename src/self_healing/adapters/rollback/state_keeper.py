@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.failure import FailureType, Severity
@@ -17,6 +18,7 @@ from ...snapshots.verdicts import (
     Condition,
     OpenIncident,
     SavedState,
+    StateVerdict,
     Tier,
     after_incident,
     after_observation,
@@ -26,6 +28,7 @@ from ...snapshots.verdicts import (
 )
 from .in_loop import RollbackLoop, RollBackTo
 from .memory_snapshots import Snapshot
+from .state_audit import StateAudit
 
 if TYPE_CHECKING:
     from ..trainer.trainer_guard import TrainerGuard
@@ -84,6 +87,11 @@ class StateKeeper:
         self.is_on = settings.snapshot_memory_fraction > 0
         self.signal: Callable[[Signal], object] = lambda _signal: None
         self.note: Callable[[str, str], None] = lambda _name, _text: None
+        self.look: Callable[[Mapping[str, float]], None] = lambda _values: None
+        """Is given what there is to observe about states."""
+        self.audit = StateAudit(trainer)
+        self._unmeasured: list[str] = []
+        """States whose norms are on their way."""
         self._slots: int | None = None
         """States besides the first one that memory has room for, once that is known."""
         self._next = 0
@@ -108,6 +116,8 @@ class StateKeeper:
         self._began_s = time.perf_counter()
         self._open = self._returned_to = None
         self._losses.clear()
+        self._unmeasured.clear()
+        self.audit.begin()
 
     def is_due(self) -> bool:
         """Say whether the state of this moment is to be taken before the next step."""
@@ -121,16 +131,13 @@ class StateKeeper:
         snapshot = self.loop.take()
         if snapshot is None:  # a step before it is still to be made up
             return
-        first = not self.states
-        verdict = verdict_when_taken(step, norms=snapshot.norms(), open_incident=self._open)
-        state = SavedState(key=snapshot.key, step=step, tier=Tier.MEMORY, verdict=verdict)
-        if first and not verdict.is_sick:  # where a run begins, or was resumed, is where it can always go back to
-            state = state.judged(Condition.GOOD, "the state this training began with")
         self._forget_what_is_gone()
-        self.states = (*self.states, state)
-        self.signal(SnapshotTaken(step=step, time_s=time.time(), key=state.key))
+        self.states = (*self.states, SavedState(key=snapshot.key, step=step, tier=Tier.MEMORY))
+        self._unmeasured.append(snapshot.key)
+        self.signal(SnapshotTaken(step=step, time_s=time.time(), key=snapshot.key))
         self._stall_s = time.perf_counter() - began
         self._next = step + self._interval(step, step_time_s)
+        self._judge_what_is_measured()
 
     def _interval(self, step: int, step_time_s: float) -> int:
         settings = self.settings
@@ -195,10 +202,36 @@ class StateKeeper:
             self.loop.snapshots.drop(state.key)
         self._forget_what_is_gone()
 
+    def _judge_what_is_measured(self) -> None:
+        """Judge the states whose norms have come from the device, and report what training cannot have done to them."""
+        while self._unmeasured:
+            snapshot = self.loop.snapshots.get(self._unmeasured[0])
+            norms = snapshot.norms() if snapshot is not None else {}
+            if norms is None:
+                return
+            key = self._unmeasured.pop(0)
+            if snapshot is not None and self.state_of(key) is not None:
+                self._judge(snapshot, norms)
+
+    def _judge(self, snapshot: Snapshot, norms: Mapping[str, float]) -> None:
+        step = snapshot.step
+        verdict = verdict_when_taken(step, norms=norms, open_incident=self._open)
+        before, findings = self.audit.audit(step, norms)
+        if findings:
+            told = f"{findings[0].name}: {findings[0].because}"
+            verdict = StateVerdict(Condition.SICK, told)
+            self.note("state-unexplained", f"{len(findings)} tensors of the state of step {step}, such as {told}")
+        elif snapshot.key == self.states[0].key and not verdict.is_sick:
+            verdict = StateVerdict(Condition.GOOD, "the state this training began with")
+        self.states = tuple(replace(s, verdict=verdict) if s.key == snapshot.key else s for s in self.states)
+        # Of every one of them, so that a rule can tell that nothing is wrong any more.
+        self.look({"state_unexplained": float(len(findings)), "state_audited_from": float(before)})
+
     # -- judging -------------------------------------------------------------------------------------
 
     def observed(self, incidents: Iterable[Incident]) -> None:
         """Count a step, with what is open at its end."""
+        self._judge_what_is_measured()
         harmful = [each for each in incidents if may_have_harmed(each)]
         for incident in harmful:
             self._suspect(incident)
@@ -265,6 +298,7 @@ class StateKeeper:
     def _returned(self, snapshot: Snapshot, asked: RollBackTo) -> None:
         self._forget_what_is_gone()  # those after it belong to what is undone
         self._open = None
+        self.audit.returned(snapshot.step, snapshot.norms() or {})
         self._next = snapshot.step + 1  # it is kept already; the next one as soon as there is something new
         self._returned_to = None if asked.skip else self.state_of(snapshot.key)
         self._losses = {key: loss for key, loss in self._losses.items() if self.state_of(key) is not None}

@@ -204,6 +204,7 @@ class TrainerSession:
             self.rollback.read(reading)
         for applied in made_up:  # after what was seen of the first attempts
             self._report(applied.step, applied.loss, applied.norm, self.guard.rate)
+            self.rollback.made_up(applied, self.guard.rate)
         if must_know or unsound:
             self.desk.settle()
 
