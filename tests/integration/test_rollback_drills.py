@@ -336,9 +336,10 @@ def test_a_stock_trainer_dies_of_a_checkpoint_it_cannot_write(disk, mounted, tmp
 def test_a_checkpoint_that_cannot_be_written_costs_nothing_else(disk, mounted, clean, tmp_path):
     mounted(UNWRITABLE[disk][0](tmp_path))
     trainer = tiny_trainer(tmp_path, **SAVING)
-    SelfHealingTrainer(trainer).train()
+    metrics = SelfHealingTrainer(trainer).train().metrics
     assert updates(trainer) == UPDATES
     assert bits(trainer) == bits(clean)
+    assert metrics.get("healing/rollbacks", 0) == 0, "the weights are sound: no step has to be trained again"
     assert [step.name for step in sorted(tmp_path.glob("checkpoint-*")) if check(step).is_usable] == [
         "checkpoint-20", "checkpoint-60",
     ]  # fmt: skip
@@ -350,6 +351,11 @@ def test_where_the_whole_disk_is_full_the_run_goes_on_all_the_same(mounted, clea
     """The ledger and the postmortem lie on it too."""
     mounted(small_disk(tmp_path / "run", 1_500_000))  # four checkpoints fit, of six
     trainer = tiny_trainer(tmp_path / "run", save_strategy="steps", save_steps=10)
-    SelfHealingTrainer(trainer).train()
+    metrics = SelfHealingTrainer(trainer).train().metrics
     assert updates(trainer) == UPDATES
     assert bits(trainer) == bits(clean)
+    assert metrics.get("healing/rollbacks", 0) == 0
+    written = sorted((tmp_path / "run").glob("checkpoint-*"))
+    assert [path.name for path in written] == ["checkpoint-10", "checkpoint-20", "checkpoint-30", "checkpoint-40"]
+    assert all(check(path).is_usable for path in written), "what was half written is gone, and makes room for the ledger"
+    assert len(alerts(tmp_path / "run")) == 2
