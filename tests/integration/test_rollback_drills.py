@@ -357,5 +357,7 @@ def test_where_the_whole_disk_is_full_the_run_goes_on_all_the_same(mounted, clea
     assert metrics.get("healing/rollbacks", 0) == 0
     written = sorted((tmp_path / "run").glob("checkpoint-*"))
     assert [path.name for path in written] == ["checkpoint-10", "checkpoint-20", "checkpoint-30", "checkpoint-40"]
-    assert all(check(path).is_usable for path in written), "what was half written is gone, and makes room for the ledger"
+    assert all(check(path).is_usable for path in written), (
+        "what was half written is gone, and makes room for the ledger"
+    )
     assert len(alerts(tmp_path / "run")) == 2
