@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from self_healing.core.cause import Cause, Evidence
 from self_healing.core.detector import Detector
-from self_healing.core.diagnosis import CONVINCING
+from self_healing.core.diagnosis import CONVINCING, diagnose
 from self_healing.core.discover import discover_classes
 from self_healing.core.failure import FailureType, Severity
 from self_healing.core.history import History
@@ -37,6 +37,8 @@ RULES = frozenset(
         "throughput-drop",
         "memory-creep",
         "step-stalled",
+        "unexplained-state",
+        "dead-run",
     ]
 )
 """The rules that are explained from numbers; those for crashes and exits are explained from text."""
@@ -61,24 +63,27 @@ class Story:
     facts: Mapping[str, float | int | str | bool] = field(default_factory=dict)
     step: int = 1000
     onset: int | None = None
+    numbers: Mapping[str, float] = field(default_factory=dict)
 
 
 def speaks(
     cause: str, title: str, rule: str, series: Mapping[str, Sequence[float]] | None = None, *, least: float = CONVINCING,
-    step: int = 1000, onset: int | None = None, **facts: float | str | bool,
+    step: int = 1000, onset: int | None = None, in_a_row: int = 0, **facts: float | str | bool,
 ) -> Story:  # fmt: skip
     return Story(
-        cause=cause, title=title, rule=rule, weight=least, series=series or {}, facts=facts, step=step, onset=onset
-    )
+        cause=cause, title=title, rule=rule, weight=least, series=series or {}, facts=facts, step=step, onset=onset,
+        numbers={"in_a_row": in_a_row},
+    )  # fmt: skip
 
 
 def ruled_out(
     cause: str, title: str, rule: str, series: Mapping[str, Sequence[float]] | None = None, *, step: int = 1000,
-    onset: int | None = None, **facts: float | str | bool,
+    onset: int | None = None, in_a_row: int = 0, **facts: float | str | bool,
 ) -> Story:  # fmt: skip
     return Story(
-        cause=cause, title=title, rule=rule, weight=None, series=series or {}, facts=facts, step=step, onset=onset
-    )
+        cause=cause, title=title, rule=rule, weight=None, series=series or {}, facts=facts, step=step, onset=onset,
+        numbers={"in_a_row": in_a_row},
+    )  # fmt: skip
 
 
 CALM = [2.0, 2.1, 1.9, 2.05] * 8
@@ -98,6 +103,7 @@ STORIES = (
     ruled_out(
         "learning-rate-too-high", "far below the usual rate", "loss-spike", {"learning_rate": [1e-6] * 20}, lora=False
     ),
+    speaks("learning-rate-too-high", "the first steps did it", "dead-run", {"learning_rate": [0.5] * 9}, step=9, onset=1),
     ruled_out("learning-rate-too-high", "a rate of zero", "loss-divergence", {"learning_rate": [0.0] * 20}),
     speaks("learning-rate-too-low", "a hundredth of the usual", "loss-plateau", {"learning_rate": [1e-6] * 20}, lora=True),
     speaks(
@@ -149,6 +155,11 @@ STORIES = (
     ruled_out("log-softmax-overflow", "the norm failed first", "loss-not-finite", {"loss": [2.0, 2.0, NAN], "grad_norm": [1.0, NAN, NAN]}),
     speaks("corrupted-state", "two tensors are broken", "weights-not-finite", {"weights_nonfinite": [0.0, 2.0]}),
     speaks("corrupted-state", "NaN whatever the batch", "loss-not-finite", {"loss": [*CALM, NAN, NAN, NAN, NAN]}),
+    speaks("corrupted-state", "an audit had findings", "unexplained-state", {"state_unexplained": [0.0, 3.0]}),
+    speaks("corrupted-state", "likewise, seen in the loss first", "loss-divergence", {"state_unexplained": [0.0, 3.0]}),
+    speaks("corrupted-state", "three outliers in a row", "gradient-explosion", {"grad_norm": [*NORMS, 30.0]}, in_a_row=3),
+    ruled_out("corrupted-state", "one outlier is a batch", "gradient-explosion", {"grad_norm": [*NORMS, 30.0]}, in_a_row=1),
+    ruled_out("corrupted-state", "a rise that the state explains", "loss-divergence", {"loss": CALM, "state_unexplained": [0.0]}),
     ruled_out("corrupted-state", "the weights are fine", "loss-not-finite", {"loss": [*CALM, NAN], "weights_nonfinite": [0.0]}),
     speaks("too-many-epochs", "ten epochs, still falling", "eval-gap-growing", {"loss": [2.0 - i / 50 for i in range(60)]}, num_epochs=10),
     ruled_out("too-many-epochs", "everything seen once", "eval-gap-growing", num_epochs=1),
@@ -172,10 +183,12 @@ STORIES = (
 )  # fmt: skip
 
 
-def incident_of(rule: str, step: int = 1000, onset: int | None = None) -> Incident:
+def incident_of(
+    rule: str, step: int = 1000, onset: int | None = None, numbers: Mapping[str, float] | None = None
+) -> Incident:
     return Incident(
         name=rule, failure=FailureType.OTHER, fine="unstable", severity=Severity.ERROR, step=step, because="numbers",
-        onset_step=onset,
+        onset_step=onset, numbers=numbers or {},
     )  # fmt: skip
 
 
@@ -229,7 +242,7 @@ def test_a_cause_speaks_up_and_rules_itself_out(story: Story) -> None:
     cls = CAUSES[story.cause]
     assert story.rule in cls.explains
     evidence = cls().evidence(
-        incident_of(story.rule, story.step, story.onset), past_of(story.series, story.facts)
+        incident_of(story.rule, story.step, story.onset, story.numbers), past_of(story.series, story.facts)
     )  # fmt: skip
     if story.weight is None:
         assert evidence is None
@@ -271,6 +284,25 @@ def test_a_loss_that_fails_after_a_healthy_norm_points_to_the_forward_pass() -> 
 
 def test_a_spike_out_of_nowhere_is_a_menu_and_not_a_verdict() -> None:
     assert not convincing("loss-spike", {"loss": [*CALM, 9.0]})
+
+
+@pytest.mark.parametrize(
+    ("in_a_row", "first"), [(1, "bad-batch"), (2, "bad-batch"), (3, "corrupted-state"), (8, "corrupted-state")]
+)
+def test_three_outliers_in_a_row_are_a_state_and_one_is_a_batch(in_a_row: int, first: str) -> None:
+    past = past_of({"loss": [*CALM, 9.0], "grad_norm": [*NORMS, 30.0]}, {})
+    incident = incident_of("gradient-explosion", numbers={"in_a_row": in_a_row})
+    hypotheses = diagnose(incident, [cls() for cls in CAUSES.values()], (), past, on_crash=pytest.fail).hypotheses
+    assert hypotheses[0].name == first
+    assert {"bad-batch"} <= {hypothesis.name for hypothesis in hypotheses}, "bad batches may come in a row"
+
+
+@pytest.mark.parametrize(("cause", "rule"), [
+    ("corrupted-state", "unexplained-state"), ("learning-rate-too-high", "dead-run"), ("insufficient-warmup", "dead-run"),
+])  # fmt: skip
+def test_a_cause_leaves_an_incident_to_the_rule_that_knows_better(cause: str, rule: str) -> None:
+    assert CAUSES[cause]().ladder(incident_of(rule)) == ()
+    assert CAUSES[cause]().ladder(incident_of("gradient-explosion")) == CAUSES[cause].remedy != ()
 
 
 @each_cause

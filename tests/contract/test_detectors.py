@@ -19,6 +19,7 @@ REQUIRED = """
     loss-not-finite gradient-not-finite weights-not-finite loss-spike loss-divergence loss-plateau gradient-explosion
     gradient-vanishing gradient-norm-growth eval-gap-growing eval-not-finite loss-exactly-zero
     learning-rate-unexpected throughput-drop memory-creep step-stalled crashed exited heartbeat-lost
+    unexplained-state dead-run
 """.split()
 EXAMPLES = [(rule, example) for rule in RULES.values() for example in rule.examples]
 

@@ -113,10 +113,8 @@ def test_a_state_is_good_after_healthy_steps_and_the_first_one_from_the_start(tm
 
 def find_session(trainer):
     """Return the session that is training this trainer, by the callback it has added."""
-    for callback in trainer.callback_handler.callbacks:
-        for cell in getattr(type(callback).on_train_begin, "__closure__", None) or ():
-            if isinstance(cell.cell_contents, TrainerSession):
-                yield cell.cell_contents
+    found = [getattr(callback, "session", None) for callback in trainer.callback_handler.callbacks]
+    return [session for session in found if isinstance(session, TrainerSession)]
 
 
 def test_in_advise_mode_nothing_is_taken(tmp_path):
@@ -127,3 +125,61 @@ def test_in_advise_mode_nothing_is_taken(tmp_path):
         assert session.checkpoints is None
     finally:
         session.close()
+
+
+def spoil_memory(keeper):
+    """Flip one bit of the newest state, as memory without error correction does."""
+    newest = keeper.loop.snapshots.newest()
+    values = newest.capture.copies.slot._blocks[0].bytes  # where it lies
+    values[1000] ^= 16
+    return newest
+
+
+def test_a_state_that_memory_has_not_kept_is_not_returned_to(clean, tmp_path):
+    from transformers import TrainerCallback
+
+    trainer = tiny_trainer(tmp_path)
+    raise_once_at(trainer, 29)
+
+    class Spoil(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 28:
+                spoil_memory(find_session(trainer)[0].rollback.keeper)
+
+    trainer.add_callback(Spoil())
+    SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=10)).train()
+    (told,) = notes(tmp_path, "state-damaged")
+    assert "step-20 was changed in memory" in told
+    assert same(trainer, clean)
+    assert not notes(tmp_path, "state-rejected")
+
+
+def test_at_a_spike_the_newest_good_state_goes_to_disk_and_the_run_is_as_without(tmp_path):
+    def spiking(folder, **arguments):
+        """A run whose loss jumps at step 50 and comes back: some of its labels are other ones."""
+        trainer = tiny_trainer(folder, save_strategy="steps", save_steps=1000, **arguments)
+
+        def spoil(module, args, kwargs):
+            if module.training and trainer.state.global_step in (50, 51):
+                kwargs["labels"] = (kwargs["labels"] * 31 + 7) % 64
+            return args, kwargs
+
+        trainer.model.register_forward_pre_hook(spoil, with_kwargs=True)
+        return trainer
+
+    stock = spiking(tmp_path / "stock")
+    stock.train()
+    trainer = spiking(tmp_path / "ours")
+    SelfHealingTrainer(trainer, HealingConfig(good_after=8)).train()
+    (told,) = notes(tmp_path / "ours", "secured")
+    assert "was written from memory" in told
+    written = [int(folder.name.split("-")[1]) for folder in (tmp_path / "ours").glob("checkpoint-*")]
+    early = min(written)
+    assert 8 <= early < 50
+    manifest = json.loads((tmp_path / "ours" / f"checkpoint-{early}" / "healing_manifest.json").read_text())
+    assert manifest["verdict"]["condition"] == "good"
+    assert same(trainer, stock)
+    # It is what the run was at that step: from there the same run ends with the same bits.
+    again = spiking(tmp_path / "again")
+    again.train(resume_from_checkpoint=str(tmp_path / "ours" / f"checkpoint-{early}"))
+    assert same(again, stock)

@@ -20,13 +20,15 @@ class ScaleLearningRate(Action):
 
     ## Limits
     It does not repair weights that are already bad, so it stands beside a rollback after a NaN. The run refuses
-    to go below `floor`. A factor above 1 is for runs that do not learn at all.
+    to go below `floor`; a floor of 0 is none. A factor above 1 is for runs that do not learn at all.
     """
 
     factor: float | None = None
     """What the rate is multiplied by; from the setting `lr_factor` where left open."""
     floor: float | None = None
-    """The rate never goes below this; from the setting `min_learning_rate` where left open."""
+    """The rate never goes below this; from the setting `min_learning_rate` where left open, and 0 for no limit."""
+    lasting: bool = False
+    """True where it is never taken back, because the rate before it cannot work: a run that was dead from its start."""
 
     effect = Effect.RECIPE
     needs = CanScaleLearningRate
@@ -48,5 +50,7 @@ class ScaleLearningRate(Action):
         return Done(text=f"learning rate is now {rate:.3g}, times {self.factor:g}")
 
     def undo(self) -> ScaleLearningRate | None:
-        """Return the action that multiplies by the inverse."""
-        return None if self.factor is None else ScaleLearningRate(factor=1 / self.factor, floor=self.floor)
+        """Return the action that multiplies by the inverse, unless the change is to last."""
+        if self.factor is None or self.lasting:
+            return None
+        return ScaleLearningRate(factor=1 / self.factor, floor=self.floor)

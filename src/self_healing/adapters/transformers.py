@@ -210,26 +210,29 @@ def make_callback(session: TrainerSession) -> Any:
     from transformers import TrainerCallback
 
     class SignalCallback(TrainerCallback):
+        def __init__(self, session: TrainerSession) -> None:
+            self.session = session  # not from around the class, which would hold on to it
+
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.begin_training()
+            self.session.begin_training()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.go_where_asked()  # what an evaluation has shown is answered before the next step
-            session.begin_of_step()
-            session.go_where_asked()  # what was found in the state that was just taken
+            self.session.go_where_asked()  # what an evaluation has shown is answered before the next step
+            self.session.begin_of_step()
+            self.session.go_where_asked()  # what was found in the state that was just taken
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.end_of_step()
-            session.go_where_asked()
+            self.session.end_of_step()
+            self.session.go_where_asked()
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.end_of_epoch()
-            session.go_where_asked()  # before what must not be kept is evaluated and saved
+            self.session.end_of_epoch()
+            self.session.go_where_asked()  # before what must not be kept is evaluated and saved
 
         def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
-            session.desk.look(metrics)
+            self.session.desk.look(metrics)
 
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            session.saved()
+            self.session.saved()
 
-    return SignalCallback()
+    return SignalCallback(session)

@@ -21,7 +21,8 @@ class BadBatch(Cause):
     """One batch held a malformed or extreme record.
 
     Everything was calm, one observation stands out, and the next are normal again unless the harm reached the
-    weights. A single very long or broken record is enough.
+    weights. A single very long or broken record is enough. Where gradients stay outliers batch after batch, several
+    bad batches in a row are possible and a bad state is likelier.
     """
 
     explains = ("loss-spike", "gradient-explosion", "loss-divergence", "gradient-not-finite", "loss-not-finite")
@@ -51,7 +52,7 @@ class BadBatch(Cause):
             return Evidence(weight=0.2)
         if run:
             return Evidence(weight=0.4, found=(f"not finite for {run} observation(s) after a calm past",))
-        if incident.name == "loss-divergence":
+        if incident.name == "loss-divergence" or incident.numbers.get("in_a_row", 0.0) >= SUSTAINED:
             return Evidence(weight=0.25)
         jumps = [jump for jump in (self._jump(past, "loss"), self._jump(past, "grad_norm")) if jump]
         if len(jumps) > 1:

@@ -6,7 +6,7 @@ from ..actions.rewarm_learning_rate import RewarmLearningRate
 from ..actions.roll_back import RollBack
 from ..actions.scale_learning_rate import ScaleLearningRate
 from ..actions.stop_run import StopRun
-from ..core.action import rung
+from ..core.action import Ladder, rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -26,7 +26,7 @@ class InsufficientWarmup(Cause):
 
     explains = (
         "loss-spike", "loss-divergence", "loss-plateau", "loss-not-finite", "gradient-not-finite",
-        "gradient-explosion", "gradient-norm-growth",
+        "gradient-explosion", "gradient-norm-growth", "dead-run",
     )  # fmt: skip
     confirm = "Start again with a warm-up of 10% of all steps: early trouble that goes away was the warm-up."
     fixes = ("Set warmup_steps to 5 to 10% of all steps.", "Lower the learning rate 2 to 5 times.")
@@ -36,6 +36,10 @@ class InsufficientWarmup(Cause):
         rung(StopRun()),
     )
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
+
+    def ladder(self, incident: Incident) -> Ladder:
+        """Leave a run that was dead from its start to its rule, which begins again from the first state."""
+        return () if incident.name == "dead-run" else self.remedy
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
         """Compare the warm-up's length with the run's and with where the trouble began."""

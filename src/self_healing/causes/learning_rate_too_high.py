@@ -7,7 +7,7 @@ from ..actions.roll_back import RollBack
 from ..actions.scale_learning_rate import ScaleLearningRate
 from ..actions.stop_run import StopRun
 from ..actions.tighten_clipping import TightenClipping
-from ..core.action import rung
+from ..core.action import Ladder, rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -23,7 +23,7 @@ class LearningRateTooHigh(Cause):
 
     explains = (
         "loss-spike", "loss-divergence", "loss-not-finite", "gradient-not-finite", "gradient-explosion",
-        "gradient-norm-growth", "learning-rate-unexpected", "entropy-collapse", "kl-runaway",
+        "gradient-norm-growth", "learning-rate-unexpected", "dead-run", "entropy-collapse", "kl-runaway",
     )  # fmt: skip
     confirm = (
         "Train a few hundred steps from the last good state at a third of the rate: if the trouble stays away and "
@@ -40,6 +40,10 @@ class LearningRateTooHigh(Cause):
         rung(StopRun()),
     )
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
+
+    def ladder(self, incident: Incident) -> Ladder:
+        """Leave a run that was dead from its start to its rule, which begins again from the first state."""
+        return () if incident.name == "dead-run" else self.remedy
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
         """Compare the rate with usual ones, and look for norms that grew and a rate that was climbing."""
@@ -58,6 +62,9 @@ class LearningRateTooHigh(Cause):
         if grown >= 2:
             weight = max(weight + 0.1, 0.5)
             found.append(f"gradient norms had grown {grown:.1f} times before")
+        if incident.name == "dead-run":
+            weight = max(weight, 0.6)
+            found.append(f"the first steps, at a rate of {rate:.3g}, made the loss worse and it stayed so")
         if climbing:
             weight = max(weight, 0.45)
             found.append(f"the learning rate was still climbing, to {rate:.3g}")

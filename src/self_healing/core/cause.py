@@ -51,6 +51,10 @@ class Cause:
         """Say what speaks for this cause, or None where it is out of the question."""
         raise NotImplementedError
 
+    def ladder(self, incident: Incident) -> Ladder:
+        """Return the remedies for an incident; override where a rule it explains knows better (an empty ladder)."""
+        return self.remedy
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pattern:

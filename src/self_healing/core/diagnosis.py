@@ -85,11 +85,10 @@ def diagnose(
             continue
         try:
             evidence = cause.evidence(incident, past)
+            if evidence is not None:
+                found.append(_from_cause(cause, evidence, cause.ladder(incident)))
         except Exception as error:  # noqa: BLE001  # the fence: recorded by on_crash
             on_crash(cause.name(), error)
-            continue
-        if evidence is not None:
-            found.append(_from_cause(cause, evidence))
     return Diagnosis(incident=incident, hypotheses=_ranked(found))
 
 
@@ -106,10 +105,10 @@ def _ranked(found: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
     return tuple(sorted(found, key=lambda h: (-h.weight, h.name)))
 
 
-def _from_cause(cause: Cause, evidence: Evidence) -> Hypothesis:
+def _from_cause(cause: Cause, evidence: Evidence, remedy: Ladder) -> Hypothesis:
     return Hypothesis(
         name=cause.name(), says=cause.summary(), weight=evidence.weight, found=evidence.found, confirm=cause.confirm,
-        fixes=cause.fixes, references=cause.references, remedy=cause.remedy,
+        fixes=cause.fixes, references=cause.references, remedy=remedy,
     )  # fmt: skip
 
 

@@ -80,8 +80,8 @@ FINE_CLASSES = frozenset(
     network hub_auth hub_xet hub_rate_limit hub_server_error tracker_error
     data_shape shape_mismatch pad_token_missing config_error script_error device_mismatch
     healthy healthy_misread insufficient_data truncated not_hf_format lfs_pointer
-    nan_weights grad_vanishing learning_rate_unexpected throughput_drop memory_creep stalled crash rule_crashed
-    ledger_unwritable
+    nan_weights corrupted_state dead_run grad_vanishing learning_rate_unexpected throughput_drop memory_creep stalled
+    crash rule_crashed ledger_unwritable
     """.split()
 )
 """The fine classes a rule or pattern may declare; the coarse one is its `FailureType`."""

@@ -14,6 +14,8 @@ from .tracker import Statistic, Tracked, Tracker, Trackers, TrackerT
 from .trend import (
     Average,
     AverageTracker,
+    Beginning,
+    BeginningTracker,
     Schedule,
     ScheduleTracker,
     Streak,
@@ -27,6 +29,8 @@ __all__ = [
     "AverageTracker",
     "Baseline",
     "BaselineTracker",
+    "Beginning",
+    "BeginningTracker",
     "Cusum",
     "CusumTracker",
     "Outliers",
@@ -310,6 +314,11 @@ class OutliersTracker(Tracker):
     def count(self) -> int:
         """Outliers among the newest `memory` observations."""
         return self.bits.bit_count()
+
+    @property
+    def in_a_row(self) -> int:
+        """Outliers without another observation between them up to now; at most `memory`."""
+        return (~self.bits & (self.bits + 1)).bit_length() - 1
 
     @property
     def onset(self) -> int:

@@ -1,4 +1,4 @@
-"""Statistics that need no baseline: slopes, averages, streaks and what the learning rate is doing."""
+"""Statistics that need no baseline: slopes, averages, streaks, beginnings and what the learning rate is doing."""
 
 from __future__ import annotations
 
@@ -121,6 +121,39 @@ class StreakTracker(Tracker):
     def forget_evidence(self) -> None:
         """Count from zero again."""
         self.rising = 0
+
+
+@dataclass(frozen=True)
+class Beginning(Tracked["BeginningTracker"]):
+    """The first values of a run, whatever was held back of them: what later ones are compared with while it is young."""
+
+    length: int = 32
+
+    def build(self, _trackers: Trackers, /) -> BeginningTracker:
+        """Make the tracker."""
+        return BeginningTracker(self)
+
+
+class BeginningTracker(Tracker):
+    """The first values, and how many there were altogether."""
+
+    saved = ("values", "count")
+
+    def __init__(self, spec: Beginning) -> None:
+        self.spec = spec
+        self.values: deque[float] = deque(maxlen=spec.length)
+        self.count = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the newest value is no longer one of the first."""
+        return self.count > self.spec.length
+
+    def see(self, x: float, /) -> None:
+        """Take `x` in if it is one of the first."""
+        self.count += 1
+        if not self.is_over:
+            self.values.append(max(-LARGEST, min(LARGEST, x)))
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,7 @@ class GradientExplosion(Detector):
             onset_step=past.step_ago("grad_norm", outliers.onset),
             typical=typical,
             z=outliers.baseline.z,
+            in_a_row=outliers.in_a_row,
         )
 
     def _does_harm(self, now: Signal, past: History, outliers: OutliersTracker) -> bool:

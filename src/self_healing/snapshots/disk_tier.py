@@ -35,11 +35,14 @@ class DiskTier:
         with self.writer.standing_still():
             yield
 
-    def saved(self, folder: Path, *, is_finite: bool | None) -> StateVerdict:
-        """Take note of a checkpoint that is complete; None says that nobody looked at its weights."""
+    def saved(self, folder: Path, *, is_finite: bool | None, known: StateVerdict | None = None) -> StateVerdict:
+        """Take note of a checkpoint that is complete; None says that nobody looked at its weights.
+
+        What is `known` of a state that was taken earlier goes before what is open now.
+        """
         step = step_of(folder) or 0
         norms = None if is_finite is None else {"weights": 1.0 if is_finite else math.nan}
-        verdict = verdict_when_taken(step, norms=norms, open_incident=self._open)
+        verdict = known or verdict_when_taken(step, norms=norms, open_incident=self._open)
         state = SavedState(key=str(folder), step=step, tier=Tier.DISK, verdict=verdict)
         # What has been deleted needs no verdict, and what was written over has a new one.
         self.states = (*(s for s in self.states if s.key != state.key and Path(s.key).is_dir()), state)

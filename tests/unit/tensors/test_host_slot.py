@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import weakref
 
 import pytest
 import torch
 from torch import nn
 
 from self_healing.tensors import host_layout, host_memory
+from self_healing.tensors.copies import Copies
 from self_healing.tensors.host_slot import HostCopies, HostSlot
+from self_healing.tensors.side_stream import hold_back
 from self_healing.tensors.state import capture, keep
 
 pytestmark = pytest.mark.torch
@@ -201,12 +204,13 @@ def test_one_changed_bit_is_found_wherever_it_is(monkeypatch):
     step(model, optimizer)
     _, copies = taken(HostSlot(), model, optimizer)
     assert copies.verify()
-    memory, used = next((block.bytes, used) for block, used in copies._used.items())
+    memory = next(block.bytes for block in copies._used)
     assert len(copies._hashes) > 3
-    for place in range(0, used, 97):
-        memory[place] ^= 8
-        assert not copies.verify()
-        memory[place] ^= 8
+    for place in copies._places:
+        for offset in range(place.offset, place.offset + place.nbytes, 97):
+            memory[offset] ^= 8
+            assert not copies.verify()
+            memory[offset] ^= 8
     assert copies.verify()
     memory[:16], memory[16:32] = memory[16:32].clone(), memory[:16].clone()  # what a mere sum does not notice
     assert not copies.verify()
@@ -301,3 +305,49 @@ def test_what_is_not_started_cannot_be_restored():
     assert not copies.is_complete()
     with pytest.raises(RuntimeError, match="call start"):
         held.restore()
+
+
+def test_only_what_nothing_but_an_update_writes_to_may_be_read_late():
+    model = nn.ModuleDict({"shortened": nn.Embedding(4, 2, max_norm=1.0), "norm": nn.BatchNorm1d(3)})
+    optimizer = torch.optim.Adam(model.parameters(), lr=torch.tensor(0.1))
+    for parameter in model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    copies = HostCopies(HostSlot())
+    capture([model, optimizer], copies=copies)
+    late = {place.source.data_ptr() for place in copies._places if place.until_update}
+    moments = {value.data_ptr() for state in optimizer.state.values() for value in state.values()}
+    assert late == {model["norm"].weight.data_ptr(), model["norm"].bias.data_ptr()} | moments
+    shared = noise((4,), torch.float32)
+    for until_update in (True, False):  # also something else that may change at any time
+        copies.of(shared, until_update=until_update)
+    assert not copies._places[-1].until_update
+
+
+class Counting(Copies):
+    """Counts who waits for it."""
+
+    waits = 0
+
+    def wait_before_write(self):
+        self.waits += 1
+
+
+def test_an_optimizer_waits_before_its_next_step_and_no_other():
+    from accelerate import Accelerator
+
+    model, inner = model_and_optimizer()
+    optimizer = Accelerator(cpu=True).prepare(inner)
+    first, second, gone = Counting(), Counting(), Counting()
+    for copies in (first, second, gone):
+        assert hold_back(optimizer, copies)
+    is_there = weakref.ref(gone)
+    del gone, copies
+    assert is_there() is None  # nobody holds a snapshot's memory only to wait for it
+    step(model, optimizer)
+    assert (first.waits, second.waits) == (1, 1)
+    assert hold_back(optimizer, second)
+    step(model, optimizer)
+    step(model, optimizer)
+    assert (first.waits, second.waits) == (1, 2)
+    assert len(inner._optimizer_step_pre_hooks) == 1

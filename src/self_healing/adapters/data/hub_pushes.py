@@ -52,8 +52,9 @@ class HubPushes:
         self._wrapping.wrap(self.trainer, "push_to_hub", self._around_blocking_push)
 
     def detach(self) -> None:
-        """Put the trainer's methods back."""
+        """Put the trainer's methods back, and tell nobody any more."""
         self._wrapping.restore()
+        self.tell = lambda _name, _text: None
 
     def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_batch_samples(*args: Any, **kwargs: Any) -> Any:

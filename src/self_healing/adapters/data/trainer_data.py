@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from ...core.failure import Effect
@@ -35,8 +36,7 @@ class TrainerData:
         self.trainer = trainer
         self._acts = max_effect >= Effect.TIME
         """To repeat costs time, and to leave a record out changes the recipe."""
-        self._interrupts = interrupts
-        retries = Retries(base_s=backoff_base_s, sleep=self._wait)
+        retries = Retries(base_s=backoff_base_s, sleep=partial(_wait, interrupts))
         quarantine = Quarantine(trainer.args.output_dir, trainer.args.process_index)
         leaves_out = max_effect >= Effect.RECIPE
         self.records = BadRecordGuard(
@@ -76,8 +76,9 @@ class TrainerData:
             self._on_reflex(network_reflex(self._push_retried, "the push arrived", int(self.trainer.state.global_step)))
         self._push_retried = []
 
-    def _wait(self, seconds: float) -> None:
-        """Wait for the network, but only until a signal asks the run to end."""
-        until = time.monotonic() + seconds
-        while self._interrupts.received is None and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, LOOK_UP_S))
+
+def _wait(interrupts: Interrupts, seconds: float) -> None:
+    """Wait for the network, but only until a signal asks the run to end."""
+    until = time.monotonic() + seconds
+    while interrupts.received is None and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, LOOK_UP_S))

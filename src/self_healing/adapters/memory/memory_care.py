@@ -43,8 +43,10 @@ class MemoryCare:
             care.attach(wrapping)
 
     def end(self) -> None:
-        """Stop recording allocations."""
+        """Stop recording allocations, and listening."""
         self._history.stop()
+        for care in (self.micro_batches, *self._outside):
+            care.on_event = lambda _event: None
 
     def figures(self) -> dict[str, float]:
         """Return what it has cost; nothing in a run that never was out of memory."""

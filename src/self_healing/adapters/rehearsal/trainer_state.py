@@ -73,7 +73,7 @@ class TrainerCapture:
         """Return how much memory all copies of tensors take: weights, optimizer state, buffers, gradients, counts."""
         return self.copies.nbytes
 
-    def restore(self) -> None:
+    def restore(self, *, with_added: bool = True) -> None:
         """Put everything back, and remove the counts that did not exist yet."""
         for name, reference in self._references.items():
             setattr(self.trainer, name, reference)
@@ -82,7 +82,7 @@ class TrainerCapture:
             part.restore()
         self._restore_counts()
         self._restore_callbacks()
-        for added in self._added:
+        for added in self._added if with_added else ():
             added.restore()
         self.copies.after_restore()
         self._random.restore()  # last: nothing above may draw after it

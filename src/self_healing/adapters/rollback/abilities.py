@@ -45,6 +45,13 @@ class RollbackAbilities(TrainerAbilities):
         self.restart = None
         return Restored(chosen.key, chosen.step)
 
+    def save_checkpoint(self) -> str:
+        """Write the newest state that has proved itself to disk, not the one of this moment, which may be sick."""
+        good = self.keeper.newest_good()
+        if good is None or good.step == 0:
+            raise ActionFailed("no state of this run has proved itself yet")
+        return self.keeper.write_to_disk(good)
+
     def skip_batches(self, *, margin: int) -> str | ReturnedToSkip:
         """Leave out what was trained on since the trouble began, and some more, when it is trained again."""
         step = int(self.loop.state.global_step)

@@ -8,13 +8,15 @@ from __future__ import annotations
 import errno
 import logging
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.failure import FailureType
 from ...core.incident import Incident
 from ...snapshots.disk_tier import DiskTier
+from ...snapshots.verdicts import StateVerdict
 from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
 from .state_keeper import may_have_harmed
@@ -69,6 +71,7 @@ class CheckpointCare:
         self._folder = folder
         self._weights_are_finite = weights_are_finite
         self._is_in_trouble = False
+        self._known: StateVerdict | None = None
 
     def attach(self, wrapping: Wrapping) -> None:
         """Replace `_save_checkpoint`; it is the original again when `wrapping` is restored."""
@@ -96,6 +99,15 @@ class CheckpointCare:
         """Forget the checkpoints of steps that are undone; they stay where they are, and stay sick."""
         self.disk.returned(to_step)
         self._is_in_trouble = False
+
+    @contextmanager
+    def saving_what_is(self, known: StateVerdict) -> Iterator[None]:
+        """Go around the saving of a state that was taken earlier and has been judged since."""
+        self._known = known
+        try:
+            yield
+        finally:
+            self._known = None
 
     def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _save_checkpoint(*args: Any, **kwargs: Any) -> Any:
@@ -133,7 +145,7 @@ class CheckpointCare:
         finally:
             keeps_all.restore()
         if folder.is_dir():
-            self.disk.saved(folder, is_finite=self._weights_are_finite())
+            self.disk.saved(folder, is_finite=self._weights_are_finite(), known=self._known)
         return result
 
     def _make_room(self, folder: Path, *, existed: bool) -> None:

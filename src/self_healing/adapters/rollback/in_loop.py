@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..trainer.wrapping import Wrapping
 from .data_windows import Batches, DataWindows, EpochData, Place
 from .guard_state import is_settled
-from .memory_snapshots import MemorySnapshots, Snapshot, oldest
+from .memory_snapshots import MemorySnapshots, Snapshot, SnapshotDamagedError, oldest
 
 if TYPE_CHECKING:
     from ..trainer.trainer_guard import TrainerGuard
@@ -69,6 +69,8 @@ class RollbackLoop:
         """Steps that were trained once more because of it."""
         self.on_error: Callable[[Exception], RollBackTo | None] = lambda _error: None
         """Is asked about an exception inside an epoch; what it returns is returned to, else the exception goes on."""
+        self.choose_instead: Callable[[str], str | None] = lambda _key: None
+        """Is asked for the key of an older state where one turns out to be damaged."""
         self._tell = tell
         self._on_return = on_return
         self._epoch: EpochData | None = None
@@ -232,7 +234,11 @@ class RollbackLoop:
             asked.add_note(f"{asked.key} {why}: training has to be entered anew")
             raise asked
         came_from, place = self._step(), snapshot.place
-        self.snapshots.restore(snapshot)
+        try:
+            self.snapshots.restore(snapshot)
+        except SnapshotDamagedError as error:
+            self._tell("state-damaged", str(error))
+            return self._return_to(self._instead_of(asked))
         left_out = self.data.leave_out(place, asked.skip, more=asked.skip_more * self._accumulation())
         place.epoch.rewind(place.index, silent_until=place.index + place.fetched)
         self.returns += 1
@@ -245,6 +251,16 @@ class RollbackLoop:
             f", leaving {left_out} batches out" * bool(left_out),
         )
         return place.epoch
+
+    def _instead_of(self, asked: RollBackTo) -> RollBackTo:
+        """Choose another state where the one that was asked for is damaged; raise the request where there is none."""
+        other = self.choose_instead(asked.key)
+        self.snapshots.drop(asked.key)
+        if other is None:
+            raise asked
+        instead = RollBackTo(other, skip=asked.skip)
+        instead.skip_more = asked.skip_more
+        return instead
 
     def _forget_what_nobody_returns_to(self, epoch: EpochData) -> None:
         places = [each.place for each in self.snapshots if not each.is_restart_only]

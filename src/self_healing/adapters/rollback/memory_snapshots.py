@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -131,6 +132,24 @@ class MemorySnapshots:
         if hasattr(self.trainer, "_last_loaded_step"):  # else a generation server would keep the weights it has
             self.trainer._last_loaded_step = -1  # noqa: SLF001  # TRL's own mark
         self._kept = self._kept[: self._kept.index(snapshot) + 1]
+
+    @contextmanager
+    def for_a_moment(self, snapshot: Snapshot) -> Iterator[None]:
+        """Put a state back inside the block, and the present one afterwards; what was taken since stays."""
+        from ...tensors.host_slot import HostCopies
+        from ..rehearsal.trainer_state import TrainerCapture
+
+        if not snapshot.capture.copies.verify():
+            raise SnapshotDamagedError(f"{snapshot.key} was changed in memory since it was taken")
+        present = TrainerCapture(
+            self.trainer, copies=HostCopies(self._free_memory()), only_trainable=self._leaves_out_frozen()
+        )
+        present.start()
+        try:
+            snapshot.capture.restore(with_added=False)  # the guard goes on where it is
+            yield
+        finally:
+            present.restore()
 
     def drop(self, key: str) -> None:
         """Let go of one of them."""

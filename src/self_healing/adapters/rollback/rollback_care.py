@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
+from ...core.failure import FailureType, Severity
 from ...core.incident import Incident
 from ..trainer.abilities import TrainerAbilities
+from ..trainer.checkpoint_folders import newest_usable
 from ..trainer.wrapping import Wrapping
 from .abilities import RollbackAbilities
 from .in_loop import RollbackLoop, RollBackTo
@@ -15,8 +17,12 @@ from .state_keeper import StateKeeper
 if TYPE_CHECKING:
     from ...config import HealingConfig
     from ..trainer.make_up import AppliedStep
+    from .checkpoint_care import CheckpointCare
     from ..trainer.run_desk import RunDesk
     from ..trainer.trainer_guard import StepReading, TrainerGuard
+
+
+LEAVING = frozenset({FailureType.LOSS_SPIKE, FailureType.DIVERGENCE})
 
 
 class RollbackCare:
@@ -33,6 +39,7 @@ class RollbackCare:
         self._abilities: RollbackAbilities | None = None
         self._desk: RunDesk | None = None
         self._wrapping = Wrapping()
+        self._is_leaving = False
 
     def abilities(self, save_now: Callable[[], str]) -> TrainerAbilities:
         """Return what can be done to the trainer."""
@@ -77,6 +84,22 @@ class RollbackCare:
         """Judge the states by what is open at the end of a step."""
         if self.keeper is not None:
             self.keeper.observed(incidents)
+
+    def secure(self, incidents: Iterable[Incident], checkpoints: CheckpointCare) -> None:
+        """Write the newest good state to disk when the loss begins to leave its level: the process may not survive it."""
+        is_leaving = any(each.failure in LEAVING and each.severity > Severity.INFO for each in incidents)
+        was_leaving, self._is_leaving = self._is_leaving, is_leaving
+        good = self.keeper.newest_good() if self.keeper is not None else None
+        if not is_leaving or was_leaving or good is None or self.keeper is None or self._desk is None:
+            return
+        newest, _ = newest_usable(self.trainer.args.output_dir, int(self.trainer.state.global_step) + 1)
+        if str(getattr(self.trainer.args.save_strategy, "value", "no")) == "no" or good.step <= (
+            newest.step if newest else 0
+        ):
+            return  # the user wants no checkpoints, or has one that is as good
+        with checkpoints.saving_what_is(good.verdict):
+            said = self.keeper.write_to_disk(good)
+        self._desk.note("secured", f"the loss has left its level: {said}, a state that has proved itself")
 
     def read(self, reading: StepReading) -> None:
         """Take note of an update, and see whether the first one after a return is what it was the first time."""

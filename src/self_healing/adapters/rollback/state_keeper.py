@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.failure import FailureType, Severity
@@ -81,6 +82,7 @@ class StateKeeper:
             make_room=self._make_room,
             on_return=self._returned,
         )
+        self.loop.choose_instead = self._older_than
         self.states: tuple[SavedState, ...] = ()
         self.on_return: Callable[[int], None] = lambda _step: None
         """Is told the step that the run has returned to."""
@@ -290,6 +292,26 @@ class StateKeeper:
         if depth == 1 and far:
             return max(far, key=lambda each: each.step)
         return min(older, key=lambda each: each.step, default=newest)
+
+    def newest_good(self) -> SavedState | None:
+        """Return the newest state that has proved itself."""
+        return newest_for_an_incident(self.states, None)
+
+    def write_to_disk(self, state: SavedState) -> str:
+        """Write a state to disk as the trainer writes its checkpoints; training is not touched by it."""
+        trainer, snapshot = self.trainer, self.loop.snapshots.get(state.key)
+        name = f"checkpoint-{state.step}"
+        if snapshot is None or (Path(trainer.args.output_dir) / name).exists():
+            return f"{name} is there already"
+        with self.loop.snapshots.for_a_moment(snapshot):
+            trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
+        return f"{name} was written from memory"
+
+    def _older_than(self, key: str) -> str | None:
+        """Return the newest state before one that turned out to be damaged."""
+        damaged = self.state_of(key)
+        older = None if damaged is None else self.choose(before_step=damaged.step, depth=0, min_steps=None)
+        return None if older is None else older.key
 
     def leave_out_after_restart(self, steps: Sequence[int], more: int) -> None:
         """Leave data out when training is entered anew from a checkpoint."""

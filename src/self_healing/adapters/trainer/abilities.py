@@ -117,6 +117,7 @@ class TrainerAbilities(LoopAbilities):
     def put_back(self) -> None:
         """Put the user's settings back as they were, the batch size of the loader too."""
         super().put_back()
+        self._save_now = lambda: "training is over"  # whoever saved is held on to no longer
         if self._loader_size is not None:
             trainer: Any = self.loop
             trainer._train_batch_size, self._loader_size = self._loader_size, None  # noqa: SLF001  # what we changed

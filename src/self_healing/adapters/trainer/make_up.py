@@ -7,6 +7,7 @@ unsound every time takes other data, so that the number of updates and the sched
 from __future__ import annotations
 
 import itertools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -33,7 +34,7 @@ class MakeUp:
     """Makes skipped steps up, and counts what came of them."""
 
     def __init__(self, guard: TrainerGuard) -> None:
-        self.guard = guard
+        self.guard: TrainerGuard = weakref.proxy(guard)  # which holds this; a circle would outlive the training
         self.trainer = guard.trainer
         self.may_replace = True
         """False leaves a step out that is unsound every time, instead of taking other data for it."""
@@ -81,8 +82,9 @@ class MakeUp:
         return list(itertools.islice(itertools.cycle(self.spare.inputs), count))
 
     def forget(self) -> None:
-        """Let go of data and of the loader."""
+        """Let go of data, of the loader and of whom it told."""
         self.spare = self.fetch_next = None
+        self.on_unsound = lambda _window: None
 
     def _apply(self, window: Window) -> None:
         """Apply a skipped step, with other data if its own are unsound every time."""

@@ -81,6 +81,8 @@ class RunDesk:
         """Write what is left of the ledger and let others write to the directory."""
         self.meanwhile.close()
         self.opened.close()
+        step = self.step()
+        self.step = lambda: step  # whoever could tell is held on to no longer
 
     # -- observing and acting ------------------------------------------------------------------------
 

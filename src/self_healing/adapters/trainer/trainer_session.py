@@ -48,7 +48,7 @@ class LeaveLoopError(Exception):
 class TrainerSession:
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
-    def __init__(self, trainer: Any, config: HealingConfig, mode: Mode, *, resumes: bool) -> None:
+    def __init__(self, trainer: Any, config: HealingConfig, mode: Mode, *, resumes: bool = False) -> None:
         from .trainer_guard import TrainerGuard
 
         self.trainer = trainer
@@ -174,6 +174,7 @@ class TrainerSession:
         self.rollback.step_ends(incidents)
         if self.checkpoints is not None:
             self.checkpoints.step_ends(self._step(), incidents)
+            self.rollback.secure(incidents, self.checkpoints)
 
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
