@@ -12,7 +12,9 @@ import os
 import statistics
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
@@ -33,7 +35,7 @@ UNCLIPPED = {"max_grad_norm": 0.0}
 COLUMNS = (
     "fault", "stock: ends", "eval loss", "updates", "finite", "auto_find_batch_size", "guarded: ends", "eval loss",
     "vs clean", "updates", "bits as clean", "made up", "replaced", "records left out", "retries", "extra forwards",
-    "seconds, guarded / clean",
+    "returns", "steps trained again", "seconds, guarded / clean",
 )  # fmt: skip
 
 
@@ -100,9 +102,9 @@ def loss(value: float) -> str:
     return f"{value:.4f}" if math.isfinite(value) else str(value)
 
 
-def with_auto_find(kind: type[Fault] | None, needs, clean: Run) -> str:
+def with_auto_find(name: str, kind: Callable[[], Fault] | None, needs, clean: Run) -> str:
     """Say how a stock Trainer fares that looks for a batch size by itself; only where memory is the trouble."""
-    if kind is None or not kind.name().startswith("oom"):
+    if kind is None or not name.startswith("`oom"):
         return "-"
     found = run(fault=kind(), auto_find_batch_size=True, **needs)
     percent = 100 * (found.eval_loss / clean.eval_loss - 1)
@@ -122,6 +124,10 @@ def main() -> None:
     rows = [("none", None, {}), *((f"`{name}`", kind, kind.needs) for name, kind in faults.items())]
     rows.append(("`poisoned-batch`, recipe without clipping", faults["poisoned-batch"], UNCLIPPED))
     rows.append(("`raising-record`, 2 workers", faults["raising-record"], {"dataloader_num_workers": 2}))
+    poisoned = faults["poisoned-batches"]
+    rows.append(("`poisoned-batches`, recipe without clipping", poisoned, UNCLIPPED))
+    rows.append(("`poisoned-batches`, noise without large losses", partial(poisoned, factor=1.0), {}))
+    rows.append(("`moments-corrupted` by 100", partial(faults["moments-corrupted"], factor=100.0), {}))
     for name, kind, needs in rows:
         key = tuple(sorted(needs.items()))
         if key not in clean:
@@ -136,10 +142,10 @@ def main() -> None:
         ratio = statistics.median(found.seconds for found in healed) / seconds
         cells = (
             name, stock.ending, loss(stock.eval_loss), stock.updates, is_finite(stock),
-            with_auto_find(kind, needs, without), guarded.ending, loss(guarded.eval_loss), f"{percent:+.2f} %",
+            with_auto_find(name, kind, needs, without), guarded.ending, loss(guarded.eval_loss), f"{percent:+.2f} %",
             guarded.updates, same, guarded.figure("made_up_steps"), guarded.figure("replaced_steps"),
             guarded.figure("records_left_out"), guarded.figure("network_retries"), guarded.figure("extra_forwards"),
-            f"{ratio:.2f}",
+            guarded.figure("rollbacks"), guarded.figure("lost_steps"), f"{ratio:.2f}",
         )  # fmt: skip
         print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
     orders = [run(data_seed=seed).eval_loss for seed in ORDERS]

@@ -21,6 +21,8 @@ class Fault:
 
     is_transient: ClassVar[bool]
     """True where the same work done again is sound, so that a healed run must end as a clean one, to the bit."""
+    needs_rollback: ClassVar[bool] = False
+    """True where weights or moments are harmed: the work done again must begin with an earlier state."""
     steps_to_make_up: ClassVar[int] = 0
     """Optimizer steps a healed run has to do again because of it; none where training itself is not hit."""
     needs: ClassVar[Mapping[str, Any]] = NONE
@@ -60,6 +62,18 @@ def _on_forward(trainer: Any, do: Spoil, *, in_training: bool) -> None:
         return do(int(trainer.state.global_step), kwargs, output) if module.training is in_training else None
 
     trainer.model.register_forward_hook(hook, with_kwargs=True)
+
+
+def once_before_forward(trainer: Any, at_step: int, harm: Callable[[Any], None]) -> None:
+    """Call `harm(model)` before the first forward pass of one step; when the step is trained again it is left alone."""
+    done: list[bool] = []
+
+    def hook(module: Any, args: Any) -> None:
+        if module.training and int(trainer.state.global_step) == at_step and not done:
+            done.append(True)
+            harm(module)
+
+    trainer.model.register_forward_pre_hook(hook)
 
 
 def with_loss_times(output: Any, factor: float) -> Any:

@@ -1,0 +1,31 @@
+"""The fault `attention-scaled`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..fault import Fault, once_before_forward
+
+
+@dataclass(kw_only=True)
+class AttentionScaled(Fault):
+    """The weights of the attention projections are multiplied by a number between two steps, once; all stays finite."""
+
+    at_step: int = 31
+    factor: float = -30.0
+    """What they are multiplied by."""
+
+    is_transient = True
+    needs_rollback = True
+
+    def plant(self, trainer: Any) -> None:
+        """Multiply them in place before a forward pass."""
+
+        def harm(model: Any) -> None:
+            found = [p for name, p in model.named_parameters() if "attn" in name and name.endswith("proj.weight")]
+            assert found, "this model names its attention projections in another way"
+            for weight in found:
+                weight.data.mul_(self.factor)
+
+        once_before_forward(trainer, self.at_step, harm)
