@@ -53,7 +53,7 @@ class CorruptedState(Cause):
         if unexplained is not None and unexplained > 0:
             return Evidence(weight=0.95, found=(f"{unexplained:g} tensor(s) changed as no step can have changed them",))
         if incident.name not in NOT_FINITE:
-            return self._from_outliers(incident)
+            return None if unexplained == 0 else self._from_outliers(incident)
         broken = past.latest("weights_nonfinite")
         if broken is not None and broken > 0:
             return Evidence(weight=0.95, found=(f"{broken:g} weight tensor(s) hold values that are not finite",))

@@ -144,6 +144,8 @@ class Care:
             return False  # the same silence: the remedy has not had its time yet
         if watching.plan.hold_longest is not None:  # a hold expects firings; only something worse ends it early
             return fired.wants_plan and incident.severity > watching.plan.severity
+        if watching.has_rewound and incident.name == watching.plan.incident and incident.step <= watching.plan.step:
+            return incident.severity >= Severity.WARNING  # the run has not even come to where the trouble was found
         return incident.severity >= watching.plan.severity
 
     def _aged(self, case: Case, step: int) -> None:

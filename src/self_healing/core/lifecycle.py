@@ -69,6 +69,8 @@ class Case:
     reference: Reference | None = None
     """What the metric is compared with when the plan is judged."""
     eval_before: float | None = None
+    has_rewound: bool = False
+    """The plan has returned the run to an earlier step."""
     acted_s: float = 0.0
     """When the plan was carried out, by the adapter's clock."""
     unpaced: int = 0
@@ -118,6 +120,7 @@ class Case:
         """Record that the plan was carried out."""
         self.move(Phase.WATCHING)
         self.acted_s = at_s
+        self.has_rewound = rewound
         assert self.plan is not None
         self.watch = self.plan.watch
         self.watched = 0

@@ -111,7 +111,7 @@ def resolve(
     if wanted is None or wanted is False:
         return Chosen()
     if wanted is True or wanted == AUTO:
-        return choose(output_dir, model_only=model_only)
+        return choose(output_dir, finite=True, model_only=model_only)
     folder = Path(wanted)
     checked = check(folder, model_only=model_only)
     if checked.problems:

@@ -106,6 +106,18 @@ def per_tensor_norms(grads: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
+def state_norms(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+    """Return the norms of what trains and of the optimizer's state, named as a snapshot names them. Waits for the device."""
+    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    found = {name: parameter.detach() for parameter, name in names.items() if parameter.requires_grad}
+    for parameter, state in optimizer.state.items():
+        for key, value in state.items() if parameter in names else ():
+            if isinstance(value, Tensor) and value.dim() > 0 and value.is_floating_point():
+                found[f"optimizer.{key}/{names[parameter]}"] = value
+    return dict(zip(found, per_tensor_norms(list(found.values())).tolist(), strict=True))
+
+
+@torch.no_grad()
 def scale_(grads: Sequence[Tensor], coefficient: Tensor) -> None:
     """Multiply all gradients in place by a 0-dimensional tensor."""
     for tensors, _ in _groups([_local(grad) for grad in grads]):

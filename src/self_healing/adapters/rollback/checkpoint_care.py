@@ -38,6 +38,8 @@ TOLD_BY_WRITERS = (
     "Disk quota exceeded",
     "Read-only file system",
     "PytorchStreamWriter failed",
+    "inline_container.cc",
+    "basic_ios::clear: iostream error",
 )
 """How libraries that write files themselves pass it on, without the operating system's number."""
 SCRATCH = ("trace_*.json", "oom_*.pickle")

@@ -137,24 +137,30 @@ class DataWindows:
     def leave_out(self, place: Place, steps: Iterable[int], *, more: int = 0) -> int:
         """Leave the batches of these steps out for good, as far as they come after a place; return how many.
 
-        With `more`, so many that were not fetched yet are left out as well.
+        With `more`, so many that follow them are left out as well, be they kept from an earlier pass or not fetched yet.
 
         Others take their place: what follows, and at the end of an epoch what is kept of it, for the number of steps
         and the schedule stay as planned.
         """
-        harmful, left_out = set(steps), 0
-        for epoch in self.epochs[self._index(place.epoch) :]:
-            first = place.index if epoch is place.epoch else 0
-            before = list(islice(epoch.batches, first - epoch.dropped))
-            after = list(islice(epoch.batches, first - epoch.dropped, None))
-            rest = [batch for batch in after if batch.step not in harmful]
-            gone = [batch for batch in after if batch.step in harmful]
-            epoch.batches = deque([*before, *rest])
+        steps, left_out = set(steps), 0
+        epochs = self.epochs[self._index(place.epoch) :]
+        kept = [
+            batch
+            for epoch in epochs
+            for batch in islice(epoch.batches, place.index - epoch.dropped if epoch is place.epoch else 0, None)
+        ]
+        last = max((index for index, batch in enumerate(kept) if batch.step in steps), default=len(kept) - 1)
+        following = kept[last + 1 : last + 1 + more]
+        harmful = {id(batch) for batch in (*following, *(batch for batch in kept if batch.step in steps))}
+        for epoch in epochs:
+            gone = [batch for batch in epoch.batches if id(batch) in harmful]
+            epoch.batches = deque(batch for batch in epoch.batches if id(batch) not in harmful)
             epoch.owed += len(gone)
             self.nbytes -= sum(batch.nbytes for batch in gone)
             left_out += len(gone)
-        self.epochs[-1].left_out_next += more
-        return left_out + more
+        still = more - len(following)
+        self.epochs[-1].left_out_next += still
+        return left_out + still
 
     def epoch_after(self, epoch: EpochData) -> EpochData | None:
         """Return the epoch that was run next, None behind the newest."""

@@ -32,7 +32,7 @@ class StateAudit:
         self._before = None
 
     def applied(self, step: int, rate: float, gradient: float) -> None:
-        """Take note of an update; a norm that is not finite says that nobody has measured it."""
+        """Take note of an update, of rate zero where it was held back; a norm that is not finite was not measured."""
         self._applied[step] = (rate, gradient)
 
     def audit(self, step: int, norms: Mapping[str, float]) -> tuple[int, list[Finding]]:
@@ -47,6 +47,14 @@ class StateAudit:
         else:
             self._applied = {each: what for each, what in self._applied.items() if each > step}
         return before[0], findings
+
+    def compare(self, step: int, norms: Mapping[str, float]) -> tuple[int, list[Finding]]:
+        """Do the same with a state that is only looked at."""
+        if self._before is None or self._before[0] > step:
+            return step, []
+        return self._before[0], unexplained(
+            self._before[1], tuple(self._described(norms)), self._between(self._before[0], step)
+        )
 
     def returned(self, step: int, norms: Mapping[str, float]) -> None:
         """Go on from a state that was returned to."""

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...core.failure import FailureType, Severity
 from ...core.incident import Incident
 from ...core.signal import Signal, SnapshotDropped, SnapshotTaken
+from ...snapshots.audit import Finding
 from ...snapshots.budget import free_memory, slots_within
 from ...snapshots.spacing import FEWEST_SLOTS, Slot, failures_per_second, slot_for, steps_between
 from ...snapshots.verdicts import (
@@ -225,13 +226,26 @@ class StateKeeper:
         verdict = verdict_when_taken(step, norms=norms, open_incident=self._open)
         before, findings = self.audit.audit(step, norms)
         if findings:
-            told = f"{findings[0].name}: {findings[0].because}"
-            verdict = StateVerdict(Condition.SICK, told)
-            self.note("state-unexplained", f"{len(findings)} tensors of the state of step {step}, such as {told}")
+            verdict = StateVerdict(Condition.SICK, f"{findings[0].name}: {findings[0].because}")
         elif snapshot.key == self.states[0].key and not verdict.is_sick:
             verdict = StateVerdict(Condition.GOOD, "the state this training began with")
         self.states = tuple(replace(s, verdict=verdict) if s.key == snapshot.key else s for s in self.states)
-        # Of every one of them, so that a rule can tell that nothing is wrong any more.
+        self._tell_of_audit(step, before, findings)
+
+    def audit_now(self) -> None:
+        """Compare the state of this moment with the last one that was taken, where something makes it suspicious."""
+        from ...tensors.norms import state_norms
+
+        if self.states:
+            step, optimizer = self._step(), self.trainer.optimizer
+            norms = state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer))
+            self._tell_of_audit(step, *self.audit.compare(step, norms))
+
+    def _tell_of_audit(self, step: int, before: int, findings: Sequence[Finding]) -> None:
+        if findings:
+            told = f"{len(findings)} tensors of the state of step {step}, such as {findings[0].name}: {findings[0].because}"
+            self.note("state-unexplained", told)
+        # Of every audit, so that a rule can tell that nothing is wrong any more.
         self.look({"state_unexplained": float(len(findings)), "state_audited_from": float(before)})
 
     # -- judging -------------------------------------------------------------------------------------

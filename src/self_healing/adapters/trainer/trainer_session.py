@@ -194,9 +194,13 @@ class TrainerSession:
         self.desk.settle()
         readings = list(self.guard.readings(wait=must_know))
         unsound = [reading.step for reading in readings if not reading.is_sound]
+        for reading in readings:
+            self.rollback.read(reading)
         made_up: list[AppliedStep] = []
         if any(not reading.is_applied for reading in readings) and self.mode is Mode.HEAL:
             made_up = self._make_up(unsound)
+        if any(reading.is_outlier for reading in readings):
+            self.rollback.suspect()
         self._answer_interrupt()
         for reading in readings:
             # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
@@ -204,7 +208,6 @@ class TrainerSession:
             self._report(reading.step, reading.loss, None if is_unknown else reading.norm, reading.rate)
             if reading.is_outlier and reading.is_applied:
                 self._tell_of_clipping(reading)
-            self.rollback.read(reading)
         for applied in made_up:  # after what was seen of the first attempts
             self._report(applied.step, applied.loss, applied.norm, self.guard.rate)
             self.rollback.made_up(applied, self.guard.rate)
@@ -273,6 +276,7 @@ class TrainerSession:
             self.desk.learn(found)
         # Looked at each time, for it is cheap: nothing but an earlier state helps against broken weights.
         self.desk.look({"weights_nonfinite": float(self._broken_weights())})
+        self.rollback.suspect()
 
     def _answer_interrupt(self) -> None:
         """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
