@@ -1,6 +1,6 @@
 """Audit real trainings: no finding while nothing is wrong, and which corruptions of a state are found.
 
-    python bench/audit.py [--quick]        # about ten minutes; --quick: one
+    python bench/audit.py [--quick]        # about 25 minutes; --quick: three
 
 Small models train for real on the CPU: a Llama, a transformer with norms after the blocks, a Llama with LoRA; six
 optimizers; learning rates from 1e-4 to 1e-1, at the upper end of which most diverge; schedules with a warm-up, a cut and

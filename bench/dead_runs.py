@@ -1,6 +1,6 @@
 """Runs that are dead from their first steps: none of the healthy ones may be called so, those at 100 times the rate must.
 
-    python bench/dead_runs.py        # about three minutes
+    python bench/dead_runs.py        # about a minute
 
 Healthy are the recorded runs of `--cases`, each taken from every one of its steps as if that were the first and with
 every usual size of vocabulary; losses made up of noise and curves; and small models trained for real. The same models

@@ -199,10 +199,11 @@ def test_what_is_worse_than_the_first_loss_and_better_than_guessing_is_no_dead_r
 def test_a_run_that_came_back_is_not_called_dead_for_ever():
     ledger = MemoryLedger()
     healer = Healer(settings=Settings(mode=Mode.OBSERVE), rules=(DeadRun(),), ledger=ledger)
-    for signal in [known(32000), *losses([2.5, *[11.0] * 31, *[2.5] * 12])]:
-        healer.observe(signal)
+    healer.observe(known(32000))
+    for number, loss in enumerate([2.5, *[11.0] * 31, *[2.5] * 12]):  # logged at step 1, then at 50, 100, 150
+        healer.observe(Metrics(step=50 * number or 1, time_s=float(number), values={"loss": loss}))
     events = [(entry.step, entry.body["event"]) for entry in ledger.entries if entry.kind == "incident"]
-    assert events == [(9, "opened"), (40, "closed")]
+    assert events == [(50 * 8, "opened"), (50 * 39, "closed")]
 
 
 def test_a_warning_is_only_told():
