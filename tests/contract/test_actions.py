@@ -57,7 +57,12 @@ def run_with(capability: type) -> Any:
     (name,) = (name for name in vars(capability) if not name.startswith("_"))
     declared = inspect.signature(getattr(capability, name))
     calls: list[inspect.BoundArguments] = []
-    answers = {"str": f"{name} was done", "float": 0.25, "RollbackDone": SimpleNamespace(key="good-90", step=90)}
+    answers = {
+        "str": f"{name} was done",
+        "str | ReturnedToSkip": f"{name} was done",
+        "float": 0.25,
+        "RollbackDone": SimpleNamespace(key="good-90", step=90),
+    }
 
     def method(self: object, *args: object, **kwargs: object) -> object:
         calls.append(declared.bind(self, *args, **kwargs))

@@ -83,7 +83,7 @@ def test_the_norm_of_scaled_gradients_is_that_of_the_gradients(tmp_path):
         trainer = scaled(tmp_path / str(scale), first_scale=scale, max_grad_norm=0.0, max_steps=3)
         SelfHealingTrainer(trainer).train()
         seen = [e.body["values"] for e in entries(tmp_path / str(scale)) if e.kind == "signal" and e.name == "metrics"]
-        reported[scale] = [values["grad_norm"] for values in seen]
+        reported[scale] = [values["grad_norm"] for values in seen if "grad_norm" in values]
     assert reported[1024.0] == pytest.approx(reported[1.0], rel=0.05)
 
 

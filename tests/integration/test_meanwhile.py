@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from self_healing import HealingConfig
 from self_healing.adapters.trainer.meanwhile import Meanwhile
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes
@@ -131,7 +132,7 @@ def stopping_with(error, at_step):
 def test_a_run_that_ends_by_an_exception_loses_no_observation_and_leaves_no_thread(error, tmp_path):
     trainer = tiny_trainer(tmp_path, callbacks=[stopping_with(error, 7)], logging_steps=100)
     with pytest.raises(type(error)):
-        SelfHealingTrainer(trainer).train()
+        SelfHealingTrainer(trainer, HealingConfig(snapshot_memory_fraction=0)).train()
     assert steps_looked_at(tmp_path) == list(range(1, 8))
     assert looking_threads() == []
 

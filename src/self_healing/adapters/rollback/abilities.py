@@ -52,6 +52,12 @@ class RollbackAbilities(TrainerAbilities):
             raise ActionFailed("no state of this run has proved itself yet")
         return self.keeper.write_to_disk(good)
 
+    def stop_run(self, reason: str) -> str:
+        """End training at this step, with the weights of the furthest sound state: a deeper return may have lost them."""
+        self.returning = None
+        further = self.keeper.return_to_the_furthest()
+        return super().stop_run(reason) + further
+
     def skip_batches(self, *, margin: int) -> str | ReturnedToSkip:
         """Leave out what was trained on since the trouble began, and some more, when it is trained again."""
         step = int(self.loop.state.global_step)

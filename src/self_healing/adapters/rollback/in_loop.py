@@ -69,6 +69,7 @@ class RollbackLoop:
         """Steps that were trained once more because of it."""
         self.on_error: Callable[[Exception], RollBackTo | None] = lambda _error: None
         """Is asked about an exception inside an epoch; what it returns is returned to, else the exception goes on."""
+        self.before_return: Callable[[], None] = lambda: None
         self.choose_instead: Callable[[str], str | None] = lambda _key: None
         """Is asked for the key of an older state where one turns out to be damaged."""
         self._tell = tell
@@ -239,6 +240,7 @@ class RollbackLoop:
             asked.add_note(f"{asked.key} {why}: training has to be entered anew")
             raise asked
         came_from, place = self._step(), snapshot.place
+        self.before_return()
         try:
             self.snapshots.restore(snapshot)
         except SnapshotDamagedError as error:

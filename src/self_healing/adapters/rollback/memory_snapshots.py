@@ -67,6 +67,8 @@ class MemorySnapshots:
         """None leaves out what does not train wherever something does not, as with LoRA."""
         self._make_room = make_room
         self._kept: list[Snapshot] = []
+        self.furthest: Snapshot | None = None
+        """A sound state of steps that were undone since, for a run that ends before it has come as far again."""
         self._memory: list[HostSlot] = []
         """All host memory there is, for states that are kept and for later ones: it is costly to have on a GPU."""
         self._taken = 0
@@ -158,13 +160,15 @@ class MemorySnapshots:
     def clear(self) -> None:
         """Let go of all of them."""
         self._kept.clear()
+        self.furthest = None
         self._memory.clear()
 
     def _free_memory(self) -> HostSlot:
         """Return the memory of a state that is no longer kept, or new one."""
         from ...tensors.host_slot import HostSlot
 
-        used = [snapshot.capture.copies for snapshot in self._kept]
+        kept = self._kept if self.furthest is None else [*self._kept, self.furthest]
+        used = [snapshot.capture.copies for snapshot in kept]
         free = next((each for each in self._memory if not any(copies.is_in(each) for copies in used)), None)
         if free is None:
             free = HostSlot()

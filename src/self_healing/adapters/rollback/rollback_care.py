@@ -111,17 +111,17 @@ class RollbackCare:
     def read(self, reading: StepReading) -> None:
         """Take note of an update, and see whether the first one after a return is what it was the first time."""
         if self._abilities is not None and self.keeper is not None:
-            applied = (
-                (self._rate(reading.rate), reading.norm * reading.coefficient) if reading.is_applied else (0.0, 0.0)
-            )
-            self.keeper.audit.applied(reading.step, *applied)
+            if reading.is_applied:
+                self.keeper.audit.applied(reading.step, self._rate(reading.rate), reading.norm * reading.coefficient)
+            else:
+                self.keeper.audit.held_back(reading.step)
             rejected = self.keeper.first_loss(reading.step, reading.loss)
             self._abilities.returning = self._abilities.returning or rejected
 
     def suspect(self) -> None:
         """Look at the state of this moment: a step was not finite whatever the data, or an outlier."""
-        if self.keeper is not None:
-            self.keeper.audit_now()
+        if self._abilities is not None and self._abilities.returning is None and not self.guard.lets_through:
+            self._abilities.keeper.audit_now()
 
     def made_up(self, applied: AppliedStep, rate: float) -> None:
         """Take note of an update that was made up."""

@@ -22,8 +22,8 @@ class StateAudit:
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self._applied: dict[int, tuple[float, float]] = {}
-        """Learning rate and gradient norm of each update since the last state, by step."""
+        self._applied: dict[int, tuple[float, float] | None] = {}
+        """Learning rate and gradient norm of each update since the last state, by step; None where it was held back."""
         self._before: tuple[int, tuple[TensorNorm, ...]] | None = None
 
     def begin(self) -> None:
@@ -32,8 +32,12 @@ class StateAudit:
         self._before = None
 
     def applied(self, step: int, rate: float, gradient: float) -> None:
-        """Take note of an update, of rate zero where it was held back; a norm that is not finite was not measured."""
+        """Take note of an update; a norm that is not finite was not measured."""
         self._applied[step] = (rate, gradient)
+
+    def held_back(self, step: int) -> None:
+        """Take note of a step that has changed nothing, so far."""
+        self._applied[step] = None
 
     def audit(self, step: int, norms: Mapping[str, float]) -> tuple[int, list[Finding]]:
         """Return the step of the state before, and what cannot have come from there by training."""
@@ -65,12 +69,13 @@ class StateAudit:
         optimizer = self.trainer.optimizer
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper around it
         groups = inner.param_groups
-        updates = [what for step, what in self._applied.items() if first < step <= last]
+        steps = [what for step, what in self._applied.items() if first < step <= last]
+        updates = [what for what in steps if what is not None]
         largest = max((gradient for _, gradient in updates), default=0.0)
         return Between(
             optimizer=type(inner).__name__,
             steps=len(updates),
-            rate_sum=sum(rate for rate, _ in updates) if len(updates) == last - first else math.inf,
+            rate_sum=sum(rate for rate, _ in updates) if len(steps) == last - first else math.inf,
             largest_gradient=largest if math.isfinite(largest) else None,
             betas=_betas(groups),
             momentum=max((float(group.get("momentum") or 0.0) for group in groups), default=0.0),

@@ -84,6 +84,7 @@ class StateKeeper:
             on_return=self._returned,
         )
         self.loop.choose_instead = self._older_than
+        self.loop.before_return = self.about_to_return
         self.states: tuple[SavedState, ...] = ()
         self.on_return: Callable[[int], None] = lambda _step: None
         """Is told the step that the run has returned to."""
@@ -93,6 +94,7 @@ class StateKeeper:
         self.look: Callable[[Mapping[str, float]], None] = lambda _values: None
         """Is given what there is to observe about states."""
         self.audit = StateAudit(trainer)
+        self._undone: Snapshot | None = None
         self._unmeasured: list[str] = []
         """States whose norms are on their way."""
         self._slots: int | None = None
@@ -245,6 +247,8 @@ class StateKeeper:
         if findings:
             told = f"{len(findings)} tensors of the state of step {step}, such as {findings[0].name}: {findings[0].because}"
             self.note("state-unexplained", told)
+        if self.loop.guard is not None and self.loop.guard.lets_through:
+            return  # as the user has asked for
         # Of every audit, so that a rule can tell that nothing is wrong any more.
         self.look({"state_unexplained": float(len(findings)), "state_audited_from": float(before)})
 
@@ -252,6 +256,9 @@ class StateKeeper:
 
     def observed(self, incidents: Iterable[Incident]) -> None:
         """Count a step, with what is open at its end."""
+        furthest = self.loop.snapshots.furthest
+        if furthest is not None and self._step() > furthest.step:
+            self.loop.snapshots.furthest = None  # the run is beyond it again
         self._judge_what_is_measured()
         harmful = [each for each in incidents if may_have_harmed(each)]
         for incident in harmful:
@@ -276,7 +283,9 @@ class StateKeeper:
             return None
         self._returned_to = None
         before = self._losses.get(returned_to.key, math.nan)
-        if not math.isfinite(before) or math.isclose(loss, before, rel_tol=FLOOR_OF_DIFFERENCE):
+        if not (math.isfinite(before) and math.isfinite(loss)):
+            return None  # what is not finite has its own rules
+        if math.isclose(loss, before, rel_tol=FLOOR_OF_DIFFERENCE):
             return None
         self.note(
             "state-rejected",
@@ -292,6 +301,21 @@ class StateKeeper:
     def state_of(self, key: str) -> SavedState | None:
         """Return what is known of a state."""
         return next((state for state in self.states if state.key == key), None)
+
+    def return_to_the_furthest(self) -> str:
+        """Put the furthest sound state back where the run ends before it has come as far again; say so."""
+        furthest = self.loop.snapshots.furthest
+        if furthest is None or furthest.step <= self._step() or not furthest.capture.copies.verify():
+            return ""
+        furthest.capture.restore()
+        return f"; the weights are those of step {furthest.step}, the last that were sound"
+
+    def about_to_return(self) -> None:
+        """Look for the newest sound state before those after the one that is returned to are let go of."""
+        sound = [each for each in self.states if each.verdict.survives_a_crash]
+        newest = self.loop.snapshots.get(max(sound, key=lambda each: each.step).key) if sound else None
+        furthest = self.loop.snapshots.furthest
+        self._undone = newest if furthest is None or (newest is not None and newest.step > furthest.step) else furthest
 
     def choose(self, *, before_step: int | None, depth: int, min_steps: int | None) -> SavedState | None:
         """Return the state to go back to, None where memory holds none that will do."""
@@ -337,6 +361,7 @@ class StateKeeper:
         self.loop.data.discard_at(steps[0] if steps else self._step() + 1, len(steps) + more)
 
     def _returned(self, snapshot: Snapshot, asked: RollBackTo) -> None:
+        self._set_furthest_aside(snapshot.step)
         self._forget_what_is_gone()  # those after it belong to what is undone
         self._open = None
         self.audit.returned(snapshot.step, snapshot.norms() or {})
@@ -344,6 +369,13 @@ class StateKeeper:
         self._returned_to = None if asked.skip else self.state_of(snapshot.key)
         self._losses = {key: loss for key, loss in self._losses.items() if self.state_of(key) is not None}
         self.on_return(snapshot.step)
+
+    def _set_furthest_aside(self, to_step: int) -> None:
+        """Keep the newest sound state of the steps that are undone, in case the run ends before it is there again."""
+        undone, snapshots = self._undone, self.loop.snapshots
+        self._undone = None
+        if undone is not None and undone.step > to_step:
+            snapshots.furthest = undone
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
