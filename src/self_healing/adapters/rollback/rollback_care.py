@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from .checkpoint_care import CheckpointCare
 
 
+NO_LOOP = (
+    "this version of transformers does not let its epochs be entered again (5.3 does): no states are kept in memory, and a "
+    "return is a restart from the newest checkpoint that can be trusted"
+)
 LEAVING = frozenset({FailureType.LOSS_SPIKE, FailureType.DIVERGENCE})
 
 
@@ -32,7 +37,8 @@ class RollbackCare:
         self.trainer = trainer
         self.guard = guard
         self.keeper: StateKeeper | None = None
-        if may_act and config.snapshot_memory_fraction > 0 and RollbackLoop.is_possible(trainer):
+        self._is_wanted = may_act and config.snapshot_memory_fraction > 0
+        if self._is_wanted and RollbackLoop.is_possible(trainer):
             self.keeper = StateKeeper(trainer, guard, config)
         self.on_return: Callable[[int], None] = lambda _step: None
         """Is told the step that the run has returned to."""
@@ -53,6 +59,8 @@ class RollbackCare:
         """Stand around the data as they are delivered, inside of what makes steps up: the guard comes afterwards."""
         keeper, self._desk = self.keeper, desk
         if keeper is None:
+            if self._is_wanted:
+                desk.note("no-return-inside-the-loop", NO_LOOP, level=logging.INFO)
             return
         keeper.signal, keeper.note, keeper.look, keeper.on_return = desk.signal, desk.note, desk.look, self._returned
         keeper.loop.on_error = lambda error: self._answer(error, raised)

@@ -124,6 +124,8 @@ class Surroundings:
         )
         """Nothing may be changed in this run, only watched."""
         self.is_one_of_several = SEVERAL_PROCESSES in self.engines
+        self.is_whole = not self.is_one_of_several and not any(engine.saves_together for engine in self.engines)
+        """This process alone holds all of the run, in ordinary tensors: its state can be set aside and put back."""
 
     def why_nothing_is_saved(self) -> str | None:
         """Say why there can be no emergency checkpoint, if so."""

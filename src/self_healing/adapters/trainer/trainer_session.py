@@ -64,7 +64,7 @@ class TrainerSession:
         self.guard.lets_through = config.nan_action == "warn"
         self._examiner = Examiner(trainer)
         self._found_unsound = False
-        may_act = acts and not self.surroundings.is_one_of_several
+        may_act = acts and self.surroundings.is_whole
         self.rollback = RollbackCare(trainer, self.guard, config, may_act=may_act)
         self.rollback.on_return = self._returned
         self.abilities = self.rollback.abilities(self.emergency_checkpoint)
