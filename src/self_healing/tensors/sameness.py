@@ -9,9 +9,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, compress
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
+
+_holders = attrgetter("_modules", "_parameters", "_buffers")
+_requires_grad = attrgetter("requires_grad")
+_shape = attrgetter("shape")
+_dtype = attrgetter("dtype")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,7 +34,10 @@ class Sight:
 
 
 def sight_of_module(
-    modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter], with_values: Sequence[nn.Parameter]
+    modules: Sequence[nn.Module],
+    parameters: Sequence[nn.Parameter],
+    with_values: Sequence[nn.Parameter],
+    embeddings: Sequence[nn.Module],
 ) -> Sight:
     """Look at what modules hold now.
 
@@ -36,23 +45,23 @@ def sight_of_module(
         modules: All of them, as they were found once.
         parameters: All of them, likewise.
         with_values: Those whose values are of interest.
+        embeddings: The modules that can limit the norm of their rows.
 
     """
-    holders = [
-        holder
-        for module in modules
-        for holder in (module._modules, module._parameters, module._buffers)  # noqa: SLF001
-    ]
-    held = list(chain.from_iterable(map(dict.values, holders)))  # type: ignore[arg-type]  # they are dictionaries
-    buffers = [each for module in modules for each in module._buffers.values() if each is not None]  # noqa: SLF001
+    holders = list(chain.from_iterable(map(_holders, modules)))
+    sizes = list(map(len, holders))
+    filled = list(compress(holders, sizes))  # most are empty
+    held = list(chain.from_iterable(map(dict.values, filled)))
+    with_buffers = compress(holders[2::3], sizes[2::3])
+    buffers = [each for holder in with_buffers for each in holder.values() if each is not None]
     gradients = [parameter.grad for parameter in parameters]
     features = [
-        list(map(len, holders)),
-        list(chain.from_iterable(holders)),
+        sizes,
+        list(chain.from_iterable(filled)),
         list(map(id, held)),
         list(map(id, gradients)),
-        [parameter.requires_grad for parameter in parameters],
-        [vars(module).get("max_norm") for module in modules],
+        list(map(_requires_grad, parameters)),
+        [getattr(module, "max_norm", None) for module in embeddings],
         *_where(with_values),
         *_where(buffers),
         *_where([each for each in gradients if each is not None]),
@@ -86,7 +95,7 @@ def _where(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
     """Return where tensors lie and how; no two that live on different devices have one address."""
     return (
         list(map(Tensor.data_ptr, tensors)),
-        [tensor.shape for tensor in tensors],
+        list(map(_shape, tensors)),
         list(map(Tensor.stride, tensors)),
-        [tensor.dtype for tensor in tensors],
+        list(map(_dtype, tensors)),
     )

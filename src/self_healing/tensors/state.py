@@ -232,7 +232,8 @@ class ModuleContents:
         self.names: dict[Tensor, str] = {p: prefix + name for name, p in named}
         self.parameters = [p for _, p in named]
         # An embedding with a largest norm shortens its rows in the forward pass.
-        shortened = {each.weight for each in self.modules if getattr(each, "max_norm", None) is not None}
+        self._embeddings = [each for each in self.modules if hasattr(each, "max_norm")]
+        shortened = {each.weight for each in self._embeddings if each.max_norm is not None}
         self.values = [
             (p, KeptTensor.of(p.data, copies, prefix + name, measure=True, until_update=p not in shortened))
             for name, p in named
@@ -252,7 +253,8 @@ class ModuleContents:
         return self._noted is not None and self._sight().is_like(self._noted)
 
     def _sight(self) -> Sight:
-        return sight_of_module(self.modules, self.parameters, [parameter for parameter, _ in self.values])
+        with_values = [parameter for parameter, _ in self.values]
+        return sight_of_module(self.modules, self.parameters, with_values, self._embeddings)
 
 
 class OptimizerContents:
