@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .copies import has_shared_elements
 from .host_memory import HostBlock
 
 UNITS = {16: torch.int64, 8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -93,6 +94,7 @@ class Run:
     dtype: torch.dtype
     places: list[Place] = field(default_factory=list)
     nbytes: int = 0
+    _measured: list[Place] | None = None
     _flat: list[Tensor] | None = None
     """The tensors as what they are copied as: made once, unless some have to be put together anew each time."""
 
@@ -123,12 +125,16 @@ class Run:
 
     def measured(self) -> list[Place]:
         """Return the places whose norms are of interest."""
-        return [place for place in self.places if place.is_measured]
+        if self._measured is None:
+            self._measured = [place for place in self.places if place.is_measured]
+        return self._measured
 
     def to_measure(self, memory: Tensor, begins: int) -> list[Tensor]:
         """Return the values of the places whose norms are of interest, as copied to `memory`."""
         size = self.dtype.itemsize
         values = self.part(memory, begins).view(self.dtype).split([place.nbytes // size for place in self.places])
+        if len(self.measured()) == len(values):
+            return list(values)
         return [each for each, place in zip(values, self.places, strict=True) if place.is_measured]
 
 
@@ -193,6 +199,15 @@ class Filling:
 
 def _aligned(offset: int) -> int:
     return -(-offset // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
+def is_odd(tensor: Tensor) -> bool:
+    """Say whether a tensor is more than its elements in memory, or several of its elements are one."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return True
+    if tensor.device.type not in ("cpu", "cuda") or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return True
+    return not tensor.is_contiguous() and has_shared_elements(tensor)
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from .arrivals import Measured, Staged, arriving, hashing, measure_copy, measure_in_place, measure_staged, read
-from .copies import Copies, Found, TensorCopy, clone_of, has_shared_elements
-from .host_layout import Piece, Place
+from .copies import Copies, Found, TensorCopy, clone_of
+from .host_layout import Piece, Place, is_odd
 from .host_memory import HostBlock, hashes_at_once, hashes_one_by_one
 from .norms import HALF
 from .reused_memory import Arrangement, Bundle, HostSlot, Way
@@ -122,7 +122,7 @@ class HostCopies(Copies):
         """Collect a tensor; it is read when `start` is called. What cannot lie in a slot is copied at once."""
         assert self._generation is None, "collected after the copy was started"
         bundle = self._current
-        if _is_odd(tensor):
+        if is_odd(tensor):
             bundle.is_reusable = False
             clone = clone_of(tensor, "cpu")
             self.nbytes += clone.nbytes
@@ -392,18 +392,6 @@ class HostCopies(Copies):
             self.wait_before_write()
 
 
-# -- tensors -------------------------------------------------------------------------------------------------
-
-
 def _device_of(piece: Piece) -> tuple[bool, int]:
     """Sort pieces by device, and those of the host behind all others: devices are at work meanwhile."""
     return piece.device.type == "cpu", piece.device.index or 0
-
-
-def _is_odd(tensor: Tensor) -> bool:
-    """Say whether a tensor is more than its elements in memory, or several of its elements are one."""
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        return True
-    if tensor.device.type not in ("cpu", "cuda") or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        return True
-    return not tensor.is_contiguous() and has_shared_elements(tensor)

@@ -20,6 +20,9 @@ from .norms import lists_as_usual
 from .random_state import RandomState
 from .sameness import Sight, sight_of_module, sight_of_state
 
+PLAIN = frozenset({int, float, str, bool, type(None)})
+"""The kinds of most of what is captured besides tensors: what is one of them need not be looked at any further."""
+
 
 class Captured(Protocol):
     """Something set aside that can be put back."""
@@ -100,6 +103,8 @@ class KeptTensor:
 
 def keep(value: Any, copies: Copies | None = None, name: str = "", **how: bool) -> Any:
     """Return containers copied all the way down with their tensors kept; other objects are kept by reference."""
+    if type(value) in PLAIN:
+        return value
     copies = Clones() if copies is None else copies
     if isinstance(value, Tensor):
         return KeptTensor.of(value, copies, name, **how)
@@ -108,6 +113,8 @@ def keep(value: Any, copies: Copies | None = None, name: str = "", **how: bool) 
 
 def give_back(kept: Any) -> Any:
     """Return what `keep` was given: new containers of the same kinds, the same tensors with their former values."""
+    if type(kept) in PLAIN:
+        return kept
     return kept.back() if isinstance(kept, KeptTensor) else _rebuilt(kept, give_back)
 
 

@@ -17,9 +17,9 @@ from .state_keeper import StateKeeper
 if TYPE_CHECKING:
     from ...config import HealingConfig
     from ..trainer.make_up import AppliedStep
-    from .checkpoint_care import CheckpointCare
     from ..trainer.run_desk import RunDesk
     from ..trainer.trainer_guard import StepReading, TrainerGuard
+    from .checkpoint_care import CheckpointCare
 
 
 LEAVING = frozenset({FailureType.LOSS_SPIKE, FailureType.DIVERGENCE})
