@@ -48,7 +48,7 @@ class Place:
     offset: int = 0
 
     @classmethod
-    def of(cls, tensor: Tensor, *, until_update: bool) -> Place:
+    def of(cls, tensor: Tensor, *, until_update: bool, is_measured: bool = False) -> Place:
         """Describe a tensor; it is not copied yet."""
         item = tensor.element_size()
         nbytes = tensor.numel() * item
@@ -66,6 +66,7 @@ class Place:
             _width(nbytes) if is_scattered else width,
             is_scattered,
             until_update,
+            is_measured,
         )
 
     def as_units(self) -> Tensor:

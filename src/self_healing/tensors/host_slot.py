@@ -129,17 +129,18 @@ class HostCopies(Copies):
             return clone
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
         place = self._known(key) if tensor.numel() else None
+        is_measured = measure and tensor.dtype in MEASURED
         if place is None:
-            place = Place.of(tensor, until_update=until_update)
+            place = Place.of(tensor, until_update=until_update, is_measured=is_measured)
             bundle.places.append(place)
             bundle.known[key] = place
             bundle.nbytes += place.nbytes
             self.nbytes += place.nbytes
-        elif place.until_update and not until_update:
-            place.until_update = False
+        elif (place.until_update and not until_update) or (is_measured and not place.is_measured):
+            place.until_update &= until_update
+            place.is_measured |= is_measured
             self._must_arrange = True
-        if measure and place.dtype in MEASURED:
-            place.is_measured = True
+        if is_measured:
             bundle.measured.append((name, place))
         return HostCopy(self if bundle is self._loose else None, place)
 

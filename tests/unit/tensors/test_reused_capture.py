@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -69,6 +72,7 @@ class Training:
             "flags": {name: p.requires_grad for name, p in model.named_parameters()},
             "buffers": {name: bits(b) for name, b in model.named_buffers()},
             "modes": [each.training for each in model.modules()],
+            "owners": [id(p) for p in optimizer.state],
             "state": [{k: plain(v) for k, v in s.items()} for s in optimizer.state.values()],
             "groups": [{k: plain(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
         }
@@ -79,6 +83,8 @@ def bits(tensor):
 
 
 def plain(value):
+    if isinstance(value, list):
+        return [plain(each) for each in value]
     return bits(value) if isinstance(value, torch.Tensor) else value
 
 
@@ -144,8 +150,7 @@ def test_state_that_is_no_tensor_is_captured_each_time():
         assert copies.collected == (0 if count else 2)
         state = training.optimizer.state[training.model.rounded]
         assert (state["count"], len(state["history"])) == (count + 1, count + 1)
-        training.step()
-        held.restore()
+        check(training, held, training.everything())
         state = training.optimizer.state[training.model.rounded]
         assert (state["count"], [each.item() for each in state["history"]]) == (count + 1, [*range(1, count + 2)])
         assert list(state) == ["momentum_buffer", "count", "history"]
@@ -190,6 +195,14 @@ def remove_state(training):
     del training.optimizer.state[training.model.rounded]
 
 
+def hand_state_over(training):
+    """The same tensors in the same order, one of them for another parameter."""
+    state = training.optimizer.state
+    entries = [(nn.Parameter(p.detach().clone()) if p is training.model.rounded else p, s) for p, s in state.items()]
+    state.clear()
+    state.update(entries)
+
+
 def replace_buffer(training):
     training.model.norm.running_mean = torch.randn(6)
 
@@ -220,6 +233,7 @@ def reinterpret(training):
 
 CHANGES = [
     replace_parameter, replace_values, turn_values, freeze, add_state, replace_state, move_state, remove_state,
+    hand_state_over,
     replace_buffer, add_buffer, swap_buffers, replace_module, add_gradient, reinterpret,
 ]  # fmt: skip
 
@@ -268,6 +282,19 @@ def test_gradients_that_come_and_go_are_those_of_the_moment():
         assert training.everything() == expected
 
 
+def test_a_gradient_that_becomes_that_of_another_parameter_is_noticed():
+    training, slot = Training(), HostSlot()
+    first, second = training.model.first.bias, training.model.norm.bias
+    first.grad = torch.randn(6)
+    training.take(slot)
+    first.grad, second.grad = None, first.grad
+    expected = training.everything()
+    held, _ = training.take(slot)
+    first.grad, second.grad = second.grad, None
+    held.restore()
+    assert training.everything() == expected
+
+
 def test_an_older_state_in_another_slot_is_restored_after_newer_ones():
     training = Training()
     slots = [HostSlot() for _ in range(3)]
@@ -285,39 +312,52 @@ def test_an_older_state_in_another_slot_is_restored_after_newer_ones():
 
 def test_what_is_odd_is_copied_each_time():
     training, slot = Training(), HostSlot()
-    training.model.register_buffer("nothing", torch.randn(1, 3).expand(4, 3))
-    for _ in range(2):
-        training.model.nothing = torch.randn(1, 3).expand(4, 3)
+    row = torch.randn(1, 3)
+    training.model.register_buffer("nothing", row.expand(4, 3))
+    for value in (1.0, 2.0):
+        row.fill_(value)
         held, copies = training.take(slot)
         assert copies.collected == 2  # the optimizer is named after a module that is collected anew
-        check(training, held, training.everything())
+    row.zero_()
+    held.restore()
+    assert training.model.nothing.tolist() == [[2.0] * 3] * 4
+
+
+def test_of_two_modules_that_share_a_tensor_one_may_change():
+    first, second, slot = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), nn.Linear(6, 6), HostSlot()
+    second.weight = first[1].weight
+    for size in (100, 200, 300):
+        first[0].bias = nn.Parameter(torch.randn(size))  # all that comes behind it goes elsewhere
+        second.weight.data.add_(1.0)
+        copies = HostCopies(slot)
+        held = capture([first, second], copies=copies)
+        copies.start()
+        tensors = (*first.parameters(), second.bias)
+        expected = [bits(each) for each in tensors]
+        for each in tensors:
+            each.data.zero_()
+        held.restore()
+        assert [bits(each) for each in tensors] == expected
 
 
 def test_a_tensor_that_the_model_shares_with_something_else_is_kept_once():
     training, slot = Training(), HostSlot()
+    training.take(slot)
     for _ in range(2):
         copies = HostCopies(slot)
         capture([training.model, training.optimizer], copies=copies)
+        assert not copies.collected
         before = copies.nbytes
         kept = copies.of(training.model.first.weight.detach())
+        copies.of(training.model.unused, "unused, too", measure=True)
         copies.start()
         assert copies.nbytes == before
         assert bits(kept.values) == bits(training.model.first.weight)
+        assert copies.norms()["unused, too"] == pytest.approx(training.model.unused.norm().item())
         assert not kept.place.until_update  # whoever else has it may write to it at any time
 
 
-def test_a_tensor_of_the_model_that_the_optimizer_keeps_too_is_never_lost():
-    training, slot = Training(), HostSlot()
-    training.optimizer.state[training.model.rounded]["shared"] = training.model.norm.running_mean
-    for _ in range(2):
-        check(training, training.take(slot)[0], training.everything())
-        training.model.first.bias.data = torch.randn(6)
-
-
 def test_a_snapshot_is_let_go_of_with_the_last_reference_to_its_slot():
-    import gc
-    import weakref
-
     training, slot = Training(), HostSlot()
     for _ in range(2):
         held, copies = training.take(slot)
