@@ -1,7 +1,9 @@
 """What a snapshot of a training run costs: how long training waits for it, how long it takes, how fast it is put back.
 
 Plain loops over Llamas of random weights, with a snapshot before the first of every few steps, in turns with steps
-without one; the device is waited for only at the ends of a turn. Staged: through a copy on the device. Direct: from the
+without one; the device is waited for only at the ends of a turn, so that all the time the host takes for a snapshot
+counts. To explain what training waits: the time of the host for the first snapshot, which looks for everything, and for
+later ones, and what the device takes to stage the state and to compute its norms, which it does beside training. Staged: through a copy on the device. Direct: from the
 tensors themselves, the optimizer's step waits. The limits are 5 % of the copy, and where it is direct, besides, what the
 copy takes longer than forward and backward pass. Needs one GPU with 141 GB and 128 GiB of host memory for all of it;
 without a GPU a tiny model shows that the script runs, and no more.
@@ -31,7 +33,9 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from self_healing.snapshots.spacing import failures_per_second, steps_between
+from self_healing.tensors.arrivals import measure_copy
 from self_healing.tensors.host_slot import HostCopies, HostSlot
+from self_healing.tensors.side_stream import staged
 from self_healing.tensors.state import capture
 
 CUDA = torch.cuda.is_available()
@@ -39,6 +43,7 @@ DEVICE = torch.device("cuda", 0) if CUDA else torch.device("cpu")
 GB = 1e9
 SIZES = {
     "tiny": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4},
+    "narrow": {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 12, "num_attention_heads": 4},
     "136M": {"hidden_size": 768, "intermediate_size": 2048, "num_hidden_layers": 12, "num_attention_heads": 12},
     "1B": {"hidden_size": 2048, "intermediate_size": 5504, "num_hidden_layers": 16, "num_attention_heads": 16},
     "7B": {"hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32},
@@ -54,17 +59,18 @@ class Kind:
     length: int = 1024
     dtype: torch.dtype = torch.float32
     has_adapters: bool = False
-    rounds: int = 8
+    rounds: int = 5
     device_gb: float = 0.0
     host_gb: float = 0.0
 
 
 KINDS = {
     "tiny": Kind("tiny", 4, length=16),
+    "narrow": Kind("narrow", 4, length=16),
     "136M": Kind("136M", 16, device_gb=30, host_gb=4),
     "1B": Kind("1B", 8, device_gb=60, host_gb=30),
     "7B-lora": Kind("7B", 4, dtype=torch.bfloat16, has_adapters=True, device_gb=60, host_gb=4),
-    "7B": Kind("7B", 2, dtype=torch.bfloat16, rounds=5, device_gb=120, host_gb=60),
+    "7B": Kind("7B", 2, dtype=torch.bfloat16, rounds=4, device_gb=120, host_gb=60),
 }
 
 
@@ -101,7 +107,7 @@ class Run:
 
     def __init__(self, kind: Kind) -> None:
         torch.manual_seed(0)
-        vocabulary = 64 if kind.size == "tiny" else 32000
+        vocabulary = 64 if kind.size in ("tiny", "narrow") else 32000
         config = LlamaConfig(vocab_size=vocabulary, max_position_embeddings=kind.length, **SIZES[kind.size])
         config.use_cache = False
         before = torch.get_default_dtype()
@@ -167,34 +173,68 @@ class Figures:
 
     copy_s: float
     added_bytes: int
-    host_s: float
+    first_host_s: float
+    """What the host takes for a snapshot that looks for everything."""
+    collect_s: float
+    """What it takes later on to see that nothing has changed, ..."""
+    start_s: float
+    """... and to start the copy."""
+    staging_s: float
+    norms_s: float
+    steps: int = 0
+    """How many steps a turn has."""
+    without: list[float] = dataclasses.field(default_factory=list)
     with_snapshot: list[float] = dataclasses.field(default_factory=list)
 
 
 def copied(run: Run, slot: HostSlot, way: str) -> Figures:
     """Copy a few times with nothing else going on."""
-    times, host, added = [], [], 0
-    for _ in range(3):
+    times, collecting, starting, added = [], [], [], 0
+    slot.gathered, slot.arrangement = {}, None  # the first one finds nothing it could use
+    for _ in range(4):
         synchronize()
         before = _active_bytes("current")
         if CUDA:
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
         _, copies = run.collect(slot, way)
+        collecting.append(time.perf_counter() - began)
         copies.start()
-        host.append(time.perf_counter() - began)
+        starting.append(time.perf_counter() - began - collecting[-1])
         copies.wait()
         times.append(time.perf_counter() - began)
         added = max(added, _active_bytes("peak") - before)
         copies.norms()  # waits until the memory is hashed
-    return Figures(min(times), added, min(host))
+    staging_s, norms_s = on_the_device(slot)
+    first = collecting[0] + starting[0]
+    return Figures(min(times), added, first, min(collecting[1:]), min(starting[1:]), staging_s, norms_s)
+
+
+def on_the_device(slot: HostSlot) -> tuple[float, float]:
+    """Return what staging takes on the device, and all norms; the host is ahead of it."""
+    pieces = [piece for piece in slot.arrangement.pieces if piece.device.type == "cuda" and not piece.is_direct]
+    staging, measuring = [math.nan], [math.nan]
+    for _ in range(3 if pieces else 0):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+        synchronize()
+        torch.cuda._sleep(200_000_000)  # noqa: SLF001  # clock cycles, a tenth of a second
+        events[0].record()
+        memory = [staged(piece) for piece in pieces]
+        events[1].record()
+        norms = [measure_copy(piece, each) for piece, each in zip(pieces, memory, strict=True) if each is not None]
+        events[2].record()
+        synchronize()
+        del norms, memory
+        staging.append(events[0].elapsed_time(events[1]) / 1e3)
+        measuring.append(events[1].elapsed_time(events[2]) / 1e3)
+    return min(staging[1:], default=math.nan), min(measuring[1:], default=math.nan)
 
 
 def _active_bytes(which: str) -> int:
     return torch.cuda.memory_stats()[f"active_bytes.all.{which}"] if CUDA else 0
 
 
-def measure(name: str, ways: list[str], folder: str) -> bool:
+def measure(name: str, ways: list[str], folder: str | None, rounds: int | None) -> bool:
     kind = KINDS[name]
     run = Run(kind)
     run.steps(3)
@@ -209,69 +249,76 @@ def measure(name: str, ways: list[str], folder: str) -> bool:
     pin_s = seconds(lambda: slot.reserve(copies.nbytes + (1 << 20), pinned=CUDA))
     copies.start()
     hashed_s = seconds(copies.norms)
-    figures = {way: copied(run, slot, way) for way in ways}
-    longest = max(each.copy_s for each in figures.values())
-    steps = max(2, math.ceil(1.5 * longest / step_s)) if CUDA else 2
-    without = in_turns(run, slot, figures, steps, kind.rounds)
+    figures = {}
+    for way in ways:  # one after the other: what a slot knows of its last snapshot is of one way
+        figures[way] = each = copied(run, slot, way)
+        steps = max(2, math.ceil(1.5 * each.copy_s / step_s)) if CUDA else 2
+        in_turns(run, slot, way, each, steps, rounds or kind.rounds)
     plain = plain_copy()
     print(
         f"\n{name}: {copies.nbytes / GB:.2f} GB kept, {'pinned' if CUDA else 'taken'} once in {pin_s:.2f} s, hashed in "
         f"{hashed_s:.2f} s meanwhile; step {1e3 * step_s:.1f} ms, forward and backward {1e3 * passes_s:.1f} ms; "
-        f"turns of {steps} steps; one large tensor: {plain / GB:.1f} GB/s"
+        f"one large tensor: {plain / GB:.1f} GB/s"
     )
     is_fine = True
     for way, each in figures.items():
-        is_fine &= tell(way, each, copies.nbytes, without, steps, step_s, passes_s)
+        is_fine &= tell(way, each, copies.nbytes, step_s, passes_s)
     if name in ("1B", "tiny"):
-        compare_with_files(run, slot, folder)
+        put_back(run, slot, folder)
     return is_fine
 
 
-def in_turns(run: Run, slot: HostSlot, figures: dict[str, Figures], steps: int, rounds: int) -> float:
-    """Train in turns, each way once a round in another order; return the median time of turns without a snapshot."""
+def in_turns(run: Run, slot: HostSlot, way: str, figures: Figures, steps: int, rounds: int) -> None:
+    """Train in turns with and without a snapshot, in another order each time."""
     draw = random.Random(7)
-    without: list[float] = []
+    figures.steps = steps
     for _ in range(rounds + 1):
-        for way in draw.sample(["none", *figures], 1 + len(figures)):
-            if way == "none":
-                without.append(seconds(lambda: run.steps(steps)))
+        for has_snapshot in draw.sample([False, True], 2):
+            if not has_snapshot:
+                figures.without.append(seconds(lambda: run.steps(steps)))
                 continue
             kept: list[Any] = []
 
-            def turn(way: str = way, kept: list[Any] = kept) -> None:
+            def turn(kept: list[Any] = kept) -> None:
                 kept += run.collect(slot, way)
                 kept[1].start()
                 run.steps(steps)
 
-            figures[way].with_snapshot.append(seconds(turn))
+            figures.with_snapshot.append(seconds(turn))
             kept[1].norms()  # the next turn begins when everything of this one is over
-    for each in figures.values():
-        del each.with_snapshot[0]  # the first round is a rehearsal
-    return statistics.median(without[1:])
+    for each in (figures.without, figures.with_snapshot):
+        del each[0]  # the first round is a rehearsal
 
 
-def tell(way: str, each: Figures, nbytes: int, without: float, steps: int, step_s: float, passes_s: float) -> bool:
+def tell(way: str, each: Figures, nbytes: int, step_s: float, passes_s: float) -> bool:
+    without = statistics.median(each.without)
     stall_s = statistics.median(each.with_snapshot) - without
     low, _, high = statistics.quantiles(each.with_snapshot, n=4) if len(each.with_snapshot) > 1 else (0.0, 0.0, 0.0)
+    host = (
+        f"host {1e3 * each.first_host_s:.2f} ms at first, then {1e3 * each.collect_s:.2f} to collect and "
+        f"{1e3 * each.start_s:.2f} to start"
+    )
     if not CUDA:
-        print(f"  copied and hashed in {1e3 * each.copy_s:.1f} ms, stall {1e3 * stall_s:+.1f} ms", flush=True)
+        print(f"  copied and hashed in {1e3 * each.copy_s:.2f} ms; {host}; stall {1e3 * stall_s:+.1f} ms", flush=True)
         return True
     limit_s = 0.05 * each.copy_s + (max(0.0, each.copy_s - passes_s) if way == "direct" else 0.0)
     rate = failures_per_second(0, 0.0)
     interval = steps_between(stall_s=max(0.0, stall_s), step_s=step_s, failure_rate=rate, max_lost_steps=100)
-    share = max(0.0, stall_s) / (interval * without / steps)
+    share = max(0.0, stall_s) / (interval * without / each.steps)
     print(
         f"  {way:10s} copy {1e3 * each.copy_s:8.1f} ms {nbytes / each.copy_s / GB:6.1f} GB/s   on the device "
-        f"+{each.added_bytes / GB:5.2f} GB   host {1e3 * each.host_s:6.1f} ms   stall {1e3 * stall_s:+8.1f} ms "
-        f"[{1e3 * (low - without):+.1f}, {1e3 * (high - without):+.1f}]   limit {1e3 * limit_s:7.1f} ms "
-        f"{'holds' if stall_s <= limit_s else 'DOES NOT HOLD'}   every {interval} steps: {100 * share:.3f} % of the time",
+        f"+{each.added_bytes / GB:5.2f} GB   {host}   staging {1e3 * each.staging_s:.2f} ms, norms "
+        f"{1e3 * each.norms_s:.2f} ms of the device   stall {1e3 * stall_s:+8.2f} ms "
+        f"[{1e3 * (low - without):+.1f}, {1e3 * (high - without):+.1f}]   limit {1e3 * limit_s:7.2f} ms "
+        f"{'holds' if stall_s <= limit_s else 'DOES NOT HOLD'}   turns of {each.steps} steps; "
+        f"every {interval} steps: {100 * share:.3f} % of the time",
         flush=True,
     )
     return stall_s <= limit_s
 
 
-def compare_with_files(run: Run, slot: HostSlot, folder: str) -> None:
-    """Put a snapshot back, and the same state from a file."""
+def put_back(run: Run, slot: HostSlot, folder: str | None) -> None:
+    """Put a snapshot back, and where a folder is given the same state from a file."""
     held, copies = run.collect(slot, "staged" if CUDA else "auto")
     copies.start()
     copies.norms()
@@ -286,6 +333,11 @@ def compare_with_files(run: Run, slot: HostSlot, folder: str) -> None:
 
     restore_s = seconds(restore)
     is_exact = torch.equal(parameter.detach(), expected)
+    print(
+        f"  put back: checked {1e3 * verify_s:.0f} ms, copied {1e3 * restore_s:.0f} ms, exact: {is_exact}", flush=True
+    )
+    if folder is None:
+        return
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         path = Path(directory) / "state.pt"
 
@@ -299,8 +351,7 @@ def compare_with_files(run: Run, slot: HostSlot, folder: str) -> None:
 
         save_s, load_s = seconds(save), seconds(load)
     print(
-        f"  put back: checked {1e3 * verify_s:.0f} ms, copied {1e3 * restore_s:.0f} ms, exact: {is_exact}; "
-        f"torch.save {save_s:.2f} s, torch.load {load_s:.2f} s ({folder}): {load_s / (verify_s + restore_s):.0f} x as long",
+        f"  torch.save {save_s:.2f} s, torch.load {load_s:.2f} s ({folder}): {load_s / (verify_s + restore_s):.0f} x as long",
         flush=True,
     )
 
@@ -318,8 +369,10 @@ def has_room_for(name: str) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--models", default="136M,1B,7B-lora,7B" if CUDA else "tiny")
+    parser.add_argument("--models", default="136M,1B,7B-lora,7B" if CUDA else "tiny,narrow")
     parser.add_argument("--ways", default="staged,direct", help="also: unmeasured (staged, without norms)")
+    parser.add_argument("--rounds", type=int, help="how many turns with and without a snapshot")
+    parser.add_argument("--save", action="store_true", help="compare with torch.save and torch.load too")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where torch.save writes to")
     options = parser.parse_args()
     if not CUDA:
@@ -331,7 +384,8 @@ def main() -> None:
     for name in options.models.split(","):
         if has_room_for(name):
             began = time.perf_counter()
-            is_fine &= measure(name, options.ways.split(",") if CUDA else ["auto"], options.folder)
+            folder = options.folder if options.save else None
+            is_fine &= measure(name, options.ways.split(",") if CUDA else ["auto"], folder, options.rounds)
             gc.collect()
             if CUDA:
                 torch.cuda.empty_cache()

@@ -77,6 +77,35 @@ def test_a_new_state_is_written_where_a_former_one_was(tmp_path):
     assert snapshots._memory == []
 
 
+@pytest.mark.parametrize("kind", ["dropout", "lora", "changing-buffers", "grpo-generation-over-4-steps"])
+def test_each_memory_knows_the_state_it_held_and_finds_the_same_tensors_in_the_next_one(kind, tmp_path):
+    from transformers import TrainerCallback
+
+    trainer = made(kind, tmp_path, 8)
+    snapshots, collected, then = MemorySnapshots(trainer, slots=3), [], {}
+
+    class Taking(TrainerCallback):
+        def on_step_begin(self, args, state, control, **kwargs):
+            snapshot = snapshots.take(None)
+            collected.append(snapshot.capture.copies.collected)
+            then[snapshot.key] = [each.clone() for each in (*weights(trainer).values(), *moments_of(trainer))]
+
+    trainer.add_callback(Taking())
+    trainer.train()
+    # A model and an optimizer for each of three memories; that of the first state knows of no moments yet.
+    assert collected == [2, 2, 2, 1, 0, 0, 0, 0]
+    log = list(trainer.state.log_history)
+    for snapshot in reversed(list(snapshots)):
+        snapshots.restore(snapshot)
+        assert same([*weights(trainer).values(), *moments_of(trainer)], then[snapshot.key])
+        assert trainer.state.log_history == log[: len(trainer.state.log_history)]
+        assert len(trainer.state.log_history) == sum("loss" in each and each["step"] <= snapshot.step for each in log)
+
+
+def moments_of(trainer):
+    return [value for state in trainer.optimizer.state.values() for value in state.values()]
+
+
 def test_a_state_that_was_changed_in_memory_is_refused_and_nothing_is_touched(tmp_path):
     snapshots, _ = trained("dropout", tmp_path, slots=2)
     trainer = snapshots.trainer

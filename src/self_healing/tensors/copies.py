@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -26,6 +27,19 @@ class TensorCopy(Protocol):
         """How much memory they take."""
 
 
+class Contents(Protocol):
+    """The tensors that a thing consists of, found once and copied as often as they stay the same."""
+
+    def note(self) -> None:
+        """Note what is there, to be compared with later."""
+
+    def is_same(self) -> bool:
+        """Say whether the thing still consists of the tensors that were there when it was noted."""
+
+
+Found = TypeVar("Found", bound=Contents)
+
+
 class Copies:
     """Sets values aside. What is captured with one of these is restored from it, as often as needed."""
 
@@ -33,12 +47,31 @@ class Copies:
     """Whether a device still reads the tensors themselves, so that whoever writes to them has to wait."""
 
     def __init__(self) -> None:
-        self.names: dict[Tensor, str] = {}
+        self.names: list[Mapping[Tensor, str]] = []
         """What parameters are called: a module says so, and the state of an optimizer is named by it."""
         self.writers: list[Optimizer] = []
         """The optimizers that write to what is captured."""
         self.nbytes = 0
         """How much memory the values take."""
+
+    def name_of(self, parameter: Tensor) -> str | None:
+        """Return what a parameter is called, None where nobody said so."""
+        return next((names[parameter] for names in self.names if parameter in names), None)
+
+    def gathered(self, key: tuple[object, ...], collect: Callable[[], Found]) -> Found:
+        """Return what a thing consists of: as it was found before under that key, while that is still so.
+
+        Args:
+            key: Names the thing and how it is captured. The contents hold on to what its numbers identify.
+            collect: Looks for everything and sets it aside with `of`.
+
+        """
+        del key
+        return collect()
+
+    def again(self, kept: TensorCopy) -> TensorCopy:
+        """Return where this capture has the values of a tensor that may have been found by an earlier one."""
+        return kept
 
     def of(self, tensor: Tensor, name: str = "", *, measure: bool = False, until_update: bool = False) -> TensorCopy:
         """Set the values of a tensor aside.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .copies import has_shared_elements
 from .host_memory import HostBlock
 
 UNITS = {16: torch.int64, 8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -39,13 +40,15 @@ class Place:
     """Other things lie between its elements, or it does not lie where it can be copied as integers."""
     until_update: bool
     """Nothing but an update writes to it."""
+    is_measured: bool = False
+    """Its norm is of interest."""
     is_direct: bool = False
     """A device copies it from where it is, without a copy in between."""
     block: HostBlock | None = None
     offset: int = 0
 
     @classmethod
-    def of(cls, tensor: Tensor, *, until_update: bool) -> Place:
+    def of(cls, tensor: Tensor, *, until_update: bool, is_measured: bool = False) -> Place:
         """Describe a tensor; it is not copied yet."""
         item = tensor.element_size()
         nbytes = tensor.numel() * item
@@ -63,6 +66,7 @@ class Place:
             _width(nbytes) if is_scattered else width,
             is_scattered,
             until_update,
+            is_measured,
         )
 
     def as_units(self) -> Tensor:
@@ -84,20 +88,55 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Run:
-    """Places one behind the other that are copied as the same integers."""
+    """Places one behind the other, of one type, that are copied as the same integers."""
 
     start: int
     width: int
+    dtype: torch.dtype
     places: list[Place] = field(default_factory=list)
     nbytes: int = 0
+    _measured: list[Place] | None = None
+    _flat: list[Tensor] | None = None
+    """The tensors as what they are copied as: made once, unless some have to be put together anew each time."""
+
+    def part(self, memory: Tensor, begins: int) -> Tensor:
+        """Return its part of `memory`, which is what lies in the block from `begins` on."""
+        start = self.start - begins
+        return memory[start : start + self.nbytes]
 
     def views(self, memory: Tensor, begins: int) -> tuple[Tensor, ...]:
-        """Return one view for each place; `memory` is what lies in the block from `begins` on."""
-        start = self.start - begins
-        units = memory[start : start + self.nbytes].view(UNITS[self.width])
+        """Return one view for each place, of the integers it is copied as."""
+        units = self.part(memory, begins).view(UNITS[self.width])
         size = units.element_size()
         views: tuple[Tensor, ...] = units.split([place.nbytes // size for place in self.places])
         return views
+
+    def copy_to(self, memory: Tensor, begins: int) -> None:
+        """Copy all tensors in one operation, for which their number hardly matters."""
+        torch.cat(self.flat(), out=self.part(memory, begins).view(UNITS[self.width]))
+
+    def flat(self) -> list[Tensor]:
+        """Return the tensors as they are now, one-dimensional, as the integers they are copied as."""
+        if self._flat is not None:
+            return self._flat
+        flat = [place.as_units() for place in self.places]
+        if not any(place.is_scattered for place in self.places):
+            self._flat = flat
+        return flat
+
+    def measured(self) -> list[Place]:
+        """Return the places whose norms are of interest."""
+        if self._measured is None:
+            self._measured = [place for place in self.places if place.is_measured]
+        return self._measured
+
+    def to_measure(self, memory: Tensor, begins: int) -> list[Tensor]:
+        """Return the values of the places whose norms are of interest, as copied to `memory`."""
+        size = self.dtype.itemsize
+        values = self.part(memory, begins).view(self.dtype).split([place.nbytes // size for place in self.places])
+        if len(self.measured()) == len(values):
+            return list(values)
+        return [each for each, place in zip(values, self.places, strict=True) if place.is_measured]
 
 
 @dataclass(slots=True, eq=False)
@@ -118,26 +157,32 @@ class Piece:
 
     def add(self, place: Place) -> None:
         """Put a tensor behind the last one."""
-        if not self.runs or self.runs[-1].width != place.width:
-            self.runs.append(Run(_aligned(self.end or self.start), place.width))
+        if not self.runs or (self.runs[-1].width, self.runs[-1].dtype) != (place.width, place.dtype):
+            self.runs.append(Run(_aligned(self.end or self.start), place.width, place.dtype))
         run = self.runs[-1]
         place.block, place.offset = self.block, run.start + run.nbytes
         run.places.append(place)
         run.nbytes += place.nbytes
         self.end = run.start + run.nbytes
 
+    def copy_to(self, memory: Tensor) -> None:
+        """Copy all of its tensors to memory on their device that is as large as its part of the block."""
+        for run in self.runs:
+            run.copy_to(memory, self.start)
+
 
 class Filling:
-    """A block that is being filled from its beginning."""
+    """A block that is being filled from its beginning, or from where something else ends."""
 
-    def __init__(self, block: HostBlock) -> None:
+    def __init__(self, block: HostBlock, begin: int = 0) -> None:
         self.block = block
+        self.begin = begin
         self.pieces: list[Piece] = []
 
     def take(self, place: Place) -> bool:
         """Give a tensor the next free place; say whether there is one."""
         piece = self.pieces[-1] if self.pieces else None
-        end = _aligned(piece.end) if piece is not None else 0
+        end = _aligned(self.begin if piece is None else piece.end)
         if end + place.nbytes > self.block.capacity:
             return False
         if piece is None or not self._belongs(place, piece):
@@ -155,6 +200,15 @@ class Filling:
 
 def _aligned(offset: int) -> int:
     return -(-offset // ALIGNED_BYTES) * ALIGNED_BYTES
+
+
+def is_odd(tensor: Tensor) -> bool:
+    """Say whether a tensor is more than its elements in memory, or several of its elements are one."""
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
+        return True
+    if tensor.device.type not in ("cpu", "cuda") or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return True
+    return not tensor.is_contiguous() and has_shared_elements(tensor)
 
 
 def is_dense(tensor: Tensor) -> bool:

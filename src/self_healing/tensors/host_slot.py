@@ -8,90 +8,45 @@ the rest. The host waits in neither case.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from .copies import Copies, TensorCopy, clone_of, has_shared_elements
-from .host_layout import ALIGNED_BYTES, Filling, Piece, Place
+from .arrivals import Measured, Staged, arriving, hashing, measure_copy, measure_in_place, measure_staged, read
+from .copies import Copies, Found, TensorCopy, clone_of
+from .host_layout import Piece, Place, is_odd
 from .host_memory import HostBlock, hashes_at_once, hashes_one_by_one
 from .norms import HALF
+from .reused_memory import Arrangement, Bundle, HostSlot, Way
 from .side_stream import has_room, hold_back, side_stream, staged
 
 logger = logging.getLogger("self_healing.snapshots")
 
-Way = Literal["auto", "staged", "direct"]
+__all__ = ["HostCopies", "HostCopy", "HostSlot"]
+
 SMALL_BYTES = 1 << 20
 """Below this a tensor is staged in any case."""
-HEADROOM_BYTES = 64 << 20
-"""How much more memory is taken at most than is needed: counts and prepared inputs differ in size now and then."""
 MEASURED = (*HALF, torch.float32, torch.float64)
-
-
-class HostSlot:
-    """Reusable memory for one snapshot; what it held before is lost when the next one is copied into it.
-
-    It grows by another block where a snapshot does not fit, and never moves: pinning memory takes a second for some
-    gigabytes, and the first snapshot of a run has no moments yet.
-    """
-
-    def __init__(self) -> None:
-        self.generation = 0
-        """How many snapshots it has held; all but the newest are gone."""
-        self._blocks: list[HostBlock] = []
-        self._numbers: Tensor | None = None
-
-    @property
-    def nbytes(self) -> int:
-        """How much host memory it takes."""
-        return sum(block.capacity for block in self._blocks)
-
-    def reserve(self, nbytes: int, *, pinned: bool) -> None:
-        """Take memory in advance, so that the first snapshot does not have to wait for it."""
-        missing = nbytes - sum(block.capacity for block in self._blocks if block.is_for_devices == pinned)
-        if missing > 0:
-            self._grow(missing, pinned=pinned)
-
-    def lay_out(self, places: Iterable[Place], *, pinned: bool) -> list[Piece]:
-        """Give each tensor its place; memory is added where it is too small."""
-        # What is read directly comes first, so that what is staged lies together; else in the order it was given.
-        ordered = sorted(places, key=lambda p: (p.device.index or 0, not p.is_direct, -p.width))
-        filling = [Filling(block) for block in self._blocks if block.is_for_devices == pinned]
-        left_over = [place for place in ordered if not any(each.take(place) for each in filling)]
-        if left_over:
-            needed = sum(place.nbytes + ALIGNED_BYTES for place in left_over)
-            filling.append(Filling(self._grow(needed, pinned=pinned)))
-            fitted = [filling[-1].take(place) for place in left_over]
-            assert all(fitted), "a new block has room for what it was made for"
-        return [piece for each in filling for piece in each.pieces]
-
-    def numbers(self, count: int) -> Tensor:
-        """Return pinned memory for so many numbers."""
-        if self._numbers is None or self._numbers.numel() < count:
-            self._numbers = torch.empty(2 * count, dtype=torch.float64, pin_memory=True)
-        return self._numbers[:count]
-
-    def _grow(self, nbytes: int, *, pinned: bool) -> HostBlock:
-        block = HostBlock(nbytes + min(nbytes // 8, HEADROOM_BYTES), pinned=pinned)
-        self._blocks.append(block)
-        return block
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostCopy:
     """The values of one tensor in a slot."""
 
-    copies: HostCopies
+    copies: HostCopies | None
+    """None where it only says which place: whoever captures what was gathered before reads it through its own."""
     place: Place
 
     @property
     def values(self) -> Tensor:
         """A view of the slot's memory; waits until it is filled."""
+        assert self.copies is not None, "read without saying of which capture"
         self.copies.assert_kept()
         self.copies.wait()
         return self.place.values()
@@ -110,6 +65,9 @@ class HostCopy:
 class HostCopies(Copies):
     """Collects tensors and copies all of them into a slot.
 
+    What was gathered for the last snapshot in the slot, and is still the same, is neither collected nor laid out again:
+    it is copied from where it is known to be to where it is known to go.
+
     Args:
         slot: Where to; whatever it held before is lost when the copy starts.
         way: `staged` through a copy on the device, `direct` from the tensors themselves, `auto` by the room there is.
@@ -120,11 +78,15 @@ class HostCopies(Copies):
     def __init__(self, slot: HostSlot, *, way: Way = "auto", measure: bool = True) -> None:
         super().__init__()
         self.slot = slot
-        self._way = way
+        self.collected = 0
+        """How many things had to be collected, because they were new to the slot or had changed."""
+        self._way: Way = way
         self._measures = measure
-        self._places: list[Place] = []
-        self._known: dict[tuple[Any, ...], Place] = {}
-        self._measured: dict[str, Place] = {}
+        self._bundles: dict[tuple[object, ...], Bundle] = {}
+        self._loose = Bundle()
+        """What is not part of a thing that is likely to be the same next time."""
+        self._current = self._loose
+        self._must_arrange = False
         self._generation: int | None = None
         self._events: dict[torch.device, torch.cuda.Event] = {}
         self._has_arrived = False
@@ -135,32 +97,70 @@ class HostCopies(Copies):
 
     # -- collecting ----------------------------------------------------------------------------------
 
+    def gathered(self, key: tuple[object, ...], collect: Callable[[], Found]) -> Found:
+        """Return what the last snapshot in the slot found under that key, or collect it."""
+        assert self._generation is None, "collected after the copy was started"
+        assert self._current is self._loose, "one thing at a time"
+        bundle = self.slot.gathered.get(key) if key not in self._bundles else None
+        if bundle is None or bundle.contents is None or not bundle.contents.is_same():
+            self.collected += 1
+            bundle = self._current = Bundle()
+            try:
+                bundle.contents = collect()
+            finally:
+                self._current = self._loose
+            if key in self._bundles:  # asked for twice, which nobody needs to be quick at
+                key, bundle.is_reusable = (*key, self.collected), False
+            if bundle.is_reusable:
+                bundle.contents.note()
+        else:
+            self.nbytes += bundle.nbytes
+        self._bundles[key] = bundle
+        return cast("Found", bundle.contents)
+
     def of(self, tensor: Tensor, name: str = "", *, measure: bool = False, until_update: bool = False) -> TensorCopy:
         """Collect a tensor; it is read when `start` is called. What cannot lie in a slot is copied at once."""
         assert self._generation is None, "collected after the copy was started"
-        if _is_odd(tensor):
+        bundle = self._current
+        if is_odd(tensor):
+            bundle.is_reusable = False
             clone = clone_of(tensor, "cpu")
             self.nbytes += clone.nbytes
             return clone
         key = (tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride(), tensor.device)
-        place = self._known.get(key) if tensor.numel() else None
+        place = self._known(key) if tensor.numel() else None
+        is_measured = measure and tensor.dtype in MEASURED
         if place is None:
-            place = Place.of(tensor, until_update=until_update)
-            self._places.append(place)
-            self._known[key] = place
+            place = Place.of(tensor, until_update=until_update, is_measured=is_measured)
+            bundle.places.append(place)
+            bundle.known[key] = place
+            bundle.nbytes += place.nbytes
             self.nbytes += place.nbytes
-        elif not until_update:
-            place.until_update = False
-        if measure and self._measures and place.dtype in MEASURED:
-            self._measured[self._unique(name)] = place
-        return HostCopy(self, place)
+        elif (place.until_update and not until_update) or (is_measured and not place.is_measured):
+            place.until_update &= until_update
+            place.is_measured |= is_measured
+            self._must_arrange = True
+        if is_measured:
+            bundle.measured.append((name, place))
+        return HostCopy(self if bundle is self._loose else None, place)
 
-    def _unique(self, name: str) -> str:
-        count, wanted = 1, name
-        while name in self._measured:
-            count += 1
-            name = f"{wanted} ({count})"
-        return name
+    def again(self, kept: TensorCopy) -> TensorCopy:
+        """Return the same place as this capture fills it."""
+        return HostCopy(self, kept.place) if isinstance(kept, HostCopy) else kept
+
+    def _known(self, key: tuple[Any, ...]) -> Place | None:
+        own = self._current.known.get(key)
+        if own is not None:
+            return own
+        for other in (*self._bundles.values(), self._loose):
+            if key in other.known:
+                self._current.is_reusable = False  # else it would count on what the other one may lose
+                return other.known[key]
+        return None
+
+    @property
+    def _places(self) -> list[Place]:
+        return [place for bundle in (*self._bundles.values(), self._loose) for place in bundle.places]
 
     # -- copying -------------------------------------------------------------------------------------
 
@@ -168,105 +168,105 @@ class HostCopies(Copies):
     def start(self) -> None:
         """Send everything on its way; returns as soon as that is arranged, for tensors of the host when it is done."""
         assert self._generation is None, "started twice"
-        self.slot.generation += 1
-        self._generation = self.slot.generation
-        filled = [place for place in self._places if place.nbytes]
-        wanted = set(self._measured.values())
-        self._norms.update((place, 0.0) for place in wanted if not place.nbytes)
-        on_device = [place for place in filled if place.device.type == "cuda"]
-        pinned = self._copy_from_devices(on_device, wanted) if on_device else None
-        pieces = self.slot.lay_out([place for place in filled if place.device.type == "cpu"], pinned=False)
-        for piece in pieces:
-            self._copy_on_host(piece, wanted)
-        for place in self._places:
+        slot = self.slot
+        slot.generation += 1
+        self._generation = slot.generation
+        bundles = list(self._bundles.values())
+        arrangement = slot.arrangement
+        if arrangement is None or self._must_arrange or not arrangement.is_for(bundles, self._way):
+            pieces = self._laid_out([place for bundle in bundles for place in bundle.places])
+            arrangement = Arrangement(bundles, self._way, pieces, self.is_direct)
+        self.is_direct = arrangement.is_direct
+        self._note_used(arrangement.pieces)
+        loose = self._laid_out(self._loose.places, like=arrangement)
+        self._note_used(loose)
+        slot.gathered = {key: bundle for key, bundle in self._bundles.items() if bundle.is_reusable}
+        slot.arrangement = arrangement if len(slot.gathered) == len(bundles) else None
+        self._copy([*arrangement.pieces, *loose])
+        for place in self._loose.places:
             place.source = None
-            if place.block is not None:
-                self._used[place.block] = max(self._used.get(place.block, 0), place.offset + place.nbytes)
-        self._known.clear()
-        if pinned is None:
-            self._hash_all()
-            self._settled.set()
+
+    def _laid_out(self, places: list[Place], like: Arrangement | None = None) -> list[Piece]:
+        """Give each tensor its place, behind what is in use; the same way as other tensors where these are given."""
+        filled = [place for place in places if place.nbytes]
+        on_device = [place for place in filled if place.device.type == "cuda"]
+        for device in {place.device for place in on_device}:
+            self._choose_way([place for place in on_device if place.device == device], like)
+        pieces = self.slot.lay_out(on_device, pinned=True, after=self._used) if on_device else []
+        on_host = [place for place in filled if place.device.type == "cpu"]
+        return pieces + (self.slot.lay_out(on_host, pinned=False, after=self._used) if on_host else [])
+
+    def _choose_way(self, places: list[Place], like: Arrangement | None) -> None:
+        # The device is asked once, and not for the little that comes besides: that takes as long as all the rest.
+        if like is not None and like.bundles:
+            is_staged = not like.is_direct
+        elif self._way == "auto":
+            is_staged = has_room(places[0].device, sum(place.nbytes for place in places))
         else:
-            threading.Thread(target=self._settle, args=pinned, name="snapshot-arrives", daemon=True).start()
-
-    def _copy_on_host(self, piece: Piece, wanted: set[Place]) -> None:
-        for run in piece.runs:
-            torch._foreach_copy_(list(run.views(piece.memory, piece.start)), [p.as_units() for p in run.places])
-        places, norms = _norms([(place, place.source) for run in piece.runs for place in run.places], wanted)
-        self._norms.update(zip(places, [] if norms is None else norms.tolist(), strict=True))
-
-    def _copy_from_devices(self, places: list[Place], wanted: set[Place]) -> tuple[list[Place], Tensor]:
-        """Return whose norms will be where, once all has arrived."""
-        devices = sorted({place.device for place in places}, key=str)
-        for device in devices:
-            self._choose_way(device, [place for place in places if place.device == device])
-        pieces = self.slot.lay_out(places, pinned=True)
-        measured: list[tuple[list[Place], list[Tensor]]] = []
-        for device in devices:
-            with torch.cuda.device(device):
-                measured.append(self._copy_from(device, [piece for piece in pieces if piece.device == device], wanted))
-        numbers = self.slot.numbers(sum(len(whose) for whose, _ in measured))
-        begin = 0
-        for device, (whose, norms) in zip(devices, measured, strict=True):
-            side = side_stream(device)
-            with torch.cuda.stream(side):
-                if norms:
-                    numbers[begin : begin + len(whose)].copy_(torch.cat(norms), non_blocking=True)
-                begin += len(whose)
-                event = self._events[device] = torch.cuda.Event(blocking=True)
-                event.record(side)
-        if self.is_direct:
-            self._hold_writers_back()
-        return [place for whose, _ in measured for place in whose], numbers
-
-    def _choose_way(self, device: torch.device, places: list[Place]) -> None:
-        needed = sum(place.nbytes for place in places)
-        if self._way == "staged" or (self._way == "auto" and has_room(device, needed)):
-            return
+            is_staged = self._way == "staged"
         for place in places:
             # What a forward or backward pass may write to is safe only on the way to a copy of its own.
-            place.is_direct = place.until_update and place.nbytes >= SMALL_BYTES and not place.is_scattered
+            is_large = place.nbytes >= SMALL_BYTES and not place.is_scattered
+            place.is_direct = not is_staged and place.until_update and is_large
             self.is_direct |= place.is_direct
 
-    def _copy_from(
-        self, device: torch.device, pieces: list[Piece], wanted: set[Place]
-    ) -> tuple[list[Place], list[Tensor]]:
-        whose: list[Place] = []
-        norms: list[Tensor] = []
+    def _note_used(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
-            piece.block.devices.add(device)
-            found, values = self._copy_piece(piece, torch.cuda.current_stream(device), side_stream(device), wanted)
-            whose += found
-            if values is not None:
-                norms.append(values)
-        return whose, norms
+            self._used[piece.block] = max(self._used.get(piece.block, 0), piece.end)
 
-    def _copy_piece(
-        self, piece: Piece, current: torch.cuda.Stream, side: torch.cuda.Stream, wanted: set[Place]
-    ) -> tuple[list[Place], Tensor | None]:
-        """Return whose norms are in a vector on the device; a staged copy is let go of here, and freed once it is read."""
-        places = [place for run in piece.runs for place in run.places]
-        on_device = None if piece.is_direct else staged(piece)
-        side.wait_stream(current)
-        with torch.cuda.stream(side):
-            if on_device is None:
-                self._read_in_place(piece, side)
-                found = _norms([(place, place.source) for place in places], wanted)
-            else:
-                memory, views = on_device
+    def _copy(self, pieces: list[Piece]) -> None:
+        found: list[Measured] = []
+        on_devices: list[Staged] = []
+        for device, of_device in itertools.groupby(sorted(pieces, key=_device_of), key=lambda piece: piece.device):
+            if device.type == "cpu":
+                found += [each for piece in of_device for each in self._copy_on_host(piece)]
+                continue
+            with torch.cuda.device(device):
+                for piece in of_device:
+                    piece.block.devices.add(device)
+                    self._copy_from_device(piece, on_devices, found)
+                event = self._events[device] = torch.cuda.Event(blocking=True)
+                event.record(side_stream(device))
+        if self.is_direct:
+            self._hold_writers_back()
+        if self._events:
+            arriving.do(lambda: self._arrive(on_devices, found))
+        else:
+            self._norms.update(read(found, self.slot.numbers))
+            self._hash_all()
+            self._settled.set()
+
+    def _copy_on_host(self, piece: Piece) -> list[Measured]:
+        memory = piece.memory
+        piece.copy_to(memory)
+        return measure_copy(piece, memory) if self._measures else []
+
+    def _copy_from_device(self, piece: Piece, on_devices: list[Staged], found: list[Measured]) -> None:
+        """Copy a piece; a copy in between is held until it is measured, and freed once it is read."""
+        current, side = torch.cuda.current_stream(), side_stream(piece.device)
+        memory = None if piece.is_direct else staged(piece)
+        event = current.record_event()
+        side.wait_event(event)
+        if memory is not None:
+            with torch.cuda.stream(side):
                 piece.memory.copy_(memory, non_blocking=True)
-                memory.record_stream(side)
-                read = [(p, view.view(p.dtype)) for p, view in zip(places, views, strict=True) if p in wanted]
-                found = _norms(read, wanted)
-        if on_device is None and not all(place.until_update for place in places):
+            memory.record_stream(side)
+            if self._measures:
+                on_devices.append(Staged(piece, memory, event))
+            return
+        if not piece.is_direct:
+            self.slot.arrangement = None  # the device has less room than it had: it is asked the next time
+        with torch.cuda.stream(side):
+            self._read_in_place(piece, side)
+            found += measure_in_place(piece, side) if self._measures else []
+        if not all(place.until_update for run in piece.runs for place in run.places):
             current.wait_stream(side)  # there was no room to stage it: whatever comes next may write to it
-        return found
 
     def _read_in_place(self, piece: Piece, side: torch.cuda.Stream) -> None:
         self.is_direct = True
         for run in piece.runs:
-            for view, place in zip(run.views(piece.memory, piece.start), run.places, strict=True):
-                view.copy_(place.as_units(), non_blocking=True)
+            for view, flat, place in zip(run.views(piece.memory, piece.start), run.flat(), run.places, strict=True):
+                view.copy_(flat, non_blocking=True)
                 if place.source is not None:
                     place.source.record_stream(side)  # nobody is given the memory before it was read
 
@@ -302,9 +302,18 @@ class HostCopies(Copies):
         Nothing where they never arrived, because the device failed or the slot was given away at once.
         """
         self._settled.wait()
-        if not all(place in self._norms for place in self._measured.values()):
-            return {}
-        return {name: self._norms[place] for name, place in self._measured.items()}
+        named: dict[str, float] = {}
+        if not self._measures:
+            return named
+        for wanted, place in (each for bundle in (*self._bundles.values(), self._loose) for each in bundle.measured):
+            if place.nbytes and place not in self._norms:
+                return {}
+            name, count = wanted, 1
+            while name in named:
+                count += 1
+                name = f"{wanted} ({count})"
+            named[name] = self._norms.get(place, 0.0)
+        return named
 
     def is_settled(self) -> bool:
         """Say whether `norms` and `verify` answer without waiting."""
@@ -337,16 +346,32 @@ class HostCopies(Copies):
         for device in self._events:
             torch.cuda.current_stream(device).synchronize()
 
-    def _settle(self, whose: Sequence[Place], numbers: Tensor) -> None:
-        """Wait for the devices, then read the norms and hash the memory: in a thread of its own."""
+    def _arrive(self, on_devices: list[Staged], found: list[Measured]) -> None:
+        """Measure, and wait for the devices: in a thread of its own, which leaves it to another one to hash."""
+        has_arrived = False
         try:
+            self._measure(on_devices, found)
+            on_devices.clear()  # the memory is the device's again as soon as it was read
             self.wait()
-            norms = numbers.tolist()
-            if self.is_kept():  # else they may be those of the next one
-                self._norms.update(zip(whose, norms, strict=True))
-                self._hash_all()
+            self._norms.update(read(found, self.slot.numbers))
+            has_arrived = True
         except RuntimeError as error:  # the device failed: without hashes nothing is ever restored from this
             logger.warning("a snapshot did not arrive: %s", error)
+        finally:
+            if has_arrived:
+                hashing.do(self._hash_and_settle)
+            else:
+                self._settled.set()
+
+    def _measure(self, on_devices: list[Staged], found: list[Measured]) -> None:
+        try:
+            found += measure_staged(on_devices)
+        except torch.cuda.OutOfMemoryError as error:
+            logger.warning("a snapshot is not measured, the device has no room for it: %s", error)
+
+    def _hash_and_settle(self) -> None:
+        try:
+            self._hash_all()
         finally:
             self._settled.set()
 
@@ -368,30 +393,6 @@ class HostCopies(Copies):
             self.wait_before_write()
 
 
-# -- tensors -------------------------------------------------------------------------------------------------
-
-
-def _norms(read: Iterable[tuple[Place, Tensor | None]], wanted: set[Place]) -> tuple[list[Place], Tensor | None]:
-    """Measure what was read of some places; half precision in single precision, where it cannot overflow."""
-    groups: dict[torch.dtype, list[tuple[Place, Tensor]]] = {}
-    for place, values in read:
-        if place in wanted and values is not None:
-            groups.setdefault(place.dtype, []).append((place, values))
-    norms = [
-        torch.stack(torch._foreach_norm([values for _, values in group], 2.0, _wide(dtype))).double()  # noqa: SLF001
-        for dtype, group in groups.items()
-    ]
-    return [place for group in groups.values() for place, _ in group], torch.cat(norms) if norms else None
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype | None:
-    return torch.float32 if dtype in HALF else None
-
-
-def _is_odd(tensor: Tensor) -> bool:
-    """Say whether a tensor is more than its elements in memory, or several of its elements are one."""
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or tensor.layout is not torch.strided:
-        return True
-    if tensor.device.type not in ("cpu", "cuda") or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
-        return True
-    return not tensor.is_contiguous() and has_shared_elements(tensor)
+def _device_of(piece: Piece) -> tuple[bool, int]:
+    """Sort pieces by device, and those of the host behind all others: devices are at work meanwhile."""
+    return piece.device.type == "cpu", piece.device.index or 0

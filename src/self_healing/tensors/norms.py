@@ -149,7 +149,7 @@ def _parameters_of_module(module: torch.nn.Module) -> list[Tensor]:
         if id(current) in seen:
             continue
         seen.add(id(current))
-        if not _lists_as_usual(type(current)):  # type: ignore[arg-type]  # mypy holds a class for unhashable
+        if not lists_as_usual(type(current)):  # type: ignore[arg-type]  # mypy holds a class for unhashable
             return list(module.parameters())
         for parameter in current._parameters.values():  # noqa: SLF001
             if parameter is not None:
@@ -159,7 +159,7 @@ def _parameters_of_module(module: torch.nn.Module) -> list[Tensor]:
 
 
 @functools.cache
-def _lists_as_usual(kind: type[torch.nn.Module]) -> bool:
+def lists_as_usual(kind: type[torch.nn.Module]) -> bool:
     """Say whether a class of modules leaves it to torch to list what they hold."""
     names = ("parameters", "named_parameters", "_named_members", "named_modules", "__getattribute__")
     return all(getattr(kind, name) is getattr(torch.nn.Module, name) for name in names)

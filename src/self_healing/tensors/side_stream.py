@@ -34,18 +34,24 @@ def side_stream(device: torch.device) -> torch.cuda.Stream:
     return _side_streams[device]
 
 
-def staged(piece: Piece) -> tuple[Tensor, list[Tensor]] | None:
-    """Copy a piece on its device; return the bytes and a view for each tensor, None where there is no room for it."""
-    views: list[Tensor] = []
+_measuring_streams: dict[torch.device, torch.cuda.Stream] = {}
+
+
+def measuring_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which staged copies are measured, so that no norm waits for the way to the host."""
+    if device not in _measuring_streams:
+        _measuring_streams[device] = torch.cuda.Stream(device)
+    return _measuring_streams[device]
+
+
+def staged(piece: Piece) -> Tensor | None:
+    """Copy a piece on its device; return the bytes, None where there is no room for it."""
     try:
         memory = torch.empty(piece.end - piece.start, dtype=torch.uint8, device=piece.device)
-        for run in piece.runs:
-            own = list(run.views(memory, piece.start))
-            torch._foreach_copy_(own, [place.as_units() for place in run.places])
-            views += own
+        piece.copy_to(memory)
     except torch.cuda.OutOfMemoryError:
         return None
-    return memory, views
+    return memory
 
 
 _held_back: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Copies]]] = weakref.WeakKeyDictionary()

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from .copies import Clones, Copies, TensorCopy, has_shared_elements
+from .norms import lists_as_usual
 from .random_state import RandomState
+from .sameness import Sight, sight_of_module, sight_of_state
+
+PLAIN = frozenset({int, float, str, bool, type(None)})
+"""The kinds of most of what is captured besides tensors: what is one of them need not be looked at any further."""
 
 
 class Captured(Protocol):
@@ -79,6 +84,10 @@ class KeptTensor:
         tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
         return cls(tensor, copies.of(tensor, name, **how))
 
+    def again(self, copies: Copies) -> KeptTensor:
+        """Return the same tensor with the values that a capture has of it, where an earlier one may have found it."""
+        return KeptTensor(self.tensor, copies.again(self.copy))
+
     def back(self) -> Tensor:
         """Return the same tensor with its former values; a copy where many elements share one place in memory."""
         values = self.copy.values
@@ -94,6 +103,8 @@ class KeptTensor:
 
 def keep(value: Any, copies: Copies | None = None, name: str = "", **how: bool) -> Any:
     """Return containers copied all the way down with their tensors kept; other objects are kept by reference."""
+    if type(value) in PLAIN:
+        return value
     copies = Clones() if copies is None else copies
     if isinstance(value, Tensor):
         return KeptTensor.of(value, copies, name, **how)
@@ -102,7 +113,13 @@ def keep(value: Any, copies: Copies | None = None, name: str = "", **how: bool) 
 
 def give_back(kept: Any) -> Any:
     """Return what `keep` was given: new containers of the same kinds, the same tensors with their former values."""
+    if type(kept) in PLAIN:
+        return kept
     return kept.back() if isinstance(kept, KeptTensor) else _rebuilt(kept, give_back)
+
+
+def _again(kept: Any, copies: Copies) -> Any:
+    return kept.again(copies) if isinstance(kept, KeptTensor) else _rebuilt(kept, lambda inner: _again(inner, copies))
 
 
 def _rebuilt(value: Any, of: Any) -> Any:
@@ -141,42 +158,40 @@ class ModuleState:
         self, module: nn.Module, *, copies: Copies | None = None, only_trainable: bool = False, prefix: str = ""
     ) -> None:
         self._copies = copies = Clones() if copies is None else copies
-        modules = list(module.modules())
-        self._modes = [(each, each.training) for each in modules]
-        named = [(n, p) for n, p in module.named_parameters() if not isinstance(p, nn.UninitializedParameter)]
-        copies.names.update((p, prefix + name) for name, p in named)
-        self._flags = [(p, p.requires_grad) for _, p in named]
-        # An embedding with a largest norm shortens its rows in the forward pass.
-        shortened = {each.weight for each in modules if getattr(each, "max_norm", None) is not None}
-        self._values = [
-            (p, KeptTensor.of(p.data, copies, prefix + name, measure=True, until_update=p not in shortened))
-            for name, p in named
-            if p.requires_grad or not only_trainable
-        ]
-        self._gradients = [(p, None if p.grad is None else KeptTensor.of(p.grad, copies)) for _, p in named]
-        self._buffers = [(each, keep(dict(each._buffers), copies)) for each in modules]  # noqa: SLF001
+        self._contents = contents = copies.gathered(
+            ("module", id(module), only_trainable, prefix),
+            lambda: ModuleContents(module, copies, only_trainable=only_trainable, prefix=prefix),
+        )
+        copies.names.append(contents.names)
+        self._modes = [each.training for each in contents.modules]
+        self._flags = [each.requires_grad for each in contents.parameters]
+
+    @property
+    def _values(self) -> list[tuple[nn.Parameter, KeptTensor]]:
+        return [(parameter, kept.again(self._copies)) for parameter, kept in self._contents.values]
 
     def restore(self) -> None:
         """Put them back in place."""
         self._copies.before_restore()
+        contents = self._contents
         for parameter, kept in self._values:
             values = kept.back()
             if parameter.data_ptr() != values.data_ptr() or parameter.dtype != values.dtype:
                 parameter.data = values  # was moved or cast meanwhile
-        for parameter, gradient in self._gradients:
-            parameter.grad = None if gradient is None else gradient.back()
-        for module, buffers in self._buffers:
+        for parameter, gradient in zip(contents.parameters, contents.gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.again(self._copies).back()
+        for module, buffers in zip(contents.modules, contents.buffers, strict=True):
             own = module._buffers  # noqa: SLF001  # the only way to a buffer that was replaced
             own.clear()
-            own.update(give_back(buffers))
-        for parameter, flag in self._flags:
+            own.update(give_back(_again(buffers, self._copies)))
+        for parameter, flag in zip(contents.parameters, self._flags, strict=True):
             parameter.requires_grad_(flag)
-        for module, mode in self._modes:
+        for module, mode in zip(contents.modules, self._modes, strict=True):
             module.training = mode
 
     def nbytes(self) -> int:
         """Return how much memory the copies of parameters and gradients take."""
-        kept: Iterable[KeptTensor | None] = (each for _, each in (*self._values, *self._gradients))
+        kept: Iterable[KeptTensor | None] = (*(each for _, each in self._contents.values), *self._contents.gradients)
         return sum(each.copy.nbytes for each in kept if each is not None)
 
 
@@ -187,31 +202,11 @@ class OptimizerState:
         self._optimizer = optimizer
         self._copies = copies = Clones() if copies is None else copies
         copies.writers.append(optimizer)
-        self._state = {
-            parameter: self._kept_state(state, copies.names.get(parameter, f"parameter {index}"))
-            for index, (parameter, state) in enumerate(optimizer.state.items())
-        }
-        self._groups = [(group, self._kept_group(group)) for group in optimizer.param_groups]
-
-    def _kept_state(self, state: Any, name: str) -> Any:
-        if not isinstance(state, dict):
-            return keep(state, self._copies)
-        kept = copy.copy(state)
-        # Counts of steps are numbers in the guise of tensors: their size says nothing.
-        kept.update(
-            (
-                key,
-                keep(
-                    value,
-                    self._copies,
-                    f"optimizer.{key}/{name}",
-                    measure=isinstance(value, Tensor) and value.dim() > 0,
-                    until_update=True,
-                ),
-            )
-            for key, value in state.items()
+        self._contents = contents = copies.gathered(
+            ("optimizer", id(optimizer), *map(id, copies.names)), lambda: OptimizerContents(optimizer, copies)
         )
-        return kept
+        self._others = keep(contents.others(), copies, until_update=True)
+        self._groups = [(group, self._kept_group(group)) for group in optimizer.param_groups]
 
     def _kept_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
         # The parameters are only named here: their values are the module's.
@@ -222,12 +217,103 @@ class OptimizerState:
         self._copies.before_restore()
         state = self._optimizer.state
         state.clear()
-        for parameter, kept in self._state.items():
-            state[parameter] = give_back(kept)
+        for parameter, kept in self._contents.kept:
+            others = give_back(self._others.get(parameter))
+            if kept is None:
+                state[parameter] = others
+                continue
+            state[parameter] = entries = give_back(_again(kept, self._copies))
+            entries.update(others or {})
         for group, entries in self._groups:
             group.clear()
             group.update((key, list(kept) if key == "params" else give_back(kept)) for key, kept in entries.items())
         self._optimizer.param_groups[:] = [group for group, _ in self._groups]
+
+
+class ModuleContents:
+    """The tensors of a module, which are looked for once as long as they stay the same."""
+
+    def __init__(self, module: nn.Module, copies: Copies, *, only_trainable: bool, prefix: str) -> None:
+        self.modules = list(module.modules())
+        named = [(n, p) for n, p in module.named_parameters() if not isinstance(p, nn.UninitializedParameter)]
+        self.names: dict[Tensor, str] = {p: prefix + name for name, p in named}
+        self.parameters = [p for _, p in named]
+        # An embedding with a largest norm shortens its rows in the forward pass.
+        self._embeddings = [each for each in self.modules if hasattr(each, "max_norm")]
+        shortened = {each.weight for each in self._embeddings if each.max_norm is not None}
+        self.values = [
+            (p, KeptTensor.of(p.data, copies, prefix + name, measure=True, until_update=p not in shortened))
+            for name, p in named
+            if p.requires_grad or not only_trainable
+        ]
+        self.gradients = [None if p.grad is None else KeptTensor.of(p.grad, copies) for p in self.parameters]
+        self.buffers = [keep(dict(each._buffers), copies) for each in self.modules]  # noqa: SLF001
+        self._noted: Sight | None = None
+
+    def note(self) -> None:
+        """Note what is there; what a module lists in a way of its own is looked for each time."""
+        if all(lists_as_usual(type(each)) for each in self.modules):  # type: ignore[arg-type]
+            self._noted = self._sight()
+
+    def is_same(self) -> bool:
+        """Say whether all that was noted is still there and nothing else."""
+        return self._noted is not None and self._sight().is_like(self._noted)
+
+    def _sight(self) -> Sight:
+        with_values = [parameter for parameter, _ in self.values]
+        return sight_of_module(self.modules, self.parameters, with_values, self._embeddings)
+
+
+class OptimizerContents:
+    """The tensors of an optimizer's state, which are looked for once as long as they stay the same."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, copies: Copies) -> None:
+        self._optimizer = optimizer
+        self._names = list(copies.names)  # the key under which this is found names them by their numbers
+        self._are_kept: list[bool] = []
+        self._others: list[tuple[Tensor, list[str] | None]] = []
+        self.kept = [
+            (parameter, self._kept(parameter, state, copies, copies.name_of(parameter) or f"parameter {index}"))
+            for index, (parameter, state) in enumerate(optimizer.state.items())
+        ]
+        self._noted: Sight | None = None
+
+    def _kept(self, parameter: Tensor, state: Any, copies: Copies, name: str) -> dict[str, Any] | None:
+        """Return the entries with their tensors kept and nothing in the place of others; None for another kind."""
+        is_dict = isinstance(state, dict)
+        are_kept = [isinstance(value, Tensor) for value in state.values()] if is_dict else [False]
+        if not all(are_kept):
+            keys = [key for key, is_kept in zip(state, are_kept, strict=True) if not is_kept] if is_dict else None
+            self._others.append((parameter, keys))
+        if not is_dict:
+            return None
+        self._are_kept += are_kept
+        kept: dict[str, Any] = copy.copy(state)
+        for key, value in state.items():
+            # Counts of steps are numbers in the guise of tensors: their size says nothing.
+            kept[key] = isinstance(value, Tensor) and KeptTensor.of(
+                value, copies, f"optimizer.{key}/{name}", measure=value.dim() > 0, until_update=True
+            )
+        return kept
+
+    def others(self) -> dict[Tensor, Any]:
+        """Return what parameters have besides tensors at this moment: it is captured each time."""
+        state: Any = self._optimizer.state
+        return {
+            parameter: state[parameter] if keys is None else {key: state[parameter][key] for key in keys}
+            for parameter, keys in self._others
+        }
+
+    def note(self) -> None:
+        """Note what is there."""
+        self._noted = self._sight()
+
+    def is_same(self) -> bool:
+        """Say whether all that was noted is still there and nothing else."""
+        return self._noted is not None and self._sight().is_like(self._noted)
+
+    def _sight(self) -> Sight:
+        return sight_of_state(self._optimizer.state, self._are_kept)
 
 
 class ScalerState:

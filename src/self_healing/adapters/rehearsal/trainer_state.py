@@ -56,7 +56,7 @@ class TrainerCapture:
             name: (vars(trainer)[name], keep(vars(trainer)[name], copies)) if name in vars(trainer) else None
             for name in (*COUNTS, *TRL_COUNTS)
         }
-        self._objects = [(name, getattr(trainer, name), keep(vars(getattr(trainer, name)), copies)) for name in OBJECTS]
+        self._objects = [(name, getattr(trainer, name), _kept(getattr(trainer, name), copies)) for name in OBJECTS]
         self._callbacks = [(callback, keep(callback.state(), copies)) for callback in _with_state(trainer)]
         self._added: list[Captured] = []
         self._random = capture(RandomState)
@@ -113,6 +113,21 @@ class TrainerCapture:
 
 OBJECTS = ("state", "control")
 """What the trainer hands to callbacks: the same objects are used again, with their former contents."""
+
+
+def _kept(thing: Any, copies: Copies) -> Any:
+    """Keep the attributes of a thing; of its log, which grows with the run, only the newest entry is copied.
+
+    Nobody writes to an entry after the next one, and to copy them all would take longer with every step.
+    """
+    from ...tensors.state import keep
+
+    log = vars(thing).get("log_history")
+    if not isinstance(log, list):
+        return keep(vars(thing), copies)
+    kept = keep({**vars(thing), "log_history": []}, copies)
+    kept["log_history"] = [*log[:-1], *keep(log[-1:], copies)]
+    return kept
 
 
 def _same_container(container: Any, contents: Any) -> Any:

@@ -122,7 +122,13 @@ class MemorySnapshots:
     def _leaves_out_frozen(self) -> bool:
         if self._only_trainable is not None:
             return self._only_trainable
-        return any(not p.requires_grad for p in self.trainer.model.parameters())
+        from ...tensors.norms import parameters_of
+
+        model = self.trainer.model
+        first = next(model.parameters(), None)
+        if first is not None and not first.requires_grad:  # as with adapters, whose models have the most modules
+            return True
+        return any(not p.requires_grad for p in parameters_of(model))
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a state back, and forget those after it: they belong to what is undone."""

@@ -1,0 +1,153 @@
+"""Snapshot after snapshot on a GPU: what is known of the last one is used again, and whatever changed is noticed."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+from self_healing.tensors import host_layout, side_stream
+from self_healing.tensors.host_slot import HostCopies, HostSlot
+from self_healing.tensors.state import capture
+
+pytestmark = [pytest.mark.torch, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
+
+WAYS = ["staged", "direct"]
+LONG = 1_000_000_000
+"""Clock cycles for which a device is kept busy: about half a second."""
+
+
+@pytest.fixture(autouse=True)
+def idle_device():
+    """Each test begins and ends with a device that has nothing to do."""
+    torch.cuda.synchronize()
+    yield
+    torch.cuda.synchronize()
+
+
+def bits(tensor):
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def pinned_slot():
+    """Return a slot that has its memory: to pin it later would wait for the device."""
+    slot = HostSlot()
+    slot.reserve(64 << 20, pinned=True)
+    slot.numbers(100)
+    return slot
+
+
+def busy(stream=None):
+    """Keep a stream occupied, so that all that comes after it is still to be done when the host goes on."""
+    with torch.cuda.stream(stream or torch.cuda.current_stream()):
+        torch.cuda._sleep(LONG)
+
+
+def training(fused=True, dtype=torch.float32, width=1024):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width)).cuda().to(dtype)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
+    data = torch.randn(8, 16, width, device="cuda", dtype=dtype)
+
+    def train(steps=3):
+        for step in range(steps):
+            model(data[step]).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    return model, optimizer, train
+
+
+def everything(model, optimizer):
+    moments = [value for state in optimizer.state.values() for value in state.values()]
+    return [bits(each) for each in (*model.parameters(), *model.buffers(), *moments)]
+
+
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "foreach"])
+@pytest.mark.parametrize("piece", [1 << 30, 3 << 20], ids=["one-piece", "several-pieces"])
+@pytest.mark.parametrize("way", WAYS)
+def test_snapshots_after_the_first_collect_nothing_and_hold_the_new_values(way, piece, fused, monkeypatch):
+    monkeypatch.setattr(host_layout, "PIECE_BYTES", piece)
+    model, optimizer, train = training(fused)
+    train()
+    slots = [pinned_slot(), pinned_slot()]
+    for count in range(3):
+        taken = []
+        for slot in slots:
+            copies = HostCopies(slot, way=way)
+            held = capture([model, optimizer], copies=copies)
+            assert copies.collected == (0 if count else 2)
+            expected = everything(model, optimizer)
+            norm = model[0].weight.detach().norm().item()
+            busy(side_stream.side_stream(torch.device("cuda", 0)))
+            copies.start()
+            assert copies.is_direct == (way == "direct")
+            train()
+            taken.append((held, copies, expected, norm))
+        for held, copies, expected, norm in (*reversed(taken), *taken):  # the older one also after the newer one
+            assert copies.verify()
+            assert copies.norms()["0.weight"] == pytest.approx(norm, rel=1e-4)
+            held.restore()
+            copies.after_restore()
+            assert everything(model, optimizer) == expected
+        train()
+
+
+def replace_values(model, optimizer):
+    model[0].weight.data = torch.randn_like(model[0].weight)
+
+
+def replace_state(model, optimizer):
+    state = optimizer.state[model[0].weight]
+    state["exp_avg"] = torch.randn_like(state["exp_avg"])
+
+
+def replace_buffer(model, optimizer):
+    model[1].running_mean = torch.randn_like(model[1].running_mean)
+
+
+@pytest.mark.parametrize("change", [replace_values, replace_state, replace_buffer], ids=lambda change: change.__name__)
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_replaced_on_the_device_is_noticed(way, change):
+    model, optimizer, train = training()
+    train()
+    slot = pinned_slot()
+    for is_changed in (False, True):
+        if is_changed:
+            change(model, optimizer)
+        before = everything(model, optimizer)
+        copies = HostCopies(slot, way=way)
+        held = capture([model, optimizer], copies=copies)
+        copies.start()
+        assert copies.collected
+        train()
+        held.restore()
+        copies.after_restore()
+        assert everything(model, optimizer) == before
+
+
+def test_room_that_is_gone_at_a_later_snapshot_is_done_without_and_asked_for_again():
+    model, optimizer, train = training(width=2048)
+    train()
+    slot = HostSlot()
+    total = torch.cuda.get_device_properties(0).total_memory
+    for is_short in (False, True, False):
+        before = everything(model, optimizer)
+        copies = HostCopies(slot)
+        held = capture([model, optimizer], copies=copies)
+        gc.collect()
+        torch.cuda.empty_cache()
+        if is_short:
+            torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (8 << 20)) / total)
+        try:
+            copies.start()
+            copies.norms()
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        assert copies.is_direct == is_short
+        train()
+        held.restore()
+        copies.after_restore()
+        assert everything(model, optimizer) == before
