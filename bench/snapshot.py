@@ -59,7 +59,7 @@ class Kind:
     length: int = 1024
     dtype: torch.dtype = torch.float32
     has_adapters: bool = False
-    rounds: int = 5
+    rounds: int = 4
     device_gb: float = 0.0
     host_gb: float = 0.0
 
@@ -191,7 +191,7 @@ def copied(run: Run, slot: HostSlot, way: str) -> Figures:
     """Copy a few times with nothing else going on."""
     times, collecting, starting, added = [], [], [], 0
     slot.gathered, slot.arrangement = {}, None  # the first one finds nothing it could use
-    for _ in range(4):
+    for _ in range(3):
         synchronize()
         before = _active_bytes("current")
         if CUDA:
@@ -238,9 +238,9 @@ def measure(name: str, ways: list[str], folder: str | None, rounds: int | None) 
     kind = KINDS[name]
     run = Run(kind)
     run.steps(3)
-    step_s = statistics.median(seconds(lambda: run.steps(1)) for _ in range(5))
+    step_s = statistics.median(seconds(lambda: run.steps(1)) for _ in range(3))
     passes = []
-    for _ in range(5):
+    for _ in range(3):
         passes.append(seconds(run.forward_and_backward))
         run.optimizer.zero_grad(set_to_none=True)
     passes_s = statistics.median(passes)
