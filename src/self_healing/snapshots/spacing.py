@@ -9,8 +9,10 @@ candidate before it has proved itself, and the last good state would age for eve
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import median
 
 from .verdicts import Condition
 
@@ -64,6 +66,30 @@ def _guarded(held: Sequence[Slot]) -> set[int]:
     good = max((slot.step for slot in held if slot.condition is Condition.GOOD), default=None)
     heirs = [slot.step for slot in held if slot.condition is Condition.INTACT and (good is None or slot.step > good)]
     return {step for step in (good, min(heirs, default=None)) if step is not None}
+
+
+class Pace:
+    """How long a step takes, and how much longer one with a state to be taken: the host does not see all of that wait."""
+
+    KEPT = 15
+
+    def __init__(self) -> None:
+        self._usual: deque[float] = deque(maxlen=self.KEPT)
+        self._with_state: deque[float] = deque(maxlen=self.KEPT)
+
+    @property
+    def step_s(self) -> float:
+        """The median of the newest steps without a state."""
+        return median(self._usual) if self._usual else 0.0
+
+    @property
+    def stall_s(self) -> float:
+        """What taking a state adds to a step, by the medians."""
+        return max(0.0, median(self._with_state) - self.step_s) if self._with_state else 0.0
+
+    def stepped(self, seconds: float, *, took_state: bool) -> None:
+        """Take note of a step that is complete."""
+        (self._with_state if took_state else self._usual).append(seconds)
 
 
 def failures_per_second(failures: int, watched_s: float) -> float:

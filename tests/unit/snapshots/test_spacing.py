@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from self_healing.snapshots.spacing import FEWEST_SLOTS, Slot, failures_per_second, slot_for, steps_between
+from self_healing.snapshots.spacing import FEWEST_SLOTS, Pace, Slot, failures_per_second, slot_for, steps_between
 from self_healing.snapshots.verdicts import Condition
 
 CONDITIONS = st.sampled_from(Condition)
@@ -139,3 +139,13 @@ def test_the_rate_of_failures_begins_with_one_a_day_and_follows_what_is_seen():
     assert failures_per_second(0, 0) == pytest.approx(1 / day)
     assert failures_per_second(0, 9 * day) == pytest.approx(0.1 / day)
     assert failures_per_second(19, day) == pytest.approx(10 / day)
+
+
+def test_what_a_state_costs_is_seen_in_the_steps_that_take_one():
+    pace = Pace()
+    assert (pace.step_s, pace.stall_s) == (0.0, 0.0)
+    for number in range(40):
+        took = number % 10 == 3
+        pace.stepped(0.1 + 0.25 * took + (5.0 if number == 17 else 0.0), took_state=took)  # one odd step is no measure
+    assert pace.step_s == pytest.approx(0.1)
+    assert pace.stall_s == pytest.approx(0.25)

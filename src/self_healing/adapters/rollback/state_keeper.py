@@ -15,7 +15,7 @@ from ...core.incident import Incident
 from ...core.signal import Signal, SnapshotDropped, SnapshotTaken
 from ...snapshots.audit import Finding
 from ...snapshots.budget import free_memory, slots_within
-from ...snapshots.spacing import FEWEST_SLOTS, Slot, failures_per_second, slot_for, steps_between
+from ...snapshots.spacing import FEWEST_SLOTS, Pace, Slot, failures_per_second, slot_for, steps_between
 from ...snapshots.verdicts import (
     Condition,
     OpenIncident,
@@ -101,7 +101,9 @@ class StateKeeper:
         """States besides the first one that memory has room for, once that is known."""
         self._next = 0
         """The step at which the next state is taken."""
-        self._stall_s = 0.0
+        self._pace = Pace()
+        self._took_at = -1
+        """The step at which the last state was taken."""
         self._began_s = time.perf_counter()
         self._open: OpenIncident | None = None
         self._losses: dict[str, float] = {}
@@ -135,9 +137,10 @@ class StateKeeper:
 
     def step_begins(self, step_time_s: float) -> None:
         """Take the state between two steps where it is time; the next step's data must be there already."""
+        step = self._step()
+        self._pace.stepped(step_time_s, took_state=self._took_at == step - 1)
         if not self.is_due() or not self._has_room():
             return
-        step, began = self._step(), time.perf_counter()
         snapshot = self.loop.take()
         if snapshot is None:  # a step before it is still to be made up
             return
@@ -145,14 +148,14 @@ class StateKeeper:
         self.states = (*self.states, SavedState(key=snapshot.key, step=step, tier=Tier.MEMORY))
         self._unmeasured.append(snapshot.key)
         self.signal(SnapshotTaken(step=step, time_s=time.time(), key=snapshot.key))
-        self._stall_s = time.perf_counter() - began
-        self._next = step + self._interval(step, step_time_s)
+        self._took_at = step
+        self._next = step + self._interval(step)
         self._judge_what_is_measured()
 
-    def _interval(self, step: int, step_time_s: float) -> int:
+    def _interval(self, step: int) -> int:
         settings = self.settings
         between = steps_between(
-            stall_s=self._stall_s, step_s=step_time_s,
+            stall_s=self._pace.stall_s, step_s=self._pace.step_s,
             failure_rate=failures_per_second(self.loop.returns, time.perf_counter() - self._began_s),
             max_lost_steps=settings.max_lost_steps, forced=settings.snapshot_every_steps,
         )  # fmt: skip
