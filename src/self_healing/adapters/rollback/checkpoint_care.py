@@ -19,7 +19,7 @@ from ...snapshots.disk_tier import DiskTier
 from ...snapshots.verdicts import StateVerdict
 from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
-from .state_keeper import may_have_harmed
+from .harm import may_have_harmed
 
 if TYPE_CHECKING:
     from ..trainer.run_desk import RunDesk

@@ -28,6 +28,8 @@ class Snapshot:
     place: Place
     nbytes: int
     capture: TrainerCapture
+    updates: int = 0
+    """How many updates it holds: fewer than steps where some were held back for good."""
     is_restart_only: bool = False
     """The data since then are no longer kept: it can be returned to only by entering `train()` anew."""
 
@@ -35,6 +37,15 @@ class Snapshot:
         """Return the norms of what it holds by name; None while they are on their way from a device."""
         copies = self.capture.copies
         return copies.norms() if copies.is_settled() else None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Furthest:
+    """The state with the most updates of a run that has returned to before it."""
+
+    step: int
+    updates: int
+    capture: TrainerCapture
 
 
 def oldest(snapshots: Sequence[Snapshot]) -> Snapshot:
@@ -67,7 +78,7 @@ class MemorySnapshots:
         """None leaves out what does not train wherever something does not, as with LoRA."""
         self._make_room = make_room
         self._kept: list[Snapshot] = []
-        self.furthest: Snapshot | None = None
+        self.furthest: Furthest | None = None
         """A sound state of steps that were undone since, for a run that ends before it has come as far again."""
         self._memory: list[HostSlot] = []
         """All host memory there is, for states that are kept and for later ones: it is costly to have on a GPU."""
@@ -112,6 +123,16 @@ class MemorySnapshots:
         self._kept.append(snapshot)
         return snapshot
 
+    def present(self) -> TrainerCapture:
+        """Set the state of this moment aside without keeping it among the others."""
+        from ...tensors.host_slot import HostCopies
+        from ..rehearsal.trainer_state import TrainerCapture
+
+        copies = HostCopies(self._free_memory())
+        capture = TrainerCapture(self.trainer, copies=copies, only_trainable=self._leaves_out_frozen())
+        capture.start()
+        return capture
+
     def expected_nbytes(self) -> int:
         """Return how much host memory the state of this moment would take."""
         model = self.trainer.model
@@ -144,15 +165,9 @@ class MemorySnapshots:
     @contextmanager
     def for_a_moment(self, snapshot: Snapshot) -> Iterator[None]:
         """Put a state back inside the block, and the present one afterwards; what was taken since stays."""
-        from ...tensors.host_slot import HostCopies
-        from ..rehearsal.trainer_state import TrainerCapture
-
         if not snapshot.capture.copies.verify():
             raise SnapshotDamagedError(f"{snapshot.key} was changed in memory since it was taken")
-        present = TrainerCapture(
-            self.trainer, copies=HostCopies(self._free_memory()), only_trainable=self._leaves_out_frozen()
-        )
-        present.start()
+        present = self.present()
         try:
             snapshot.capture.restore(with_added=False)  # the guard goes on where it is
             yield
@@ -173,8 +188,8 @@ class MemorySnapshots:
         """Return the memory of a state that is no longer kept, or new one."""
         from ...tensors.host_slot import HostSlot
 
-        kept = self._kept if self.furthest is None else [*self._kept, self.furthest]
-        used = [snapshot.capture.copies for snapshot in kept]
+        captures = [snapshot.capture for snapshot in self._kept]
+        used = [each.copies for each in (captures if self.furthest is None else [*captures, self.furthest.capture])]
         free = next((each for each in self._memory if not any(copies.is_in(each) for copies in used)), None)
         if free is None:
             free = HostSlot()

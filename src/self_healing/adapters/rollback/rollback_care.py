@@ -120,7 +120,7 @@ class RollbackCare:
         """Take note of an update, and see whether the first one after a return is what it was the first time."""
         if self._abilities is not None and self.keeper is not None:
             if reading.is_applied:
-                self.keeper.audit.applied(reading.step, self._rate(reading.rate), reading.norm * reading.coefficient)
+                self.keeper.applied(reading.step, self._rate(reading.rate), reading.norm * reading.coefficient)
             else:
                 self.keeper.audit.held_back(reading.step)
             rejected = self.keeper.first_loss(reading.step, reading.loss)
@@ -134,7 +134,7 @@ class RollbackCare:
     def made_up(self, applied: AppliedStep, rate: float) -> None:
         """Take note of an update that was made up."""
         if self.keeper is not None:
-            self.keeper.audit.applied(applied.step, self._rate(rate), applied.norm)
+            self.keeper.applied(applied.step, self._rate(rate), applied.norm)
 
     def wanted(self) -> RollBackTo | None:
         """Return what to raise in order to return to an earlier state, once."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...core.failure import FailureType, Severity
 from ...core.incident import Incident
 from ...core.signal import Signal, SnapshotDropped, SnapshotTaken
 from ...snapshots.audit import Finding
@@ -28,8 +27,9 @@ from ...snapshots.verdicts import (
     newest_for_an_incident,
     verdict_when_taken,
 )
+from .harm import may_have_harmed
 from .in_loop import RollbackLoop, RollBackTo
-from .memory_snapshots import Snapshot
+from .memory_snapshots import Furthest, Snapshot
 from .state_audit import StateAudit
 
 if TYPE_CHECKING:
@@ -41,18 +41,6 @@ MUCH_OLDER = 4
 """How many times as old a state is when the newest one that can be trusted did not help."""
 FLOOR_OF_DIFFERENCE = 1e-3
 """Relative difference between a loss and the same loss after a return that is put down to the device."""
-HARMFUL = frozenset(
-    {
-        FailureType.DIVERGENCE,
-        FailureType.GRADIENT_EXPLOSION,
-        FailureType.LOSS_SPIKE,
-        FailureType.NAN_LOSS,
-        FailureType.RL_COLLAPSE,
-    }
-)
-"""Failures that may have harmed the weights."""
-HELD_BACK = frozenset({"loss-not-finite", "gradient-not-finite", "eval-not-finite"})
-"""Rules of failures whose updates were never applied, so that the weights are as they were."""
 
 
 class Settings(Protocol):
@@ -94,7 +82,10 @@ class StateKeeper:
         self.look: Callable[[Mapping[str, float]], None] = lambda _values: None
         """Is given what there is to observe about states."""
         self.audit = StateAudit(trainer)
-        self._undone: Snapshot | None = None
+        self.updates = 0
+        """Updates that the weights of this moment hold."""
+        self._is_unexplained = False
+        """The last audit has found something that training cannot have done."""
         self._unmeasured: list[str] = []
         """States whose norms are on their way."""
         self._slots: int | None = None
@@ -116,6 +107,11 @@ class StateKeeper:
         self.loop.let_go()
         vars(self).clear()
 
+    def applied(self, step: int, rate: float, gradient: float) -> None:
+        """Take note of an update."""
+        self.updates += 1
+        self.audit.applied(step, rate, gradient)
+
     def _tell(self, name: str, text: str) -> None:
         self.note(name, text)
 
@@ -124,7 +120,7 @@ class StateKeeper:
     def begin(self) -> None:
         """Start anew: `train()` was entered, with an optimizer and data of its own."""
         self._drop(self.states)
-        self._next = self._step()
+        self._next = self.updates = self._step()
         self._began_s = time.perf_counter()
         self._open = self._returned_to = None
         self._losses.clear()
@@ -144,6 +140,7 @@ class StateKeeper:
         snapshot = self.loop.take()
         if snapshot is None:  # a step before it is still to be made up
             return
+        snapshot.updates = self.updates
         self._forget_what_is_gone()
         self.states = (*self.states, SavedState(key=snapshot.key, step=step, tier=Tier.MEMORY))
         self._unmeasured.append(snapshot.key)
@@ -247,6 +244,7 @@ class StateKeeper:
             self._tell_of_audit(step, *self.audit.compare(step, norms))
 
     def _tell_of_audit(self, step: int, before: int, findings: Sequence[Finding]) -> None:
+        self._is_unexplained = bool(findings)
         if findings:
             told = f"{len(findings)} tensors of the state of step {step}, such as {findings[0].name}: {findings[0].because}"
             self.note("state-unexplained", told)
@@ -260,7 +258,7 @@ class StateKeeper:
     def observed(self, incidents: Iterable[Incident]) -> None:
         """Count a step, with what is open at its end."""
         furthest = self.loop.snapshots.furthest
-        if furthest is not None and self._step() > furthest.step:
+        if furthest is not None and self.updates > furthest.updates:
             self.loop.snapshots.furthest = None  # the run is beyond it again
         self._judge_what_is_measured()
         harmful = [each for each in incidents if may_have_harmed(each)]
@@ -308,17 +306,27 @@ class StateKeeper:
     def return_to_the_furthest(self) -> str:
         """Put the furthest sound state back where the run ends before it has come as far again; say so."""
         furthest = self.loop.snapshots.furthest
-        if furthest is None or furthest.step <= self._step() or not furthest.capture.copies.verify():
+        if furthest is None or furthest.updates <= self.updates or not furthest.capture.copies.verify():
             return ""
         furthest.capture.restore()
         return f"; the weights are those of step {furthest.step}, the last that were sound"
 
     def about_to_return(self) -> None:
-        """Look for the newest sound state before those after the one that is returned to are let go of."""
-        sound = [each for each in self.states if each.verdict.survives_a_crash]
-        newest = self.loop.snapshots.get(max(sound, key=lambda each: each.step).key) if sound else None
-        furthest = self.loop.snapshots.furthest
-        self._undone = newest if furthest is None or (newest is not None and newest.step > furthest.step) else furthest
+        """Keep the furthest sound state, in case the run ends before it has come as far again."""
+        snapshots, step = self.loop.snapshots, self._step()
+        known = [snapshots.furthest] if snapshots.furthest is not None else []
+        for state in self.states:
+            snapshot = snapshots.get(state.key)
+            if snapshot is not None and state.verdict.survives_a_crash:
+                known.append(Furthest(snapshot.step, snapshot.updates, snapshot.capture))
+        furthest = max(known, key=lambda each: each.updates, default=None)
+        is_sound = self._open is None and not self._is_unexplained
+        if is_sound and (furthest is None or self.updates > furthest.updates):
+            # What was wrong was held back, so that the weights are those of the last update.
+            present = snapshots.present()
+            if all(math.isfinite(norm) for norm in present.copies.norms().values()):
+                furthest = Furthest(step, self.updates, present)
+        snapshots.furthest = furthest
 
     def choose(self, *, before_step: int | None, depth: int, min_steps: int | None) -> SavedState | None:
         """Return the state to go back to, None where memory holds none that will do."""
@@ -364,7 +372,8 @@ class StateKeeper:
         self.loop.data.discard_at(steps[0] if steps else self._step() + 1, len(steps) + more)
 
     def _returned(self, snapshot: Snapshot, asked: RollBackTo) -> None:
-        self._set_furthest_aside(snapshot.step)
+        self.updates = snapshot.updates
+        self._is_unexplained = False
         self._forget_what_is_gone()  # those after it belong to what is undone
         self._open = None
         self.audit.returned(snapshot.step, snapshot.norms() or {})
@@ -373,17 +382,5 @@ class StateKeeper:
         self._losses = {key: loss for key, loss in self._losses.items() if self.state_of(key) is not None}
         self.on_return(snapshot.step)
 
-    def _set_furthest_aside(self, to_step: int) -> None:
-        """Keep the newest sound state of the steps that are undone, in case the run ends before it is there again."""
-        undone, snapshots = self._undone, self.loop.snapshots
-        self._undone = None
-        if undone is not None and undone.step > to_step:
-            snapshots.furthest = undone
-
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
-
-
-def may_have_harmed(incident: Incident) -> bool:
-    """Say whether the weights may not be what they should be because of it."""
-    return incident.severity > Severity.INFO and incident.failure in HARMFUL and incident.name not in HELD_BACK
