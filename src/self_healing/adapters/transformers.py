@@ -15,7 +15,7 @@ from ..core.errors import UnrecoverableError, give_up
 from ..core.failure import Mode
 from ..snapshots.resume import Chosen, resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
-from .trainer.exceptions import is_pruning
+from .trainer.exceptions import came_from_a_callback, is_pruning
 from .trainer.trainer_session import LeaveLoopError, TrainerSession
 from .trainer.wrapping import Wrapping
 
@@ -146,16 +146,8 @@ def _train_until_done(
             return train(*args, **kwargs)
         except LeaveLoopError:
             pass
-        except Exception as error:  # becomes a signal; healed or raised again
-            if is_pruning(error):
-                raise
-            if error is not session.answered:  # else it was looked at inside the loop already
-                session.raised(error)
-            if session.mode is not Mode.HEAL:  # who only watches neither saves nor says that it gave up
-                raise
-            if session.abilities.restart is None:
-                session.note("emergency", session.emergency_checkpoint())
-                give_up(session.abilities.stop_reason or "nothing in this process can help", error)
+        except Exception as error:  # noqa: BLE001  # the fence: becomes a signal; healed or raised again
+            _answer(session, error)
         restart, session.abilities.restart = session.abilities.restart, None
         path = restart.path if restart is not None else None
         logger.warning("training goes on from %s", path or "the start")
@@ -164,6 +156,23 @@ def _train_until_done(
         if noise is not None:  # `train` adds its own, and removes only the newest at the end
             noise.remove()
         args, kwargs = _resuming_from(path, args, kwargs)
+
+
+def _answer(session: TrainerSession, error: Exception) -> None:
+    """Have an exception that has left the loop looked at; it is raised again unless training can be entered anew."""
+    if is_pruning(error):
+        raise error
+    if came_from_a_callback(error):  # a decision of its owner, or a fault that no training of ours can mend
+        if session.mode is Mode.HEAL:
+            session.note("emergency", session.emergency_checkpoint())
+        raise error
+    if error is not session.answered:  # else it was looked at inside the loop already
+        session.raised(error)
+    if session.mode is not Mode.HEAL:  # who only watches neither saves nor says that it gave up
+        raise error
+    if session.abilities.restart is None:
+        session.note("emergency", session.emergency_checkpoint())
+        give_up(session.abilities.stop_reason or "nothing in this process can help", error)
 
 
 def _trusted_checkpoint(trainer: Any, wanted: Any) -> Chosen:

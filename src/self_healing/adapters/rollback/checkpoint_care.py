@@ -19,7 +19,7 @@ from ...snapshots.disk_tier import DiskTier
 from ...snapshots.verdicts import StateVerdict
 from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
-from .harm import may_have_harmed
+from .harm import is_unhealthy, may_have_harmed
 
 if TYPE_CHECKING:
     from ..trainer.run_desk import RunDesk
@@ -72,6 +72,8 @@ class CheckpointCare:
         self._desk = desk
         self._folder = folder
         self._weights_are_finite = weights_are_finite
+        self.audit: Callable[[], None] = lambda: None
+        """Is called for each checkpoint that holds the state of this moment."""
         self._is_in_trouble = False
         self._known: StateVerdict | None = None
 
@@ -87,7 +89,8 @@ class CheckpointCare:
 
     def step_ends(self, step: int, incidents: Iterable[Incident]) -> None:
         """Judge the checkpoints by what is open at the end of a step."""
-        harmful = [each for each in incidents if may_have_harmed(each)]
+        known = list(incidents)
+        harmful = [each for each in known if may_have_harmed(each)]
         for incident in harmful:
             self.disk.incident_opened(
                 incident.name, incident.step if incident.onset_step is None else incident.onset_step
@@ -95,7 +98,7 @@ class CheckpointCare:
         if self._is_in_trouble and not harmful:
             self.disk.incidents_over()
         self._is_in_trouble = bool(harmful)
-        self.disk.observed(step, is_healthy=not harmful)
+        self.disk.observed(step, is_healthy=not any(map(is_unhealthy, known)))
 
     def returned(self, to_step: int) -> None:
         """Forget the checkpoints of steps that are undone; they stay where they are, and stay sick."""
@@ -147,6 +150,8 @@ class CheckpointCare:
         finally:
             keeps_all.restore()
         if folder.is_dir():
+            if self._known is None:
+                self.audit()
             self.disk.saved(folder, is_finite=self._weights_are_finite(), known=self._known)
         return result
 

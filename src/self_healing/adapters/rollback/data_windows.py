@@ -60,6 +60,8 @@ class EpochData:
     owed: int = 0
     """Batches that were left out, and are replaced by others when the loader has no more."""
     reused: int = 0
+    is_broken: bool = False
+    """The loader has raised: its iterator is over and cannot say where it stood, so that nothing follows what is kept."""
     left_out_next: int = 0
     """Batches that are left out when the loader is next asked."""
 
@@ -121,6 +123,8 @@ class DataWindows:
 
     def holds(self, place: Place) -> bool:
         """Say whether every batch since then is still kept."""
+        if any(epoch.is_broken for epoch in self.epochs):
+            return False
         return any(epoch is place.epoch for epoch in self.epochs) and place.index >= place.epoch.dropped
 
     def forget_before(self, place: Place) -> None:
@@ -205,7 +209,13 @@ class DataWindows:
         if epoch.live is None:
             raise StopIteration
         before = RandomState.capture()
-        batch = next(epoch.live)
+        try:
+            batch = next(epoch.live)
+        except StopIteration:
+            raise
+        except BaseException:
+            epoch.is_broken = True
+            raise
         after = RandomState.capture()
         return batch, None if _is_same(before, after) else after
 

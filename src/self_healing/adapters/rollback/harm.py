@@ -15,10 +15,18 @@ HARMFUL = frozenset(
     }
 )
 """Failures that may have harmed the weights."""
+OF_THE_STATE = frozenset({"unexplained-state"})
+"""Rules about the weights themselves, whatever class of failure they belong to."""
 HELD_BACK = frozenset({"loss-not-finite", "gradient-not-finite", "eval-not-finite"})
 """Rules of failures whose updates were never applied, so that the weights are as they were."""
 
 
 def may_have_harmed(incident: Incident) -> bool:
-    """Say whether the weights may not be what they should be because of it."""
-    return incident.severity > Severity.INFO and incident.failure in HARMFUL and incident.name not in HELD_BACK
+    """Say whether the weights are probably not what they should be because of it."""
+    return incident.severity >= Severity.ERROR and is_unhealthy(incident)
+
+
+def is_unhealthy(incident: Incident) -> bool:
+    """Say whether it speaks against the states before it that they have proved themselves."""
+    is_of_the_weights = incident.failure in HARMFUL or incident.name in OF_THE_STATE
+    return incident.severity > Severity.INFO and is_of_the_weights and incident.name not in HELD_BACK

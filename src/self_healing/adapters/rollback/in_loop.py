@@ -187,7 +187,10 @@ class RollbackLoop:
                 answer = self.on_error(error)
                 if answer is None:
                     raise
-                epoch = self._return_to(answer)
+                try:
+                    epoch = self._return_to(answer)
+                except RollBackTo:
+                    raise error from None  # nobody outside has heard of ours
                 enters_anew, begins = True, False
                 continue
             epoch.is_over()

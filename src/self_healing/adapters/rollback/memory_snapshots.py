@@ -141,15 +141,14 @@ class MemorySnapshots:
         return size + _nbytes_besides_weights(self.trainer)
 
     def _leaves_out_frozen(self) -> bool:
+        """Say whether frozen parameters need not be kept: no optimizer holds one, so that none can be trained later."""
         if self._only_trainable is not None:
             return self._only_trainable
         from ...tensors.norms import parameters_of
 
-        model = self.trainer.model
-        first = next(model.parameters(), None)
-        if first is not None and not first.requires_grad:  # as with adapters, whose models have the most modules
-            return True
-        return any(not p.requires_grad for p in parameters_of(model))
+        frozen = {id(p) for p in parameters_of(self.trainer.model) if not p.requires_grad}
+        groups = self.trainer.optimizer.param_groups
+        return bool(frozen) and not any(id(p) in frozen for group in groups for p in group["params"])
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a state back, and forget those after it: they belong to what is undone."""

@@ -131,6 +131,11 @@ class RollbackCare:
         if self._abilities is not None and self._abilities.returning is None and not self.guard.lets_through:
             self._abilities.keeper.audit_now()
 
+    def audit_checkpoint(self) -> None:
+        """Look at a state that is written to disk, so that later findings do not throw suspicion on it."""
+        if self._abilities is not None and self._abilities.returning is None:
+            self._abilities.keeper.audit_now(is_kept=True)
+
     def made_up(self, applied: AppliedStep, rate: float) -> None:
         """Take note of an update that was made up."""
         if self.keeper is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...snapshots.audit import Between, Finding, Kind, TensorNorm, unexplained
@@ -20,11 +20,22 @@ OF_THE_OPTIMIZER = "optimizer."
 class StateAudit:
     """Remembers what was applied between two states, and judges the second by the first."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, note: Callable[[str, str], None]) -> None:
         self.trainer = trainer
+        self._note = note
+        self._last: tuple[int, frozenset[str]] | None = None
+        """The step and the tensors of the last findings."""
+        self._has_returned = False
+        self.is_on = True
+        """False where code of the run changes weights beside the optimizer: only what is not finite counts then."""
         self._applied: dict[int, tuple[float, float] | None] = {}
         """Learning rate and gradient norm of each update since the last state, by step; None where it was held back."""
         self._before: tuple[int, tuple[TensorNorm, ...]] | None = None
+
+    @property
+    def found_at(self) -> int | None:
+        """The step of the last findings."""
+        return None if self._last is None else self._last[0]
 
     def begin(self) -> None:
         """Start anew, with another optimizer."""
@@ -41,27 +52,41 @@ class StateAudit:
 
     def audit(self, step: int, norms: Mapping[str, float]) -> tuple[int, list[Finding]]:
         """Return the step of the state before, and what cannot have come from there by training."""
-        now = tuple(self._described(norms))
-        before, self._before = self._before, (step, now)
-        if before is None or before[0] > step:
-            return step, unexplained((), now, self._between(step, step))
-        findings = unexplained(before[1], now, self._between(before[0], step))
-        if findings:
-            self._before = before  # the next one is compared with a state that was sound
-        else:
+        before, findings = self.compare(step, norms)
+        if not findings:  # else the next one is compared with a state that was sound
+            self._before = (step, tuple(self._described(norms)))
             self._applied = {each: what for each, what in self._applied.items() if each > step}
-        return before[0], findings
+        return before, findings
 
     def compare(self, step: int, norms: Mapping[str, float]) -> tuple[int, list[Finding]]:
         """Do the same with a state that is only looked at."""
-        if self._before is None or self._before[0] > step:
-            return step, []
-        return self._before[0], unexplained(
-            self._before[1], tuple(self._described(norms)), self._between(self._before[0], step)
+        now = tuple(self._described(norms))
+        known = self._before if self._before is not None and self._before[0] <= step else None
+        first, before = (step, ()) if known is None else known
+        findings = unexplained(before if self.is_on else (), now, self._between(first, step))
+        return first, [] if self._comes_back(step, norms, findings) else findings
+
+    def _comes_back(self, step: int, norms: Mapping[str, float], findings: list[Finding]) -> bool:
+        """Say whether the same was found when the same steps were trained before: then it is code, and no glitch."""
+        if not findings:
+            return False
+        found, last = (step, frozenset(finding.name for finding in findings)), self._last
+        self._last = found
+        is_finite = all(math.isfinite(norms.get(finding.name, 0.0)) for finding in findings)
+        if found != last or not self._has_returned or not is_finite:
+            return False
+        self.is_on = False
+        self._note(
+            "changed-beside-the-optimizer",
+            f"{findings[0].name} and {len(findings) - 1} others changed in the same step as the first time: code of this run "
+            'changes them beside the optimizer, and states are compared no longer; ignore=("unexplained-state",) says so '
+            "from the start",
         )
+        return True
 
     def returned(self, step: int, norms: Mapping[str, float]) -> None:
         """Go on from a state that was returned to."""
+        self._has_returned = True
         self._before = (step, tuple(self._described(norms)))
         self._applied = {each: what for each, what in self._applied.items() if each <= step}
 

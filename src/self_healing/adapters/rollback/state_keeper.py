@@ -27,7 +27,8 @@ from ...snapshots.verdicts import (
     newest_for_an_incident,
     verdict_when_taken,
 )
-from .harm import may_have_harmed
+from .first_losses import FirstLosses
+from .harm import is_unhealthy, may_have_harmed
 from .in_loop import RollbackLoop, RollBackTo
 from .memory_snapshots import Furthest, Snapshot
 from .state_audit import StateAudit
@@ -39,8 +40,6 @@ MOST_SLOTS = 6
 """States besides the first one; with exponential ages more would add little."""
 MUCH_OLDER = 4
 """How many times as old a state is when the newest one that can be trusted did not help."""
-FLOOR_OF_DIFFERENCE = 1e-3
-"""Relative difference between a loss and the same loss after a return that is put down to the device."""
 
 
 class Settings(Protocol):
@@ -81,7 +80,7 @@ class StateKeeper:
         self.note: Callable[[str, str], None] = lambda _name, _text: None
         self.look: Callable[[Mapping[str, float]], None] = lambda _values: None
         """Is given what there is to observe about states."""
-        self.audit = StateAudit(trainer)
+        self.audit = StateAudit(trainer, self._tell)
         self.updates = 0
         """Updates that the weights of this moment hold."""
         self._is_unexplained = False
@@ -97,10 +96,7 @@ class StateKeeper:
         """The step at which the last state was taken."""
         self._began_s = time.perf_counter()
         self._open: OpenIncident | None = None
-        self._losses: dict[str, float] = {}
-        """The loss of the first step after each state."""
-        self._returned_to: SavedState | None = None
-        """Where the run has just returned to, until the first step from there has shown its loss."""
+        self._losses = FirstLosses(self._tell)
 
     def let_go(self) -> None:
         """Hold on to nothing any more: the trainer and its data may go as soon as their owner lets go of them."""
@@ -122,14 +118,15 @@ class StateKeeper:
         self._drop(self.states)
         self._next = self.updates = self._step()
         self._began_s = time.perf_counter()
-        self._open = self._returned_to = None
-        self._losses.clear()
+        self._open = None
+        self._losses.begin()
         self._unmeasured.clear()
         self.audit.begin()
 
     def is_due(self) -> bool:
         """Say whether the state of this moment is to be taken before the next step."""
-        return self.is_on and self._step() >= self._next
+        step = self._step()
+        return self.is_on and (step >= self._next or step == self.audit.found_at)  # does it come back there?
 
     def step_begins(self, step_time_s: float) -> None:
         """Take the state between two steps where it is time; the next step's data must be there already."""
@@ -234,14 +231,15 @@ class StateKeeper:
         self.states = tuple(replace(s, verdict=verdict) if s.key == snapshot.key else s for s in self.states)
         self._tell_of_audit(step, before, findings)
 
-    def audit_now(self) -> None:
-        """Compare the state of this moment with the last one that was taken, where something makes it suspicious."""
+    def audit_now(self, *, is_kept: bool = False) -> None:
+        """Compare the state of this moment with the last one: it is suspicious, or is being kept on disk."""
         from ...tensors.norms import state_norms
 
         if self.states:
             step, optimizer = self._step(), self.trainer.optimizer
             norms = state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer))
-            self._tell_of_audit(step, *self.audit.compare(step, norms))
+            found = self.audit.audit(step, norms) if is_kept else self.audit.compare(step, norms)
+            self._tell_of_audit(step, *found)
 
     def _tell_of_audit(self, step: int, before: int, findings: Sequence[Finding]) -> None:
         self._is_unexplained = bool(findings)
@@ -261,13 +259,17 @@ class StateKeeper:
         if furthest is not None and self.updates > furthest.updates:
             self.loop.snapshots.furthest = None  # the run is beyond it again
         self._judge_what_is_measured()
-        harmful = [each for each in incidents if may_have_harmed(each)]
+        known = list(incidents)
+        harmful = [each for each in known if may_have_harmed(each)]
         for incident in harmful:
             self._suspect(incident)
         if not harmful:
             self._open = None
         self.states = after_observation(
-            self.states, self._step(), healthy=not harmful, needed={Tier.MEMORY: self.settings.good_after}
+            self.states,
+            self._step(),
+            healthy=not any(map(is_unhealthy, known)),
+            needed={Tier.MEMORY: self.settings.good_after},
         )
 
     def _suspect(self, incident: Incident) -> None:
@@ -278,22 +280,10 @@ class StateKeeper:
 
     def first_loss(self, step: int, loss: float) -> RollBackTo | None:
         """Compare the first loss after a return with that of the first time; ask for an older state where they differ."""
-        returned_to = self._returned_to
-        if returned_to is None or step != returned_to.step + 1:
-            self._losses.update({state.key: loss for state in self.states if state.step == step - 1})
+        rejected = self._losses.rejects(step, loss, self.states)
+        if rejected is None:
             return None
-        self._returned_to = None
-        before = self._losses.get(returned_to.key, math.nan)
-        if not (math.isfinite(before) and math.isfinite(loss)):
-            return None  # what is not finite has its own rules
-        if math.isclose(loss, before, rel_tol=FLOOR_OF_DIFFERENCE):
-            return None
-        self.note(
-            "state-rejected",
-            f"after the return to {returned_to.key} the loss of step {step} was {loss:.6g}, and {before:.6g} the first "
-            "time: this is not the state it should be, and an older one is taken",
-        )
-        self._drop([returned_to])
+        self._drop([rejected])
         older = self.choose(before_step=step, depth=0, min_steps=None)
         return RollBackTo(older.key) if older is not None else None
 
@@ -305,8 +295,11 @@ class StateKeeper:
 
     def return_to_the_furthest(self) -> str:
         """Put the furthest sound state back where the run ends before it has come as far again; say so."""
+        is_sound = self._open is None and not self._is_unexplained
+        if not is_sound:
+            self.about_to_return()  # which finds the furthest sound one
         furthest = self.loop.snapshots.furthest
-        if furthest is None or furthest.updates <= self.updates or not furthest.capture.copies.verify():
+        if furthest is None or (is_sound and furthest.updates <= self.updates) or not furthest.capture.copies.verify():
             return ""
         furthest.capture.restore()
         return f"; the weights are those of step {furthest.step}, the last that were sound"
@@ -333,7 +326,7 @@ class StateKeeper:
         step = self._step()
         usable = [state for state in self.states if self.loop.is_in_reach(state.key)]
         if min_steps is not None:
-            usable = [state for state in usable if state.step <= step - min_steps]
+            usable = [state for state in usable if state.step <= step - min_steps] or usable[:1]
         if before_step is None and self._open is None:
             newest = newest_for_a_crash(usable)
         else:
@@ -378,8 +371,7 @@ class StateKeeper:
         self._open = None
         self.audit.returned(snapshot.step, snapshot.norms() or {})
         self._next = snapshot.step + 1  # it is kept already; the next one as soon as there is something new
-        self._returned_to = None if asked.skip else self.state_of(snapshot.key)
-        self._losses = {key: loss for key, loss in self._losses.items() if self.state_of(key) is not None}
+        self._losses.returned(None if asked.skip else self.state_of(snapshot.key))
         self.on_return(snapshot.step)
 
     def _step(self) -> int:

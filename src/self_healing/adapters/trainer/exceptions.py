@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import traceback
+from pathlib import Path
 from typing import TypedDict
 
 MOST_TEXT = 20_000
+OURS = str(Path(__file__).resolve().parents[2])
+"""Where our own code lies."""
 
 
 class Described(TypedDict):
@@ -38,6 +41,13 @@ def remarks_on(error: BaseException) -> list[str]:
 def is_pruning(error: BaseException) -> bool:
     """Say whether a hyperparameter search ends a trial with this: a decision of its own, nothing to be healed or saved."""
     return any(cls.__name__ == "TrialPruned" for cls in type(error).__mro__)
+
+
+def came_from_a_callback(error: BaseException) -> bool:
+    """Say whether a callback of somebody else has raised it: not a fault of the training, and perhaps meant to end it."""
+    frames = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)]
+    called = [place for place, (file, name) in enumerate(frames) if name == "call_event" and "trainer_callback" in file]
+    return bool(called) and any(not file.startswith(OURS) for file, _ in frames[called[-1] + 1 :])
 
 
 def chain(error: BaseException, *, with_context: bool = True) -> list[BaseException]:

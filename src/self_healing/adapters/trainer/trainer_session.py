@@ -21,7 +21,7 @@ from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
 from .engines import Surroundings
 from .examination import Examiner
-from .exceptions import describe, is_pruning, remarks_on
+from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
 from .interrupts import WARNINGS, Interrupts
 from .log_figures import LogFigures
 from .make_up import AppliedStep
@@ -114,6 +114,7 @@ class TrainerSession:
             self._trackers.attach(self.trainer.callback_handler.callbacks)
             self.memory.attach(self._changes)
         if self.checkpoints is not None:
+            self.checkpoints.audit = self.rollback.audit_checkpoint
             self.checkpoints.attach(self._changes)
 
     def detach(self) -> None:
@@ -181,6 +182,8 @@ class TrainerSession:
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
         asked = self.rollback.wanted()
+        if self.interrupted_by is not None:  # it is saved and ends: there is no time to train anything again
+            return
         if asked is None and self.abilities.restart is None:
             return
         self.desk.meanwhile.forget()  # what was seen of steps that are undone
@@ -349,9 +352,12 @@ class TrainerSession:
 
     def _raised_in_the_loop(self, error: Exception) -> None:
         """Look at an exception while there is still a loop to return to an earlier state in."""
-        if not isinstance(error, LeaveLoopError) and not is_pruning(error):
-            self.answered = error
-            self.raised(error)
+        if isinstance(error, LeaveLoopError) or is_pruning(error) or came_from_a_callback(error):
+            return
+        if self.trainer.args.auto_find_batch_size or self.interrupts.received is not None:
+            return  # accelerate has an answer of its own outside; and who is asked to end does not begin again
+        self.answered = error
+        self.raised(error)
 
     def raised(self, error: Exception) -> Plan | None:
         """Report an exception that left the loop and carry out what can be done inside the process."""
