@@ -224,7 +224,8 @@ def test_code_that_changes_weights_beside_the_optimizer_is_told_from_a_glitch(tm
     class Clamps(TrainerCallback):
         def on_step_end(self, args, state, control, model=None, **kwargs):
             with torch.no_grad():
-                model.lm_head.weight.mul_(0.5 if state.global_step % 7 == 0 else 1.0)
+                for parameter in model.parameters():
+                    parameter.clamp_(-0.05, 0.05)
 
     trainer = tiny_trainer(tmp_path, callbacks=[Clamps()])
     SelfHealingTrainer(trainer).train()
