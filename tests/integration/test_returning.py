@@ -291,3 +291,19 @@ def test_what_is_frozen_now_and_trained_later_is_kept(tmp_path):
     raise_once_at(trainer, 15)
     SelfHealingTrainer(trainer, HealingConfig(rollback_steps=8)).train()
     assert same(trainer, stock)
+
+
+def test_a_state_that_cannot_be_taken_costs_nothing_else(clean, tmp_path):
+    import torch
+    from transformers import TrainerCallback
+
+    class Adds(TrainerCallback):
+        def on_step_begin(self, args, state, control, model=None, **kwargs):
+            if state.global_step == 0:
+                model.register_buffer("nowhere", torch.empty(2, device="meta"), persistent=False)  # cannot be copied
+
+    trainer = tiny_trainer(tmp_path, callbacks=[Adds()])
+    SelfHealingTrainer(trainer).train()
+    (told,) = notes(tmp_path, "no-snapshots")
+    assert "could not be taken (NotImplementedError" in told
+    assert all(a.equal(b) for a, b in zip(trainer.model.parameters(), clean.model.parameters(), strict=True))

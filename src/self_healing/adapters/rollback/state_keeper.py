@@ -134,7 +134,15 @@ class StateKeeper:
         self._pace.stepped(step_time_s, took_state=self._took_at == step - 1)
         if not self.is_due() or not self._has_room():
             return
-        snapshot = self.loop.take()
+        try:
+            snapshot = self.loop.take()
+        except (
+            MemoryError,
+            OSError,
+            RuntimeError,
+        ) as error:  # of torch too: memory cannot be had, a tensor not be read
+            self._stop_taking(f"the state of step {step} could not be taken ({type(error).__name__}: {error})")
+            return
         if snapshot is None:  # a step before it is still to be made up
             return
         snapshot.updates = self.updates
@@ -169,19 +177,20 @@ class StateKeeper:
             fraction, ranks = self.settings.snapshot_memory_fraction, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
             slots = slots_within(size, free=free, fraction=fraction, local_ranks=ranks, most=wanted)
             if slots < needed:
-                self._give_up(size, free)
+                self._stop_taking(f"a state takes {size:,} bytes of host memory, of which {free:,} are free")
                 return False
             if self.states:
                 self._slots = slots
                 self.loop.snapshots.slots = 1 + slots
         return len(self.states) <= (self._slots or 0) or self._place() is not None
 
-    def _give_up(self, size: int, free: int) -> None:
+    def _stop_taking(self, because: str) -> None:
+        """Go on without states: nothing about them may cost a run."""
         self.is_on = False
         self.note(
             "no-snapshots",
-            f"a state takes {size:,} bytes of host memory, of which {free:,} are free: none is kept there, and a return "
-            f"goes to the newest checkpoint on disk (snapshot_memory_fraction = {self.settings.snapshot_memory_fraction:g})",
+            f"{because}: none is kept in memory, and a return goes to the newest checkpoint on disk "
+            f"(snapshot_memory_fraction = {self.settings.snapshot_memory_fraction:g})",
         )
         self._drop(self.states)
 
