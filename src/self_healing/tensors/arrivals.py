@@ -6,6 +6,7 @@ millisecond. All that takes long in them leaves python's lock to others: the dev
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 from collections.abc import Callable, Sequence
@@ -15,9 +16,10 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
+from .carrying import Load
 from .host_layout import Piece, Place
 from .norms import HALF
-from .side_stream import measuring_stream
+from .side_stream import measuring_stream, side_stream
 
 logger = logging.getLogger("self_healing.snapshots")
 
@@ -32,11 +34,15 @@ class Worker:
 
     def do(self, job: Callable[[], None]) -> None:
         """Have something done after all that was asked for before."""
-        if self._thread is None or not self._thread.is_alive():  # also in a process that was forked
+        if not self.is_alive():  # also in a process that was forked
             self._jobs = SimpleQueue()
             self._thread = threading.Thread(target=self._run, args=(self._jobs,), name=self._name, daemon=True)
             self._thread.start()
         self._jobs.put(job)
+
+    def is_alive(self) -> bool:
+        """Say whether it was needed so far."""
+        return self._thread is not None and self._thread.is_alive()
 
     def wait(self) -> None:
         """Wait until everything so far is done and let go of."""
@@ -54,6 +60,18 @@ class Worker:
 
 arriving = Worker("snapshot-arrives")
 hashing = Worker("snapshot-is-hashed")
+
+
+AT_EXIT_S = 10.0
+
+
+@atexit.register
+def _leave() -> None:
+    """Let what is under way end before the device is given up, unless it hangs."""
+    is_done = threading.Event()
+    if arriving.is_alive():
+        arriving.do(is_done.set)
+        is_done.wait(AT_EXIT_S)
 
 
 def wait_for_workers() -> None:
@@ -74,23 +92,16 @@ class Measured:
     stream: torch.cuda.Stream | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Staged:
-    """A copy of a piece on its device, complete after an event."""
-
-    piece: Piece
-    memory: Tensor
-    event: torch.cuda.Event
-
-
 @torch.no_grad()
-def measure_staged(staged: Sequence[Staged]) -> list[Measured]:
+def measure_staged(loads: Sequence[Load]) -> list[Measured]:
     """Measure copies on devices, in streams of their own; they may be let go of when this returns."""
     found: list[Measured] = []
-    for each in staged:
+    for each in loads:
+        if each.memory is None:
+            continue
         stream = measuring_stream(each.memory.device)
         with torch.cuda.stream(stream):
-            stream.wait_event(each.event)
+            stream.wait_event(each.ready)
             found += measure_copy(each.piece, each.memory, stream)
             each.memory.record_stream(stream)
     return found
@@ -102,10 +113,11 @@ def measure_copy(piece: Piece, memory: Tensor, stream: torch.cuda.Stream | None 
     return [_measured(places, run.to_measure(memory, piece.start), stream) for run, places in runs if places]
 
 
-def measure_in_place(piece: Piece, stream: torch.cuda.Stream) -> list[Measured]:
-    """Measure the tensors of a piece themselves."""
-    runs = [run.measured() for run in piece.runs]
-    return [_measured(places, [p.source for p in places if p.source is not None], stream) for places in runs if places]
+def measure_in_place(piece: Piece) -> list[Measured]:
+    """Measure the tensors of a piece themselves, behind what is carried away."""
+    runs, stream = [run.measured() for run in piece.runs], side_stream(piece.device)
+    with torch.cuda.stream(stream):
+        return [_measured(p, [each.source for each in p if each.source is not None], stream) for p in runs if p]
 
 
 def _measured(places: list[Place], values: list[Tensor], stream: torch.cuda.Stream | None) -> Measured:

@@ -18,7 +18,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .arrivals import Measured, Staged, arriving, hashing, measure_copy, measure_in_place, measure_staged, read
+from .arrivals import Measured, arriving, hashing, measure_copy, measure_in_place, measure_staged, read
+from .carrying import Load, Shipment, carry_at_once
 from .copies import Copies, Found, TensorCopy, clone_of
 from .host_layout import Piece, Place, is_odd
 from .host_memory import HostBlock, hashes_at_once, hashes_one_by_one
@@ -88,8 +89,7 @@ class HostCopies(Copies):
         self._current = self._loose
         self._must_arrange = False
         self._generation: int | None = None
-        self._events: dict[torch.device, torch.cuda.Event] = {}
-        self._has_arrived = False
+        self._shipment = Shipment()
         self._used: dict[HostBlock, int] = {}
         self._norms: dict[Place, float] = {}
         self._hashes: list[int] | None = None
@@ -183,8 +183,6 @@ class HostCopies(Copies):
         slot.gathered = {key: bundle for key, bundle in self._bundles.items() if bundle.is_reusable}
         slot.arrangement = arrangement if len(slot.gathered) == len(bundles) else None
         self._copy([*arrangement.pieces, *loose])
-        for place in self._loose.places:
-            place.source = None
 
     def _laid_out(self, places: list[Place], like: Arrangement | None = None) -> list[Piece]:
         """Give each tensor its place, behind what is in use; the same way as other tensors where these are given."""
@@ -216,22 +214,23 @@ class HostCopies(Copies):
 
     def _copy(self, pieces: list[Piece]) -> None:
         found: list[Measured] = []
-        on_devices: list[Staged] = []
+        shipment = self._shipment
         for device, of_device in itertools.groupby(sorted(pieces, key=_device_of), key=lambda piece: piece.device):
             if device.type == "cpu":
                 found += [each for piece in of_device for each in self._copy_on_host(piece)]
                 continue
             with torch.cuda.device(device):
+                shipment.devices[device] = torch.cuda.Event(blocking=True)
                 for piece in of_device:
                     piece.block.devices.add(device)
-                    self._copy_from_device(piece, on_devices, found)
-                event = self._events[device] = torch.cuda.Event(blocking=True)
-                event.record(side_stream(device))
-        if self.is_direct:
-            self._hold_writers_back()
-        if self._events:
-            arriving.do(lambda: self._arrive(on_devices, found))
+                    shipment.loads += self._load(piece, found)
+        if shipment.devices:
+            arriving.do(lambda: self._arrive(found))
+            if self.is_direct:
+                self._hold_writers_back()
         else:
+            shipment.all_sent()
+            self._let_go_of_sources()
             self._norms.update(read(found, self.slot.numbers))
             self._hash_all()
             self._settled.set()
@@ -241,53 +240,47 @@ class HostCopies(Copies):
         piece.copy_to(memory)
         return measure_copy(piece, memory) if self._measures else []
 
-    def _copy_from_device(self, piece: Piece, on_devices: list[Staged], found: list[Measured]) -> None:
-        """Copy a piece; a copy in between is held until it is measured, and freed once it is read."""
-        current, side = torch.cuda.current_stream(), side_stream(piece.device)
+    def _load(self, piece: Piece, found: list[Measured]) -> list[Load]:
+        """Return what is to be carried to the host later on; what cannot wait is on its way when this returns."""
         memory = None if piece.is_direct else staged(piece)
-        event = current.record_event()
-        side.wait_event(event)
+        ready = torch.cuda.current_stream().record_event()
         if memory is not None:
-            with torch.cuda.stream(side):
-                piece.memory.copy_(memory, non_blocking=True)
-            memory.record_stream(side)
-            if self._measures:
-                on_devices.append(Staged(piece, memory, event))
-            return
+            return [Load(piece, memory, ready)]
+        self.is_direct = True
         if not piece.is_direct:
             self.slot.arrangement = None  # the device has less room than it had: it is asked the next time
-        with torch.cuda.stream(side):
-            self._read_in_place(piece, side)
-            found += measure_in_place(piece, side) if self._measures else []
-        if not all(place.until_update for run in piece.runs for place in run.places):
-            current.wait_stream(side)  # there was no room to stage it: whatever comes next may write to it
+        load = Load(piece, None, ready)
+        if all(place.until_update for run in piece.runs for place in run.places):
+            return [load]
+        carry_at_once(load)  # there was no room to stage it, and whatever comes next may write to it
+        found += self._measured_in_place([load])
+        torch.cuda.current_stream().wait_stream(side_stream(piece.device))
+        return []
 
-    def _read_in_place(self, piece: Piece, side: torch.cuda.Stream) -> None:
-        self.is_direct = True
-        for run in piece.runs:
-            for view, flat, place in zip(run.views(piece.memory, piece.start), run.flat(), run.places, strict=True):
-                view.copy_(flat, non_blocking=True)
-                if place.source is not None:
-                    place.source.record_stream(side)  # nobody is given the memory before it was read
+    def _measured_in_place(self, loads: list[Load]) -> list[Measured]:
+        return [each for load in loads for each in measure_in_place(load.piece)] if self._measures else []
+
+    def _let_go_of_sources(self) -> None:
+        for place in self._loose.places:
+            place.source = None
 
     # -- arriving ------------------------------------------------------------------------------------
 
     def is_complete(self) -> bool:
         """Say whether all values are there."""
-        return self._generation is not None and all(event.query() for event in self._events.values())
+        return self._shipment.is_there()
 
     def wait(self) -> None:
         """Wait until all values are there."""
         assert self._generation is not None, "the copy was not started"
-        if not self._has_arrived:
-            for event in self._events.values():
-                event.synchronize()
-            self._has_arrived = True
+        self._shipment.wait()
 
     def wait_before_write(self) -> None:
-        """Have the current stream of each device wait until the device has read everything. The host goes on."""
-        for device, event in self._events.items():
-            torch.cuda.current_stream(device).wait_event(event)
+        """Have the current stream of each device wait until the device has read everything.
+
+        The host goes on when the rest is sent, which takes some milliseconds at most.
+        """
+        self._shipment.wait_before_write()
 
     def verify(self) -> bool:
         """Say whether the memory still holds what was captured, by hashing it once more."""
@@ -338,34 +331,38 @@ class HostCopies(Copies):
         """Wait for the copy, and have each device finish reading what is about to be written to."""
         self.assert_kept()
         self.wait()
-        for device in self._events:
-            torch.cuda.current_stream(device).wait_stream(side_stream(device))
+        if self._shipment.devices:
+            arriving.wait()  # a later snapshot may be read from where this one is put back to
 
     def after_restore(self) -> None:
         """Wait until everything that was put back has arrived."""
-        for device in self._events:
+        for device in self._shipment.devices:
             torch.cuda.current_stream(device).synchronize()
 
-    def _arrive(self, on_devices: list[Staged], found: list[Measured]) -> None:
-        """Measure, and wait for the devices: in a thread of its own, which leaves it to another one to hash."""
-        has_arrived = False
+    @torch.no_grad()
+    def _arrive(self, found: list[Measured]) -> None:
+        """Measure, and carry everything to the host: in a thread of its own, which leaves it to another one to hash."""
+        shipment = self._shipment
         try:
-            self._measure(on_devices, found)
-            on_devices.clear()  # the memory is the device's again as soon as it was read
-            self.wait()
+            self._measure(found)
+            direct = [load for load in shipment.loads if load.memory is None]
+            shipment.carry()
+            found += self._measured_in_place(direct)
+            shipment.all_sent()
+            shipment.wait()
             self._norms.update(read(found, self.slot.numbers))
-            has_arrived = True
         except RuntimeError as error:  # the device failed: without hashes nothing is ever restored from this
             logger.warning("a snapshot did not arrive: %s", error)
+            shipment.failed(error)
+            self._settled.set()
+        else:
+            hashing.do(self._hash_and_settle)
         finally:
-            if has_arrived:
-                hashing.do(self._hash_and_settle)
-            else:
-                self._settled.set()
+            self._let_go_of_sources()
 
-    def _measure(self, on_devices: list[Staged], found: list[Measured]) -> None:
+    def _measure(self, found: list[Measured]) -> None:
         try:
-            found += measure_staged(on_devices)
+            found += measure_staged(self._shipment.loads) if self._measures else []
         except torch.cuda.OutOfMemoryError as error:
             logger.warning("a snapshot is not measured, the device has no room for it: %s", error)
 

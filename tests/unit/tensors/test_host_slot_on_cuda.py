@@ -334,3 +334,64 @@ def test_workers_that_are_forked_later_do_no_harm():
     assert copies.verify()
     held.restore()
     assert everything(model, optimizer) == before
+
+
+LARGE_BYTES = 4 << 30
+"""What takes a device a tenth of a second to carry to the host."""
+
+
+@pytest.fixture(scope="module")
+def large():
+    made = torch.arange(LARGE_BYTES // 8, device="cuda")
+    slot = HostSlot()
+    slot.reserve(LARGE_BYTES + (1 << 20), pinned=True)
+    return made, slot
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_training_reads_does_not_queue_behind_a_snapshot(way, large):
+    made, slot = large
+    copies = HostCopies(slot, way=way)
+    copies.writers.append(torch.optim.SGD([nn.Parameter(torch.zeros(1, device="cuda"))]))  # it takes no step here
+    keep(made, copies, until_update=True)
+    number = torch.tensor(7.0, device="cuda")
+    torch.cuda.synchronize()
+    copies.start()
+    assert [number.item() for _ in range(5)] == [7.0] * 5
+    assert not copies.is_complete()
+    copies.wait()
+    assert copies.verify()
+
+
+def test_a_step_that_cannot_wait_has_the_rest_sent_at_once(large):
+    made, slot = large
+    expected = made.clone()
+    copies = HostCopies(slot, way="direct")
+    parameter = nn.Parameter(made.view(torch.float64))
+    copies.writers.append(optimizer := torch.optim.SGD([parameter], lr=1.0))
+    kept = keep(made, copies, until_update=True)
+    torch.cuda.synchronize()
+    copies.start()
+    parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    assert not copies.is_complete()  # the device waits, not the host
+    torch.cuda.synchronize()
+    assert not torch.equal(made, expected)
+    made.copy_(kept.copy.values)
+    assert torch.equal(made, expected)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_whoever_looks_for_synchronisations_is_not_told_of_a_snapshot(way):
+    made = noise((64 << 20,), torch.float32)
+    slot = pinned_slot()
+    slot.reserve(300 << 20, pinned=True)
+    copies = HostCopies(slot, way=way)
+    kept = keep(made, copies, until_update=True, measure=True)
+    torch.cuda.set_sync_debug_mode("error")
+    copies.start()
+    copies.wait()
+    copies.norms()
+    torch.cuda.set_sync_debug_mode("default")
+    assert copies.verify()
+    assert bits(kept.copy.values) == bits(made)

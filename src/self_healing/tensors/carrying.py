@@ -1,0 +1,181 @@
+"""The way from a device to the host, travelled so that training's own transfers get through.
+
+A device carries transfers to the host one after the other, in the order in which they were asked for: a single number
+that training reads waits for all of a snapshot that was sent at once. So a snapshot is sent in chunks, each when the
+one before has arrived. A loop of torch's own does that, which needs python's lock for a group of chunks only once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from .host_layout import Piece
+from .side_stream import side_stream
+
+CHUNK_BYTES = 16 << 20
+"""A third of a millisecond over PCIe 5, behind which the host's bookkeeping for the next one hardly shows."""
+CHUNKS_AT_ONCE = 8
+"""After so many it is looked whether somebody is in a hurry."""
+LOOK_S = 1e-3
+"""How often it is looked whether a device has come to where a snapshot was taken."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """A piece that is ready to be carried to the host once a device has come to an event."""
+
+    piece: Piece
+    memory: Tensor | None
+    """The copy on the device; None where the tensors themselves are read."""
+    ready: torch.cuda.Event
+
+    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Return where to and where from, in chunks."""
+        for target, source in self._parts():
+            yield from zip(target.split(step := _elements(target)), source.split(step), strict=True)
+
+    def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+        if self.memory is not None:
+            yield self.piece.memory, self.memory
+            return
+        for run in self.piece.runs:
+            yield from zip(run.views(self.piece.memory, self.piece.start), run.flat(), strict=True)
+
+
+class Shipment:
+    """What devices carry to the host for one snapshot; sent by another thread than the one that waits for it."""
+
+    def __init__(self) -> None:
+        self.loads: list[Load] = []
+        self.devices: dict[torch.device, torch.cuda.Event] = {}
+        """When each has read everything; recorded by the time that everything is sent."""
+        self._is_sent = threading.Event()
+        self._has_arrived = False
+        self._failure: RuntimeError | None = None
+
+    def carry(self) -> None:
+        """Carry everything to the host. The memory of each piece is the device's again as soon as it was read."""
+        while self.loads:
+            _carry(self.loads.pop(0))
+
+    def all_sent(self) -> None:
+        """Note that nothing more will be read."""
+        for device, event in self.devices.items():
+            event.record(side_stream(device))
+        self._is_sent.set()
+
+    def failed(self, error: RuntimeError) -> None:
+        """Note that it will never arrive."""
+        self._failure = error
+        self._is_sent.set()
+
+    def is_there(self) -> bool:
+        """Say whether everything has arrived."""
+        return self._is_sent.is_set() and all(event.query() for event in self.devices.values())
+
+    def wait(self) -> None:
+        """Wait until everything has arrived."""
+        if self._has_arrived:
+            return
+        self._is_sent.wait()
+        if self._failure is not None:
+            raise RuntimeError(f"this snapshot did not arrive in host memory: {self._failure}") from self._failure
+        for event in self.devices.values():
+            event.synchronize()
+        self._has_arrived = True
+
+    def wait_before_write(self) -> None:
+        """Have the current stream of each device wait for it; the host goes on when the rest is sent."""
+        if self.is_there():
+            return
+        with _hurry:
+            self._is_sent.wait()
+        for device, event in self.devices.items():
+            torch.cuda.current_stream(device).wait_event(event)
+
+
+class _Hurry:
+    """Entered by those who cannot go on before everything is sent."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._is_on = threading.Event()
+
+    def __enter__(self) -> None:
+        self._change(1)
+
+    def __exit__(self, *_: object) -> None:
+        self._change(-1)
+
+    def _change(self, by: int) -> None:
+        with self._lock:
+            self._waiting += by
+            (self._is_on.set if self._waiting else self._is_on.clear)()
+
+    def is_on(self) -> bool:
+        return self._is_on.is_set()
+
+    def wait(self, seconds: float) -> None:
+        self._is_on.wait(seconds)
+
+
+_hurry = _Hurry()
+
+
+def _carry(load: Load) -> None:
+    """Carry a piece to the host chunk by chunk; returns when it is there, or sent in a hurry."""
+    with _after(load) as side:
+        is_ready = side.record_event()
+        while not _hurry.is_on() and not is_ready.query():  # what waits within torch cannot be told to hurry
+            _hurry.wait(LOOK_S)
+        chunks = load.chunks()
+        while group := list(islice(chunks, CHUNKS_AT_ONCE)):
+            _copy(group, side, is_waited_for=not _hurry.is_on())
+        _keep_until_read(load, side)
+
+
+def carry_at_once(load: Load) -> None:
+    """Send a piece on its way."""
+    with _after(load) as side:
+        _copy(list(load.chunks()), side, is_waited_for=False)
+        _keep_until_read(load, side)
+
+
+@contextmanager
+def _after(load: Load) -> Iterator[torch.cuda.Stream]:
+    """Do something on the side, when a piece is ready."""
+    side = side_stream(load.piece.device)
+    with torch.cuda.stream(side):
+        side.wait_event(load.ready)
+        yield side
+
+
+def _copy(group: list[tuple[Tensor, Tensor]], side: torch.cuda.Stream, *, is_waited_for: bool) -> None:
+    targets, sources = [target for target, _ in group], [source for _, source in group]
+    # Whoever looks for synchronisations means those of training, and is not told of this thread's.
+    is_watched = torch.cuda.get_sync_debug_mode() != 0
+    torch._foreach_copy_(targets, sources, non_blocking=is_watched or not is_waited_for)
+    if is_watched and is_waited_for:
+        side.record_event(torch.cuda.Event(blocking=True)).synchronize()
+
+
+def _keep_until_read(load: Load, side: torch.cuda.Stream) -> None:
+    """Let nobody be given the memory before it was read."""
+    if load.memory is not None:
+        load.memory.record_stream(side)
+        return
+    for place in (place for run in load.piece.runs for place in run.places):
+        if place.source is not None:
+            place.source.record_stream(side)
+
+
+def _elements(tensor: Tensor) -> int:
+    return CHUNK_BYTES // tensor.element_size()
