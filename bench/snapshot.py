@@ -1,8 +1,8 @@
 """What a snapshot of a training run costs: how long training waits for it, how long it takes, how fast it is put back.
 
-Plain loops over Llamas of random weights, with a snapshot before the first of every few steps, in turns with steps
-without one; the device is waited for only at the ends of a turn, so that all the time the host takes for a snapshot
-counts. To explain what training waits: the time of the host for the first snapshot, which looks for everything, and for
+Plain loops over Llamas of random weights, in turns with and without a snapshot after the first of a few steps; the
+device is waited for only at the ends of a turn, so that all the time the host takes for a snapshot, and is not ahead of
+the device, counts. To explain what training waits: the time of the host for the first snapshot, which looks for everything, and for
 later ones, and what the device takes to stage the state and to compute its norms, which it does beside training. Staged: through a copy on the device. Direct: from the
 tensors themselves, the optimizer's step waits. The limits are 5 % of the copy, and where it is direct, besides, what the
 copy takes longer than forward and backward pass. Needs one GPU with 141 GB and 128 GiB of host memory for all of it;
@@ -252,7 +252,7 @@ def measure(name: str, ways: list[str], folder: str | None, rounds: int | None) 
     figures = {}
     for way in ways:  # one after the other: what a slot knows of its last snapshot is of one way
         figures[way] = each = copied(run, slot, way)
-        steps = max(2, math.ceil(1.5 * each.copy_s / step_s)) if CUDA else 2
+        steps = 1 + max(2, math.ceil(1.5 * each.copy_s / step_s)) if CUDA else 3
         in_turns(run, slot, way, each, steps, rounds or kind.rounds)
     plain = plain_copy()
     print(
@@ -280,9 +280,10 @@ def in_turns(run: Run, slot: HostSlot, way: str, figures: Figures, steps: int, r
             kept: list[Any] = []
 
             def turn(kept: list[Any] = kept) -> None:
+                run.steps(1)
                 kept += run.collect(slot, way)
                 kept[1].start()
-                run.steps(steps)
+                run.steps(steps - 1)
 
             figures.with_snapshot.append(seconds(turn))
             kept[1].norms()  # the next turn begins when everything of this one is over

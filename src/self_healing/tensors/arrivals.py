@@ -19,7 +19,7 @@ from torch import Tensor
 from .carrying import Load
 from .host_layout import Piece, Place
 from .norms import HALF
-from .side_stream import measuring_stream, side_stream
+from .side_stream import measuring_stream
 
 logger = logging.getLogger("self_healing.snapshots")
 
@@ -93,17 +93,17 @@ class Measured:
 
 
 @torch.no_grad()
-def measure_staged(loads: Sequence[Load]) -> list[Measured]:
-    """Measure copies on devices, in streams of their own; they may be let go of when this returns."""
+def measure_loads(loads: Sequence[Load]) -> list[Measured]:
+    """Measure what is to be carried to the host, beside that; a copy may be let go of when this returns."""
     found: list[Measured] = []
     for each in loads:
-        if each.memory is None:
-            continue
-        stream = measuring_stream(each.memory.device)
+        stream = measuring_stream(each.piece.device)
         with torch.cuda.stream(stream):
             stream.wait_event(each.ready)
-            found += measure_copy(each.piece, each.memory, stream)
-            each.memory.record_stream(stream)
+            found += _measured_in_place(each.piece, stream) if each.memory is None else []
+            if each.memory is not None:
+                found += measure_copy(each.piece, each.memory, stream)
+                each.memory.record_stream(stream)
     return found
 
 
@@ -113,11 +113,9 @@ def measure_copy(piece: Piece, memory: Tensor, stream: torch.cuda.Stream | None 
     return [_measured(places, run.to_measure(memory, piece.start), stream) for run, places in runs if places]
 
 
-def measure_in_place(piece: Piece) -> list[Measured]:
-    """Measure the tensors of a piece themselves, behind what is carried away."""
-    runs, stream = [run.measured() for run in piece.runs], side_stream(piece.device)
-    with torch.cuda.stream(stream):
-        return [_measured(p, [each.source for each in p if each.source is not None], stream) for p in runs if p]
+def _measured_in_place(piece: Piece, stream: torch.cuda.Stream) -> list[Measured]:
+    runs = [run.measured() for run in piece.runs]
+    return [_measured(places, [p.source for p in places if p.source is not None], stream) for places in runs if places]
 
 
 def _measured(places: list[Place], values: list[Tensor], stream: torch.cuda.Stream | None) -> Measured:

@@ -10,21 +10,56 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from .host_layout import Piece
-from .side_stream import side_stream
+from .side_stream import measuring_stream, side_stream
 
-CHUNK_BYTES = 16 << 20
-"""A third of a millisecond over PCIe 5, behind which the host's bookkeeping for the next one hardly shows."""
-CHUNKS_AT_ONCE = 8
+CHUNK_BYTES = 32 << 20
+"""Little more than half a millisecond over PCIe 5, behind which the host's bookkeeping for the next one hardly shows."""
+SMALL_BYTES = CHUNK_BYTES // 8
+"""Below this the bookkeeping does show: such chunks are sent together."""
+CHUNKS_AT_ONCE = 4
 """After so many it is looked whether somebody is in a hurry."""
 LOOK_S = 1e-3
 """How often it is looked whether a device has come to where a snapshot was taken."""
+
+
+Chunk = tuple[Tensor, Tensor]
+"""Where to, and where from."""
+
+
+@dataclass(slots=True, eq=False)
+class Group:
+    """Chunks that are copied before it is looked whether somebody is in a hurry."""
+
+    small: list[Chunk] = field(default_factory=list)
+    large: list[Chunk] = field(default_factory=list)
+    small_bytes: int = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Add one."""
+        nbytes = chunk[0].nbytes
+        is_small = nbytes < SMALL_BYTES
+        (self.small if is_small else self.large).append(chunk)
+        self.small_bytes += nbytes if is_small else 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether it is time to look, or training's transfers had to queue behind too many small ones."""
+        return len(self.large) >= CHUNKS_AT_ONCE or self.small_bytes >= CHUNK_BYTES
+
+    @torch.no_grad()
+    def copy(self, *, is_waited_for: bool) -> None:
+        """Copy all of them; each large one, else the last, is waited for before the next one is sent."""
+        ahead, waited_for = (self.small, self.large) if self.large else (self.small[:-1], self.small[-1:])
+        for chunks, is_waited in ((ahead, False), (waited_for, is_waited_for)):
+            targets, sources = [target for target, _ in chunks], [source for _, source in chunks]
+            if targets:
+                torch._foreach_copy_(targets, sources, non_blocking=not is_waited)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,12 +71,20 @@ class Load:
     """The copy on the device; None where the tensors themselves are read."""
     ready: torch.cuda.Event
 
-    def chunks(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Return where to and where from, in chunks."""
+    def groups(self) -> Iterator[Group]:
+        """Return everything in chunks."""
+        group = Group()
         for target, source in self._parts():
-            yield from zip(target.split(step := _elements(target)), source.split(step), strict=True)
+            step = CHUNK_BYTES // target.element_size()
+            for chunk in zip(target.split(step), source.split(step), strict=True):
+                group.add(chunk)
+                if group.is_full:
+                    yield group
+                    group = Group()
+        if group.small or group.large:
+            yield group
 
-    def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def _parts(self) -> Iterator[Chunk]:
         if self.memory is not None:
             yield self.piece.memory, self.memory
             return
@@ -66,8 +109,9 @@ class Shipment:
             _carry(self.loads.pop(0))
 
     def all_sent(self) -> None:
-        """Note that nothing more will be read."""
+        """Note that nothing more will be read, be it to measure it."""
         for device, event in self.devices.items():
+            side_stream(device).wait_stream(measuring_stream(device))
             event.record(side_stream(device))
         self._is_sent.set()
 
@@ -136,8 +180,7 @@ def _carry(load: Load) -> None:
         is_ready = side.record_event()
         while not _hurry.is_on() and not is_ready.query():  # what waits within torch cannot be told to hurry
             _hurry.wait(LOOK_S)
-        chunks = load.chunks()
-        while group := list(islice(chunks, CHUNKS_AT_ONCE)):
+        for group in load.groups():
             _copy(group, side, is_waited_for=not _hurry.is_on())
         _keep_until_read(load, side)
 
@@ -145,7 +188,8 @@ def _carry(load: Load) -> None:
 def carry_at_once(load: Load) -> None:
     """Send a piece on its way."""
     with _after(load) as side:
-        _copy(list(load.chunks()), side, is_waited_for=False)
+        for group in load.groups():
+            group.copy(is_waited_for=False)
         _keep_until_read(load, side)
 
 
@@ -158,12 +202,11 @@ def _after(load: Load) -> Iterator[torch.cuda.Stream]:
         yield side
 
 
-def _copy(group: list[tuple[Tensor, Tensor]], side: torch.cuda.Stream, *, is_waited_for: bool) -> None:
-    targets, sources = [target for target, _ in group], [source for _, source in group]
+def _copy(group: Group, side: torch.cuda.Stream, *, is_waited_for: bool) -> None:
     # Whoever looks for synchronisations means those of training, and is not told of this thread's.
     is_watched = torch.cuda.get_sync_debug_mode() != 0
-    torch._foreach_copy_(targets, sources, non_blocking=is_watched or not is_waited_for)
-    if is_watched and is_waited_for:
+    group.copy(is_waited_for=is_waited_for and not is_watched)
+    if is_waited_for and is_watched:
         side.record_event(torch.cuda.Event(blocking=True)).synchronize()
 
 
@@ -175,7 +218,3 @@ def _keep_until_read(load: Load, side: torch.cuda.Stream) -> None:
     for place in (place for run in load.piece.runs for place in run.places):
         if place.source is not None:
             place.source.record_stream(side)
-
-
-def _elements(tensor: Tensor) -> int:
-    return CHUNK_BYTES // tensor.element_size()

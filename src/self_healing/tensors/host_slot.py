@@ -18,14 +18,14 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .arrivals import Measured, arriving, hashing, measure_copy, measure_in_place, measure_staged, read
+from .arrivals import Measured, arriving, hashing, measure_copy, measure_loads, read
 from .carrying import Load, Shipment, carry_at_once
 from .copies import Copies, Found, TensorCopy, clone_of
 from .host_layout import Piece, Place, is_odd
 from .host_memory import HostBlock, hashes_at_once, hashes_one_by_one
 from .norms import HALF
 from .reused_memory import Arrangement, Bundle, HostSlot, Way
-from .side_stream import has_room, hold_back, side_stream, staged
+from .side_stream import has_room, hold_back, measuring_stream, side_stream, staged
 
 logger = logging.getLogger("self_healing.snapshots")
 
@@ -253,12 +253,10 @@ class HostCopies(Copies):
         if all(place.until_update for run in piece.runs for place in run.places):
             return [load]
         carry_at_once(load)  # there was no room to stage it, and whatever comes next may write to it
-        found += self._measured_in_place([load])
+        found += measure_loads([load]) if self._measures else []
         torch.cuda.current_stream().wait_stream(side_stream(piece.device))
+        torch.cuda.current_stream().wait_stream(measuring_stream(piece.device))
         return []
-
-    def _measured_in_place(self, loads: list[Load]) -> list[Measured]:
-        return [each for load in loads for each in measure_in_place(load.piece)] if self._measures else []
 
     def _let_go_of_sources(self) -> None:
         for place in self._loose.places:
@@ -345,9 +343,7 @@ class HostCopies(Copies):
         shipment = self._shipment
         try:
             self._measure(found)
-            direct = [load for load in shipment.loads if load.memory is None]
             shipment.carry()
-            found += self._measured_in_place(direct)
             shipment.all_sent()
             shipment.wait()
             self._norms.update(read(found, self.slot.numbers))
@@ -362,7 +358,7 @@ class HostCopies(Copies):
 
     def _measure(self, found: list[Measured]) -> None:
         try:
-            found += measure_staged(self._shipment.loads) if self._measures else []
+            found += measure_loads(self._shipment.loads) if self._measures else []
         except torch.cuda.OutOfMemoryError as error:
             logger.warning("a snapshot is not measured, the device has no room for it: %s", error)
 

@@ -368,11 +368,14 @@ def test_a_step_that_cannot_wait_has_the_rest_sent_at_once(large):
     expected = made.clone()
     copies = HostCopies(slot, way="direct")
     parameter = nn.Parameter(made.view(torch.float64))
-    copies.writers.append(optimizer := torch.optim.SGD([parameter], lr=1.0))
+    parameter.grad = torch.ones_like(parameter)
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    optimizer.step()  # its kernels are loaded, which waits for the device
+    made.copy_(expected)
+    copies.writers.append(optimizer)
     kept = keep(made, copies, until_update=True)
     torch.cuda.synchronize()
     copies.start()
-    parameter.grad = torch.ones_like(parameter)
     optimizer.step()
     assert not copies.is_complete()  # the device waits, not the host
     torch.cuda.synchronize()
