@@ -67,9 +67,9 @@ class Kind:
 KINDS = {
     "tiny": Kind("tiny", 4, length=16),
     "narrow": Kind("narrow", 4, length=16),
-    "136M": Kind("136M", 16, device_gb=30, host_gb=4),
-    "1B": Kind("1B", 8, device_gb=60, host_gb=30),
-    "7B-lora": Kind("7B", 4, dtype=torch.bfloat16, has_adapters=True, device_gb=60, host_gb=4),
+    "136M": Kind("136M", 16, rounds=30, device_gb=30, host_gb=4),
+    "1B": Kind("1B", 8, rounds=8, device_gb=60, host_gb=30),
+    "7B-lora": Kind("7B", 4, dtype=torch.bfloat16, has_adapters=True, rounds=8, device_gb=60, host_gb=4),
     "7B": Kind("7B", 2, dtype=torch.bfloat16, rounds=4, device_gb=120, host_gb=60),
 }
 
@@ -193,7 +193,7 @@ def copied(run: Run, slot: HostSlot, way: str) -> Figures:
     slot.gathered, slot.arrangement = {}, None  # the first one finds nothing it could use
     for _ in range(3):
         synchronize()
-        before = _active_bytes("current")
+        before = _allocated_bytes("current")
         if CUDA:
             torch.cuda.reset_peak_memory_stats()
         began = time.perf_counter()
@@ -203,7 +203,7 @@ def copied(run: Run, slot: HostSlot, way: str) -> Figures:
         starting.append(time.perf_counter() - began - collecting[-1])
         copies.wait()
         times.append(time.perf_counter() - began)
-        added = max(added, _active_bytes("peak") - before)
+        added = max(added, _allocated_bytes("peak") - before)
         copies.norms()  # waits until the memory is hashed
     staging_s, norms_s = on_the_device(slot)
     first = collecting[0] + starting[0]
@@ -230,8 +230,8 @@ def on_the_device(slot: HostSlot) -> tuple[float, float]:
     return min(staging[1:], default=math.nan), min(measuring[1:], default=math.nan)
 
 
-def _active_bytes(which: str) -> int:
-    return torch.cuda.memory_stats()[f"active_bytes.all.{which}"] if CUDA else 0
+def _allocated_bytes(which: str) -> int:
+    return torch.cuda.memory_stats()[f"allocated_bytes.all.{which}"] if CUDA else 0
 
 
 def measure(name: str, ways: list[str], folder: str | None, rounds: int | None) -> bool:

@@ -20,11 +20,11 @@ from .side_stream import measuring_stream, side_stream
 
 CHUNK_BYTES = 32 << 20
 """Little more than half a millisecond over PCIe 5, behind which the host's bookkeeping for the next one hardly shows."""
-SMALL_BYTES = CHUNK_BYTES // 8
+SMALL_BYTES = CHUNK_BYTES // 2
 """Below this the bookkeeping does show: such chunks are sent together."""
 CHUNKS_AT_ONCE = 4
 """After so many it is looked whether somebody is in a hurry."""
-LOOK_S = 1e-3
+LOOK_S = 2e-4
 """How often it is looked whether a device has come to where a snapshot was taken."""
 
 
@@ -176,10 +176,10 @@ _hurry = _Hurry()
 
 def _carry(load: Load) -> None:
     """Carry a piece to the host chunk by chunk; returns when it is there, or sent in a hurry."""
+    side = side_stream(load.piece.device)
+    while not (_hurry.is_on() or (load.ready.query() and side.query())):  # what waits within torch cannot be told to
+        _hurry.wait(LOOK_S)
     with _after(load) as side:
-        is_ready = side.record_event()
-        while not _hurry.is_on() and not is_ready.query():  # what waits within torch cannot be told to hurry
-            _hurry.wait(LOOK_S)
         for group in load.groups():
             _copy(group, side, is_waited_for=not _hurry.is_on())
         _keep_until_read(load, side)
