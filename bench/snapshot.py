@@ -33,9 +33,10 @@ from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from self_healing.snapshots.spacing import failures_per_second, steps_between
-from self_healing.tensors.arrivals import measure_copy
+from self_healing.tensors.arrivals import measure_loads
+from self_healing.tensors.carrying import staged
 from self_healing.tensors.host_slot import HostCopies, HostSlot
-from self_healing.tensors.side_stream import staged
+from self_healing.tensors.side_stream import measuring_stream
 from self_healing.tensors.state import capture
 
 CUDA = torch.cuda.is_available()
@@ -180,7 +181,6 @@ class Figures:
     start_s: float
     """... and to start the copy."""
     staging_s: float
-    norms_s: float
     steps: int = 0
     """How many steps a turn has."""
     without: list[float] = dataclasses.field(default_factory=list)
@@ -205,29 +205,27 @@ def copied(run: Run, slot: HostSlot, way: str) -> Figures:
         times.append(time.perf_counter() - began)
         added = max(added, _allocated_bytes("peak") - before)
         copies.norms()  # waits until the memory is hashed
-    staging_s, norms_s = on_the_device(slot)
     first = collecting[0] + starting[0]
-    return Figures(min(times), added, first, min(collecting[1:]), min(starting[1:]), staging_s, norms_s)
+    return Figures(min(times), added, first, min(collecting[1:]), min(starting[1:]), on_the_device(slot))
 
 
-def on_the_device(slot: HostSlot) -> tuple[float, float]:
-    """Return what staging takes on the device, and all norms; the host is ahead of it."""
-    pieces = [piece for piece in slot.arrangement.pieces if piece.device.type == "cuda" and not piece.is_direct]
-    staging, measuring = [math.nan], [math.nan]
-    for _ in range(3 if pieces else 0):
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+def on_the_device(slot: HostSlot) -> float:
+    """Return what it takes the device to stage everything and to compute its norms; the host is ahead of it."""
+    staging = [(piece, how) for piece, how in slot.arrangement.staging.items() if not piece.is_direct]
+    times = []
+    for _ in range(3 if CUDA and staging else 0):
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         synchronize()
         torch.cuda._sleep(200_000_000)  # noqa: SLF001  # clock cycles, a tenth of a second
-        events[0].record()
-        memory = [staged(piece) for piece in pieces]
-        events[1].record()
-        norms = [measure_copy(piece, each) for piece, each in zip(pieces, memory, strict=True) if each is not None]
-        events[2].record()
+        begin.record()
+        loads = [staged(piece, how) for piece, how in staging]
+        found = measure_loads([load for load in loads if load is not None])
+        torch.cuda.current_stream().wait_stream(measuring_stream(DEVICE))
+        end.record()
         synchronize()
-        del norms, memory
-        staging.append(events[0].elapsed_time(events[1]) / 1e3)
-        measuring.append(events[1].elapsed_time(events[2]) / 1e3)
-    return min(staging[1:], default=math.nan), min(measuring[1:], default=math.nan)
+        del loads, found
+        times.append(begin.elapsed_time(end) / 1e3)
+    return min(times, default=math.nan)
 
 
 def _allocated_bytes(which: str) -> int:
@@ -308,8 +306,8 @@ def tell(way: str, each: Figures, nbytes: int, step_s: float, passes_s: float) -
     share = max(0.0, stall_s) / (interval * without / each.steps)
     print(
         f"  {way:10s} copy {1e3 * each.copy_s:8.1f} ms {nbytes / each.copy_s / GB:6.1f} GB/s   on the device "
-        f"+{each.added_bytes / GB:5.2f} GB   {host}   staging {1e3 * each.staging_s:.2f} ms, norms "
-        f"{1e3 * each.norms_s:.2f} ms of the device   stall {1e3 * stall_s:+8.2f} ms "
+        f"+{each.added_bytes / GB:5.2f} GB   {host}   staging and norms "
+        f"{1e3 * each.staging_s:.2f} ms of the device   stall {1e3 * stall_s:+8.2f} ms "
         f"[{1e3 * (low - without):+.1f}, {1e3 * (high - without):+.1f}]   limit {1e3 * limit_s:7.2f} ms "
         f"{'holds' if stall_s <= limit_s else 'DOES NOT HOLD'}   turns of {each.steps} steps; "
         f"every {interval} steps: {100 * share:.3f} % of the time",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .carrying import Load
-from .host_layout import Piece, Place
+from .host_layout import Piece, Place, Run
 from .norms import HALF
 from .side_stream import measuring_stream
 
@@ -100,16 +100,24 @@ def measure_loads(loads: Sequence[Load]) -> list[Measured]:
         stream = measuring_stream(each.piece.device)
         with torch.cuda.stream(stream):
             stream.wait_event(each.ready)
-            found += _measured_in_place(each.piece, stream) if each.memory is None else []
-            if each.memory is not None:
-                found += measure_copy(each.piece, each.memory, stream)
-                each.memory.record_stream(stream)
+            if each.memory is None:
+                found += _measured_in_place(each.piece, stream)
+                continue
+            others = each.piece.runs
+            if each.staging is not None and each.squares is not None:
+                found.append(Measured(each.staging.places, each.squares.sqrt(), stream))
+                each.squares.record_stream(stream)
+                others = each.staging.others
+            found += measure_copy(each.piece, each.memory, stream, others)
+            each.memory.record_stream(stream)
     return found
 
 
-def measure_copy(piece: Piece, memory: Tensor, stream: torch.cuda.Stream | None = None) -> list[Measured]:
+def measure_copy(
+    piece: Piece, memory: Tensor, stream: torch.cuda.Stream | None = None, only: Sequence[Run] | None = None
+) -> list[Measured]:
     """Measure what was copied of a piece."""
-    runs = [(run, run.measured()) for run in piece.runs]
+    runs = [(run, run.measured()) for run in (piece.runs if only is None else only)]
     return [_measured(places, run.to_measure(memory, piece.start), stream) for run, places in runs if places]
 
 

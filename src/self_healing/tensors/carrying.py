@@ -17,6 +17,7 @@ from torch import Tensor
 
 from .host_layout import Piece
 from .side_stream import measuring_stream, side_stream
+from .staging import Staging
 
 CHUNK_BYTES = 32 << 20
 """Little more than half a millisecond over PCIe 5, behind which the host's bookkeeping for the next one hardly shows."""
@@ -70,6 +71,10 @@ class Load:
     memory: Tensor | None
     """The copy on the device; None where the tensors themselves are read."""
     ready: torch.cuda.Event
+    staging: Staging | None = None
+    """How the copy was made, where it was measured on the way, ..."""
+    squares: Tensor | None = None
+    """... and the sums of squares that came of it."""
 
     def groups(self) -> Iterator[Group]:
         """Return everything in chunks."""
@@ -90,6 +95,20 @@ class Load:
             return
         for run in self.piece.runs:
             yield from zip(run.views(self.piece.memory, self.piece.start), run.flat(), strict=True)
+
+
+def staged(piece: Piece, staging: Staging | None) -> Load | None:
+    """Copy a piece on its device; None where there is no room for it."""
+    squares = None
+    try:
+        memory = torch.empty(piece.end - piece.start, dtype=torch.uint8, device=piece.device)
+        if staging is None:
+            piece.copy_to(memory)
+        else:
+            squares = staging.copy_to(memory)
+    except torch.cuda.OutOfMemoryError:
+        return None
+    return Load(piece, memory, torch.cuda.current_stream().record_event(), staging, squares)
 
 
 class Shipment:

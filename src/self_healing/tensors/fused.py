@@ -163,15 +163,17 @@ def fused_judge(state: Tensor) -> FusedJudge | None:
     return fused_or_none(make, state.device)
 
 
-def fused_or_none(make: Callable[[], FusedT], device: torch.device) -> FusedT | None:
-    """Return what `make` builds, or None where this device or this torch has no kernels of ours."""
+def fused_or_none(
+    make: Callable[[], FusedT], device: torch.device, otherwise: str = "the host waits for each step's gradient norm"
+) -> FusedT | None:
+    """Return what `make` builds, or None where this device or this torch has no kernels of ours; say what follows."""
     if device.type != "cuda" or device.index != torch.cuda.current_device():
         return None
     try:
         return make()
     except (AttributeError, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         # RuntimeError is what a missing or failing compiler raises, AttributeError what a torch before 2.9.
-        _LOG.warning("our CUDA kernel could not be used, so the host waits for each step's gradient norm: %s", error)
+        _LOG.warning("our CUDA kernel could not be used, so %s: %s", otherwise, error)
         return None
 
 

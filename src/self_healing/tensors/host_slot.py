@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -19,13 +19,14 @@ import torch
 from torch import Tensor
 
 from .arrivals import Measured, arriving, hashing, measure_copy, measure_loads, read
-from .carrying import Load, Shipment, carry_at_once
+from .carrying import Load, Shipment, carry_at_once, staged
 from .copies import Copies, Found, TensorCopy, clone_of
 from .host_layout import Piece, Place, is_odd
 from .host_memory import HostBlock, hashes_at_once, hashes_one_by_one
 from .norms import HALF
 from .reused_memory import Arrangement, Bundle, HostSlot, Way
-from .side_stream import has_room, hold_back, measuring_stream, side_stream, staged
+from .side_stream import has_room, hold_back, measuring_stream, side_stream
+from .staging import Staging, staging_of
 
 logger = logging.getLogger("self_healing.snapshots")
 
@@ -175,14 +176,16 @@ class HostCopies(Copies):
         arrangement = slot.arrangement
         if arrangement is None or self._must_arrange or not arrangement.is_for(bundles, self._way):
             pieces = self._laid_out([place for bundle in bundles for place in bundle.places])
-            arrangement = Arrangement(bundles, self._way, pieces, self.is_direct)
+            will_last = all(bundle.is_reusable for bundle in bundles)
+            staging = {piece: staging_of(piece) for piece in pieces} if will_last else {}
+            arrangement = Arrangement(bundles, self._way, pieces, self.is_direct, staging)
         self.is_direct = arrangement.is_direct
         self._note_used(arrangement.pieces)
         loose = self._laid_out(self._loose.places, like=arrangement)
         self._note_used(loose)
         slot.gathered = {key: bundle for key, bundle in self._bundles.items() if bundle.is_reusable}
         slot.arrangement = arrangement if len(slot.gathered) == len(bundles) else None
-        self._copy([*arrangement.pieces, *loose])
+        self._copy([*arrangement.pieces, *loose], arrangement.staging)
 
     def _laid_out(self, places: list[Place], like: Arrangement | None = None) -> list[Piece]:
         """Give each tensor its place, behind what is in use; the same way as other tensors where these are given."""
@@ -212,7 +215,7 @@ class HostCopies(Copies):
         for piece in pieces:
             self._used[piece.block] = max(self._used.get(piece.block, 0), piece.end)
 
-    def _copy(self, pieces: list[Piece]) -> None:
+    def _copy(self, pieces: list[Piece], staging: Mapping[Piece, Staging | None]) -> None:
         found: list[Measured] = []
         shipment = self._shipment
         for device, of_device in itertools.groupby(sorted(pieces, key=_device_of), key=lambda piece: piece.device):
@@ -223,7 +226,7 @@ class HostCopies(Copies):
                 shipment.devices[device] = torch.cuda.Event(blocking=True)
                 for piece in of_device:
                     piece.block.devices.add(device)
-                    shipment.loads += self._load(piece, found)
+                    shipment.loads += self._load(piece, staging.get(piece), found)
         if shipment.devices:
             arriving.do(lambda: self._arrive(found))
             if self.is_direct:
@@ -240,16 +243,15 @@ class HostCopies(Copies):
         piece.copy_to(memory)
         return measure_copy(piece, memory) if self._measures else []
 
-    def _load(self, piece: Piece, found: list[Measured]) -> list[Load]:
+    def _load(self, piece: Piece, staging: Staging | None, found: list[Measured]) -> list[Load]:
         """Return what is to be carried to the host later on; what cannot wait is on its way when this returns."""
-        memory = None if piece.is_direct else staged(piece)
-        ready = torch.cuda.current_stream().record_event()
-        if memory is not None:
-            return [Load(piece, memory, ready)]
+        copy = None if piece.is_direct else staged(piece, staging)
+        if copy is not None:
+            return [copy]
         self.is_direct = True
         if not piece.is_direct:
             self.slot.arrangement = None  # the device has less room than it had: it is asked the next time
-        load = Load(piece, None, ready)
+        load = Load(piece, None, torch.cuda.current_stream().record_event())
         if all(place.until_update for run in piece.runs for place in run.places):
             return [load]
         carry_at_once(load)  # there was no room to stage it, and whatever comes next may write to it

@@ -12,6 +12,7 @@ from torch import Tensor
 from .copies import Contents
 from .host_layout import ALIGNED_BYTES, Filling, Piece, Place
 from .host_memory import HostBlock
+from .staging import Staging
 
 Way = Literal["auto", "staged", "direct"]
 HEADROOM_BYTES = 64 << 20
@@ -39,6 +40,8 @@ class Arrangement:
     way: Way
     pieces: list[Piece]
     is_direct: bool
+    staging: dict[Piece, Staging | None] = field(default_factory=dict)
+    """How those on devices are copied there."""
 
     def is_for(self, bundles: Sequence[Bundle], way: Way) -> bool:
         """Say whether it is that of these bundles, in this order."""

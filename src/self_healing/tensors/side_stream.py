@@ -6,11 +6,9 @@ import weakref
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.optim import Optimizer
 
 from .copies import Copies
-from .host_layout import Piece
 from .skip import innermost
 
 MARGIN_BYTES = 1 << 30
@@ -42,16 +40,6 @@ def measuring_stream(device: torch.device) -> torch.cuda.Stream:
     if device not in _measuring_streams:
         _measuring_streams[device] = torch.cuda.Stream(device)
     return _measuring_streams[device]
-
-
-def staged(piece: Piece) -> Tensor | None:
-    """Copy a piece on its device; return the bytes, None where there is no room for it."""
-    try:
-        memory = torch.empty(piece.end - piece.start, dtype=torch.uint8, device=piece.device)
-        piece.copy_to(memory)
-    except torch.cuda.OutOfMemoryError:
-        return None
-    return memory
 
 
 _held_back: weakref.WeakKeyDictionary[Optimizer, list[weakref.ref[Copies]]] = weakref.WeakKeyDictionary()
