@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -14,9 +12,8 @@ from self_healing.adapters.transformers import SelfHealingTrainer, healing
 from self_healing.core.errors import ConfigError
 from self_healing.drills.tiny_training import records
 
-_spec = importlib.util.spec_from_file_location("rehearsed", Path(__file__).with_name("rehearsed.py"))
-rehearsed = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(rehearsed)
+from . import rehearsed
+
 quick_collections = rehearsed.quick_collections
 MADE, make_default, mask = rehearsed.MADE, rehearsed.make_default, rehearsed.mask
 logged, moments, same, trace, weights = (

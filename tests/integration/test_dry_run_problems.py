@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import subprocess
 from pathlib import Path
@@ -12,9 +11,8 @@ import pytest
 from self_healing.adapters.rehearsal.dry_run import dry_run
 from self_healing.drills.tiny_training import records
 
-_spec = importlib.util.spec_from_file_location("rehearsed", Path(__file__).with_name("rehearsed.py"))
-rehearsed = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(rehearsed)
+from . import rehearsed
+
 quick_collections = rehearsed.quick_collections
 fails, make_default, mask, names = rehearsed.fails, rehearsed.make_default, rehearsed.mask, rehearsed.names
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pickle
-from pathlib import Path
 
 import pytest
 
@@ -19,9 +17,8 @@ from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import losses, weights
 
-_spec = importlib.util.spec_from_file_location("tight_memory", Path(__file__).with_name("tight_memory.py"))
-tight = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tight)
+from . import tight_memory as tight
+
 quick_collections = tight.quick_collections
 pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)

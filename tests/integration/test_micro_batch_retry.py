@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 
 from self_healing.adapters.memory.memory_plan import Lesson, MemoryPlan, Shape, Tactic
 
-_spec = importlib.util.spec_from_file_location("tight_memory", Path(__file__).with_name("tight_memory.py"))
-tight = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(tight)
+from . import tight_memory as tight
+
 quick_collections = tight.quick_collections
 pytestmark = pytest.mark.torch
 MAKERS = {"trainer": tight.make_trainer, "sft": tight.make_sft, "dpo": tight.make_dpo, "reward": tight.make_reward}

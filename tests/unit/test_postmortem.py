@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import random
-import sys
 import tracemalloc
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,10 +20,7 @@ from self_healing.report import changes
 from self_healing.report.postmortem import FILE_NAME, build_postmortem, postmortem_path
 from self_healing.report.story import MOST_ADVICE, MOST_LISTED
 
-_spec = importlib.util.spec_from_file_location("recorded_run", Path(__file__).with_name("recorded_run.py"))
-recorded_run = importlib.util.module_from_spec(_spec)
-sys.modules["recorded_run"] = recorded_run
-_spec.loader.exec_module(recorded_run)
+from . import recorded_run
 
 SEED = {
     "exit_reason": "exception", "exception_type": "OutOfMemoryError", "last_step": 847,

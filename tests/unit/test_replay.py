@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import random
 import subprocess
 import sys
 from dataclasses import replace as changed
-from pathlib import Path
 
 import pytest
 
@@ -23,10 +21,7 @@ from self_healing.core.secrets import Masker
 from self_healing.readers import open_recording
 from self_healing.replay import replay
 
-_spec = importlib.util.spec_from_file_location("recorded_run", Path(__file__).with_name("recorded_run.py"))
-recorded_run = importlib.util.module_from_spec(_spec)
-sys.modules["recorded_run"] = recorded_run
-_spec.loader.exec_module(recorded_run)
+from . import recorded_run
 
 
 def told(plans):

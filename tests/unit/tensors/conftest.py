@@ -23,3 +23,14 @@ def no_host_waits():
             return function(*args, **(kwargs or {}))
 
     return NoHostWaits
+
+
+@pytest.fixture
+def one_thread():
+    """The tensors are tiny: more threads only wait for each other."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

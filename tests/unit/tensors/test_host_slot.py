@@ -15,27 +15,9 @@ from self_healing.tensors.host_slot import HostCopies, HostSlot
 from self_healing.tensors.side_stream import hold_back
 from self_healing.tensors.state import capture, keep
 
-pytestmark = pytest.mark.torch
+from .captured import bits, noise
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The tensors are tiny: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def bits(tensor):
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def noise(shape, dtype, seed=0):
-    """Return a tensor of any bits whatever, NaNs of all kinds among them."""
-    size = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
-    raw = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    return (raw % 2 if dtype is torch.bool else raw).view(dtype).view(shape)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 
 class Own(torch.Tensor):

@@ -12,11 +12,12 @@ from self_healing.tensors import arrivals, host_layout, side_stream
 from self_healing.tensors.host_slot import HostCopies, HostSlot
 from self_healing.tensors.state import capture, keep
 
+from . import captured
+from .captured import bits, busy, everything, pinned_slot, training
+
 pytestmark = [pytest.mark.torch, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]
 
 WAYS = ["staged", "direct"]
-LONG = 1_000_000_000
-"""Clock cycles for which a device is kept busy: about half a second."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -40,15 +41,8 @@ def idle_device():
     torch.cuda.synchronize()
 
 
-def bits(tensor):
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
 def noise(shape, dtype, seed=0):
-    """Return a tensor of any bits whatever, NaNs of all kinds among them."""
-    size = torch.Size(shape).numel() * torch.empty((), dtype=dtype).element_size()
-    raw = torch.randint(0, 256, (size,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
-    return (raw % 2 if dtype is torch.bool else raw).view(dtype).view(shape).cuda()
+    return captured.noise(shape, dtype, seed, device="cuda")
 
 
 def tensors():
@@ -68,20 +62,6 @@ def tensors():
         torch.zeros(0, 4, device="cuda"),
         torch.tensor(7.0),  # counts of steps are on the host with many optimizers
     ]
-
-
-def pinned_slot():
-    """Return a slot that has its memory: to pin it later would wait for the device."""
-    slot = HostSlot()
-    slot.reserve(64 << 20, pinned=True)
-    slot.numbers(100)
-    return slot
-
-
-def busy(stream=None):
-    """Keep a stream occupied, so that all that comes after it is still to be done when the host goes on."""
-    with torch.cuda.stream(stream or torch.cuda.current_stream()):
-        torch.cuda._sleep(LONG)
 
 
 @pytest.mark.parametrize("piece", [1 << 30, 3 << 20], ids=["one-piece", "several-pieces"])
@@ -128,26 +108,6 @@ def test_what_the_forward_pass_may_write_to_is_never_read_late(way):
     assert not copies.is_complete()  # the device waits, not the host
     late.zero_()
     assert [bits(each.copy.values) for each in kept] == expected
-
-
-def training(fused=True, dtype=torch.float32, width=1024):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(width, width), nn.BatchNorm1d(width), nn.Linear(width, width)).cuda().to(dtype)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
-    data = torch.randn(8, 16, width, device="cuda", dtype=dtype)
-
-    def train(steps=3):
-        for step in range(steps):
-            model(data[step]).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-
-    return model, optimizer, train
-
-
-def everything(model, optimizer):
-    moments = [value for state in optimizer.state.values() for value in state.values()]
-    return [bits(each) for each in (*model.parameters(), *model.buffers(), *moments)]
 
 
 @pytest.mark.parametrize("fused", [True, False], ids=["fused", "foreach"])

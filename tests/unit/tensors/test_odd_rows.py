@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 
@@ -16,9 +14,8 @@ from torch.nn import functional  # noqa: E402
 
 from self_healing.tensors.odd_rows import count_rows, find_oddities, select_rows  # noqa: E402
 
-_spec = importlib.util.spec_from_file_location("planted", Path(__file__).with_name("planted.py"))
-planted = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(planted)
+from . import planted  # noqa: E402
+
 examine = planted.examine
 sentences = planted.sentences
 mlp = planted.mlp

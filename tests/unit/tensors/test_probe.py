@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from pathlib import Path
 
 import pytest
 
@@ -17,9 +15,8 @@ from torch.nn import functional  # noqa: E402
 from self_healing.tensors.probe import probe  # noqa: E402
 from self_healing.tensors.random_state import RandomState  # noqa: E402
 
-_spec = importlib.util.spec_from_file_location("planted", Path(__file__).with_name("planted.py"))
-planted = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(planted)
+from . import planted  # noqa: E402
+
 picture = planted.picture
 examine = planted.examine
 swapped = planted.swapped

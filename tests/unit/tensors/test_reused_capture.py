@@ -12,16 +12,9 @@ from torch import nn
 from self_healing.tensors.host_slot import HostCopies, HostSlot
 from self_healing.tensors.state import capture
 
-pytestmark = pytest.mark.torch
+from .captured import bits
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The tensors are tiny: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 
 class Net(nn.Module):
@@ -76,10 +69,6 @@ class Training:
             "state": [{k: plain(v) for k, v in s.items()} for s in optimizer.state.values()],
             "groups": [{k: plain(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups],
         }
-
-
-def bits(tensor):
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def plain(value):

@@ -15,20 +15,9 @@ from self_healing.tensors.host_slot import HostCopies, HostSlot
 from self_healing.tensors.random_state import RandomState
 from self_healing.tensors.state import capture, give_back, keep
 
-pytestmark = pytest.mark.torch
+from .captured import bits
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """The tensors are tiny: more threads only wait for each other."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-def bits(tensor):
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
 
 
 class Tied(nn.Module):
