@@ -19,6 +19,7 @@ from ...snapshots.disk_tier import DiskTier
 from ...snapshots.verdicts import StateVerdict
 from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
+from .best_checkpoint import keeping_all_checkpoints, name_a_best_that_is_there
 from .harm import is_unhealthy, may_have_harmed
 
 if TYPE_CHECKING:
@@ -104,6 +105,9 @@ class CheckpointCare:
         """Forget the checkpoints of steps that are undone; they stay where they are, and stay sick."""
         self.disk.returned(to_step)
         self._is_in_trouble = False
+        told = name_a_best_that_is_there(self.trainer, self.disk.states)
+        if told is not None:
+            self._desk.note("best-checkpoint-gone", told)
 
     @contextmanager
     def saving_what_is(self, known: StateVerdict) -> Iterator[None]:
@@ -141,14 +145,8 @@ class CheckpointCare:
         return _save_checkpoint
 
     def _save(self, save: Callable[[], Any], folder: Path) -> Any:
-        keeps_all = Wrapping()
-        if self._is_in_trouble and hasattr(self.trainer.args, "save_total_limit"):
-            keeps_all.replace(self.trainer.args, "save_total_limit", None)  # the last good one must not make room
-        try:
-            with self.disk.saving():
-                result = save()
-        finally:
-            keeps_all.restore()
+        with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble):
+            result = save()  # the last good one must not make room
         if folder.is_dir():
             if self._known is None:
                 self.audit()

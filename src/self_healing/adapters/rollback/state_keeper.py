@@ -27,6 +27,7 @@ from ...snapshots.verdicts import (
     newest_for_an_incident,
     verdict_when_taken,
 )
+from .best_checkpoint import keeping_all_checkpoints
 from .first_losses import FirstLosses
 from .harm import is_unhealthy, may_have_harmed
 from .in_loop import RollbackLoop, RollBackTo
@@ -359,7 +360,8 @@ class StateKeeper:
         name = f"checkpoint-{state.step}"
         if snapshot is None or (Path(trainer.args.output_dir) / name).exists():
             return f"{name} is there already"
-        with self.loop.snapshots.for_a_moment(snapshot):
+        # What is best by now must not make room for what is known to an earlier state.
+        with self.loop.snapshots.for_a_moment(snapshot), keeping_all_checkpoints(trainer):
             trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
         return f"{name} was written from memory"
 
