@@ -204,7 +204,6 @@ class TrainerSession:
             made_up = self._make_up(unsound)
         if any(reading.is_outlier for reading in readings):
             self.rollback.suspect()
-        self._answer_interrupt()
         for reading in readings:
             # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
             is_unknown = reading.is_routine_overflow or (self.surroundings.only_measures and not reading.norm)
@@ -216,6 +215,7 @@ class TrainerSession:
             self.rollback.made_up(applied, self.guard.rate)
         if must_know or unsound:
             self.desk.settle()
+        self._answer_interrupt()
 
     def _report(self, step: int, loss: float, norm: float | None, rate: float) -> None:
         values = {"loss": loss, "learning_rate": rate, "step_time_s": self._step_time_s}
@@ -290,6 +290,7 @@ class TrainerSession:
         """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
         number = self.interrupts.take()
         if number is not None:
+            self.desk.settle()  # what is written must be known to be sick or sound
             self.note("interrupted", f"{number.name} came; {self.emergency_checkpoint()}")
             if number in WARNINGS:
                 self.interrupts.pass_on(number)
