@@ -307,3 +307,18 @@ def test_a_state_that_cannot_be_taken_costs_nothing_else(clean, tmp_path):
     (told,) = notes(tmp_path, "no-snapshots")
     assert "could not be taken (NotImplementedError" in told
     assert all(a.equal(b) for a, b in zip(trainer.model.parameters(), clean.model.parameters(), strict=True))
+
+
+def test_the_time_of_steps_that_are_trained_once_more_is_told_as_lost(tmp_path):
+    import time
+
+    trainer, slept_s = tiny_trainer(tmp_path, max_steps=35), 0.01
+    trainer.model.register_forward_pre_hook(lambda module, args: time.sleep(slept_s))
+    raise_once_at(trainer, 29)
+    metrics = SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=20)).train().metrics
+    assert metrics["healing/lost_steps"] == 9
+    assert metrics["healing/lost_seconds"] >= 9 * slept_s
+    postmortem = json.loads((tmp_path / "postmortem.json").read_text())
+    assert postmortem["steps_lost"] == 9
+    assert postmortem["seconds_lost"] >= 9 * slept_s
+    assert postmortem["seconds_lost"] <= postmortem["running_time_seconds"]

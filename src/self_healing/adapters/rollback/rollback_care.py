@@ -157,6 +157,7 @@ class RollbackCare:
         return {
             "healing/rollbacks": loop.returns,
             "healing/lost_steps": loop.lost_steps,
+            "healing/lost_seconds": round(loop.lost_seconds, 3),
             "healing/trained_steps": trained,
         }
 
