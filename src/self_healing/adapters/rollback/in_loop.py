@@ -121,9 +121,9 @@ class RollbackLoop:
         return snapshot
 
     def is_in_reach(self, key: str) -> bool:
-        """Say whether the loop can return to a state without being left."""
+        """Say whether the loop can return to a state without being left: outside of an epoch there is none to do so."""
         snapshot = self.snapshots.get(key)
-        return snapshot is not None and self.data.holds(snapshot.place)
+        return self._epoch is not None and snapshot is not None and self.data.holds(snapshot.place)
 
     # -- what the loop calls -------------------------------------------------------------------------
 

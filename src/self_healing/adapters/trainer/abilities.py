@@ -184,6 +184,7 @@ class TrainerAbilities(LoopAbilities):
         latest = before_step if before_step is not None else step + 1  # another run's may lie there too
         if min_steps is not None:
             latest = min(step - min_steps + 1, latest if latest is not None else step)
+        latest = min(latest, int(self.loop.state.max_steps))  # from the last one the loop would train a step too many
         folder, passed_over = newest_usable(folders, latest, thorough=True)
         for _ in range(depth):
             older = newest_usable(folders, folder.step, thorough=True)[0] if folder is not None else None
