@@ -31,7 +31,8 @@ EFFECTS = {
         "exclude-node stop-run"
     ),
     Effect.RECIPE: (
-        "skip-step skip-batches quarantine-records scale-learning-rate rewarm-learning-rate tighten-clipping reset-moments"
+        "skip-step skip-batches quarantine-records scale-learning-rate rewarm-learning-rate tighten-clipping reset-moments "
+        "average-neighbours"
     ),
 }
 """What each action may do to the result. Changing a word here changes what users have allowed."""

@@ -234,22 +234,60 @@ def test_code_that_changes_weights_beside_the_optimizer_is_told_from_a_glitch(tm
     assert updates(trainer) == 60
 
 
-def test_an_exception_of_a_users_callback_is_his_and_nothing_is_trained_again(tmp_path):
+@pytest.mark.parametrize(("event", "step"), [("on_step_begin", 12), ("on_step_end", 12), ("on_epoch_begin", 40)])
+def test_an_exception_of_a_users_callback_is_his_and_nothing_is_trained_again(event, step, tmp_path):
     from transformers import TrainerCallback
 
-    class EnoughError(Exception):
+    class EnoughError(OSError):
         pass
 
-    class Stops(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == 12:
-                raise EnoughError
+    def stop(self, args, state, control, **kwargs):
+        if state.global_step == step:
+            raise EnoughError
 
-    trainer = tiny_trainer(tmp_path, callbacks=[Stops()])
+    stops = type("Stops", (TrainerCallback,), {event: stop})
+    trainer = tiny_trainer(tmp_path, callbacks=[stops()])
     with pytest.raises(EnoughError):
         SelfHealingTrainer(trainer).train()
-    assert trainer.state.global_step == updates(trainer) == 12
-    assert (tmp_path / "checkpoint-12").is_dir()
+    assert trainer.state.global_step == updates(trainer) == step
+    assert (tmp_path / f"checkpoint-{step}").is_dir()
+
+
+SAVES = {"save_strategy": "steps", "save_steps": 10, "eval_strategy": "steps", "eval_steps": 10}
+
+
+@pytest.mark.parametrize("saves", [SAVES, {}], ids=["checkpoints", "none"])
+def test_an_exception_after_the_last_epoch_is_not_answered_with_a_state_that_only_the_loop_can_return_to(
+    saves, tmp_path
+):
+    trainer, failed = tiny_trainer(tmp_path, max_steps=30, **saves), []
+    original = trainer._finalize_training
+
+    def finalize(*args, **kwargs):
+        """Stand for what a trainer does at the end, such as loading its best model."""
+        if not failed:
+            failed.append(1)
+            raise RuntimeError("an unspecified launch failure")
+        return original(*args, **kwargs)
+
+    trainer._finalize_training = finalize
+    session = SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=8))
+    if saves:
+        session.train()
+        assert updates(trainer) == trainer.state.global_step == 30
+    else:
+        with pytest.raises(RuntimeError, match="launch failure"):
+            session.train()
+    assert failed
+    done = [result for result in results(tmp_path) if result["action"] == "roll-back" and result["status"] == "done"]
+    assert all("checkpoint-" in result["text"] for result in done), "nobody is told of a return that never came"
+    assert bool(done) is bool(saves)
+
+
+def results(folder):
+    """Return what became of the actions of all plans."""
+    lines = [json.loads(line) for line in (folder / "healing" / "ledger.jsonl").read_text().splitlines()]
+    return [result for line in lines if line["kind"] == "outcome" for result in line["body"]["results"]]
 
 
 def test_a_run_that_is_given_up_keeps_sound_weights(tmp_path):
@@ -307,3 +345,18 @@ def test_a_state_that_cannot_be_taken_costs_nothing_else(clean, tmp_path):
     (told,) = notes(tmp_path, "no-snapshots")
     assert "could not be taken (NotImplementedError" in told
     assert all(a.equal(b) for a, b in zip(trainer.model.parameters(), clean.model.parameters(), strict=True))
+
+
+def test_the_time_of_steps_that_are_trained_once_more_is_told_as_lost(tmp_path):
+    import time
+
+    trainer, slept_s = tiny_trainer(tmp_path, max_steps=35), 0.01
+    trainer.model.register_forward_pre_hook(lambda module, args: time.sleep(slept_s))
+    raise_once_at(trainer, 29)
+    metrics = SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=20)).train().metrics
+    assert metrics["healing/lost_steps"] == 9
+    assert metrics["healing/lost_seconds"] >= 9 * slept_s
+    postmortem = json.loads((tmp_path / "postmortem.json").read_text())
+    assert postmortem["steps_lost"] == 9
+    assert postmortem["seconds_lost"] >= 9 * slept_s
+    assert postmortem["seconds_lost"] <= postmortem["running_time_seconds"]

@@ -30,6 +30,7 @@ FIELDS = {  # key: default, another value, values refused
     "good_after": (32, 8, (0, *WHOLE)),
     "min_batch_size": (1, 2, (0, *WHOLE)),
     "snapshot_memory_fraction": (0.5, 0, (1.0, *NUMBER)),
+    "average_neighbours": (False, True, (1, "yes", None)),
     "backoff_base_s": (30.0, 0, NUMBER),
     "quarantine_fraction": (0.001, 0.5, (1.5, *NUMBER)),
     "quarantine_records": (10, 0, WHOLE),

@@ -25,16 +25,18 @@ class Restored:
 class Training:
     """A made-up training loop that diverges once and recovers when it is rolled back past the bad data."""
 
-    def __init__(self, seed, fail_first):
+    def __init__(self, seed, fail_first, harm_of_low_rate):
         self.dice = random.Random(seed)
         self.step = 0
         self.saved = {}
         self.skipping = False
+        self.excess = 0.0
+        self.harm_of_low_rate = harm_of_low_rate
         self.stopped = False
         self.fails_left = fail_first
 
     def loss(self):
-        value = 1.5 + 2 * math.exp(-self.step / 80) + self.dice.gauss(0, 0.05)
+        value = 1.5 + 2 * math.exp(-self.step / 80) + self.dice.gauss(0, 0.05) + self.excess
         if self.step == 120:
             return 11.0
         if self.step in (160, 161, 162, 163) and not self.skipping:
@@ -58,6 +60,7 @@ class Training:
 
     def scale_learning_rate(self, factor, *, floor):
         self.skipping = True
+        self.excess = self.harm_of_low_rate if factor < 1 else 0.0  # until it is taken back
         return 1e-4 * factor
 
     def skip_step(self):
@@ -72,8 +75,9 @@ class Training:
 
 
 def record(
-    folder, *, config=None, seed=1, fail_first=2, attempts=2, steps=330, environ=None, last_words="CUDA out of memory."
-):
+    folder, *, config=None, seed=1, fail_first=2, attempts=2, steps=330, environ=None, last_words="CUDA out of memory.",
+    harm_of_low_rate=0.0,
+):  # fmt: skip
     """Train, heal and record; return the path of the ledger and the plans that were made."""
     config = config or HealingConfig()
     plans, clock, history = [], [0.0], None
@@ -81,7 +85,7 @@ def record(
     for attempt in range(attempts):
         past = read_ledger(path).entries if path.exists() else []
         ledger = Ledger(folder, environ=environ or {})
-        run = Training(seed + attempt, max(0, fail_first - attempt))
+        run = Training(seed + attempt, max(0, fail_first - attempt), harm_of_low_rate)
         offered = sorted(capabilities_of(run))
         body = {"config": config.to_dict(), "capabilities": offered, "mode": config.mode}
         ledger.append("config", "resolved", step=0, time_s=clock[0], body=body)

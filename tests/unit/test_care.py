@@ -372,3 +372,26 @@ def test_metrics_that_rules_look_up_are_never_crowded_out():
 
 def test_the_ladder_of_a_hang_ends_in_a_stop():
     assert [r.actions[0] for r in StepStalled.remedy] == [Alert(), RestartProcess(), StopRun()]
+
+
+BACK = (rung(RollBack(), success=0.9), rung(RollBack(), SkipBatches(), success=0.5))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["state-of-this-process", "checkpoint-of-another"])
+def test_the_watch_after_a_return_lasts_until_the_run_is_beyond_where_the_trouble_was(known):
+    run = Run(Alarm(), Alarm=BACK)
+    if known:
+        run.signal(SnapshotTaken(step=0, key="s"))
+    run.feed(19, alarm=0.0)
+    run.feed(alarm=2.0)
+    run.step = 0  # where it has returned to; the watch is 4 observations
+    run.feed(19, alarm=0.0)
+    assert run.names("verdict") == [], "nothing was shown yet: the trouble was at step 20"
+    run.feed(alarm=2.0)
+    assert run.names("verdict") == ["relapsed"]
+    run.step = 0
+    run.feed(20, alarm=0.0)
+    assert run.names("verdict") == ["relapsed"]
+    run.feed(alarm=0.0)
+    assert run.names("verdict") == ["relapsed", "recovered"]
+    assert run.plans() == ["roll-back", "roll-back+skip-batches"]

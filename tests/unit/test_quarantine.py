@@ -51,6 +51,15 @@ def test_a_changed_record_is_listed_again_and_the_newest_line_counts(tmp_path):
     assert Quarantine(tmp_path).records == {7: changed}
 
 
+def test_a_line_of_thousands_of_brackets_is_told_and_passed_over_like_any_other_damaged_one(tmp_path, caplog):
+    Quarantine(tmp_path).add(bad(7))
+    path = tmp_path / "healing/quarantine.jsonl"
+    with path.open("a") as file:
+        file.write('{"v": 1, "index": ' + "[" * 200_000 + "\n")
+    assert Quarantine(tmp_path).records == {7: bad(7)}
+    assert f"{path}:2: is not a line of this version and is passed over" in caplog.messages
+
+
 def test_torn_foreign_and_newer_lines_are_passed_over_and_a_torn_end_does_not_spoil_the_next(tmp_path):
     quarantine = Quarantine(tmp_path)
     quarantine.add(bad(7))

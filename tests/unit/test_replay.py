@@ -42,7 +42,7 @@ def rewritten(source, target, change):
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    return recorded_run.record(tmp_path_factory.mktemp("run"), seed=9, attempts=3)
+    return recorded_run.record(tmp_path_factory.mktemp("run"), seed=9, attempts=3, harm_of_low_rate=0.3)
 
 
 # --- ledgers ----------------------------------------------------------------------------------------------------

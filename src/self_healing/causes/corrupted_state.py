@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..actions.average_neighbours import AverageNeighbours
 from ..actions.rewarm_learning_rate import RewarmLearningRate
 from ..actions.roll_back import RollBack
 from ..actions.scale_learning_rate import ScaleLearningRate
@@ -40,6 +41,7 @@ class CorruptedState(Cause):
         rung(RollBack(), SkipBatches(), success=0.9),
         rung(RollBack(depth=1), SkipBatches(), RewarmLearningRate(), success=0.6),
         rung(RollBack(depth=2), ScaleLearningRate(), success=0.4),
+        rung(AverageNeighbours(), success=0.3),
         rung(StopRun()),
     )
 

@@ -57,7 +57,7 @@ def _of_actions(config: HealingConfig, capabilities: frozenset[str] | None) -> I
     """Yield the keys that only actions read which are never planned, above the ceiling, or not offered by the run."""
     readers: dict[str, list[type[Action]]] = {}
     for action in discover_classes("self_healing.actions", Action).values():
-        for key in action.fills.values():
+        for key in (*action.fills.values(), *((action.opt_in,) if action.opt_in else ())):
             readers.setdefault(key, []).append(action)
     if config.mode == "observe":
         yield from ((key, "mode is observe, so that no plans are made") for key in (*PLANNING, *readers))

@@ -110,6 +110,8 @@ class HealingConfig(LayeredConfig):
     """Share of the free host memory that kept states may take, for all processes of a machine; 0 keeps none."""
     good_after: Count = 32
     """Healthy observations after which a kept state counts as good."""
+    average_neighbours: bool = False
+    """Where no state can be returned to, replace weights that are NaN by the average of the neighbouring layers'."""
     backoff_base_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     """Seconds before the first retry of a failed operation; each further one waits longer."""
     quarantine_fraction: Annotated[float, Field(ge=0, le=1)] = 0.001

@@ -39,6 +39,8 @@ class Action:
     """Steps of work it is assumed to lose or to slow down until it has been measured."""
     fills: ClassVar[Mapping[str, str]] = {}
     """Fields that come from the user's settings when left at None: field name to setting name."""
+    opt_in: ClassVar[str | None] = None
+    """The setting that must be switched on for it; None for an action that the effect ceiling alone decides on."""
     seed_name: ClassVar[str | None] = None
     """The name users of `postmortem.json` know it by, where that differs from ours."""
     retries_faithfully: ClassVar[bool] = False

@@ -61,6 +61,13 @@ class CanResetMoments(Protocol):
 
 
 @runtime_checkable
+class CanAverageNeighbours(Protocol):
+    """Weights that are not finite can be had from the layers beside them, where no state can be returned to."""
+
+    def average_neighbours(self) -> str: ...
+
+
+@runtime_checkable
 class CanSplitMicroBatch(Protocol):
     """The failed micro-batch can be run again in smaller pieces with the same effective batch."""
 
@@ -158,8 +165,8 @@ CAPABILITIES: dict[str, type] = {
     kebab_case(cls.__name__): cls
     for cls in (
         CanSkipStep, CanRollBack, CanSkipBatches, CanScaleLearningRate, CanRewarmLearningRate, CanTightenClipping,
-        CanResetMoments, CanSplitMicroBatch, CanHalveBatchSize, CanEnableGradientCheckpointing, CanClearCache,
-        CanSaveCheckpoint, CanRetry, CanRestart, CanExcludeNode, CanQuarantine, CanAlert, CanStop,
+        CanResetMoments, CanAverageNeighbours, CanSplitMicroBatch, CanHalveBatchSize, CanEnableGradientCheckpointing,
+        CanClearCache, CanSaveCheckpoint, CanRetry, CanRestart, CanExcludeNode, CanQuarantine, CanAlert, CanStop,
     )
 }  # fmt: skip
 """Every capability by its name in ledgers, such as `can-roll-back`."""

@@ -153,7 +153,7 @@ class Care:
         if case.phase is Phase.CLOSED:  # closed with another one of the same metric
             return
         if case.phase is Phase.WATCHING:
-            if case.watched >= case.watch:
+            if case.is_watch_over(step):
                 self._end_of_watch(case, step)
         elif case.quiet >= QUIET_AFTER:
             self._close(case, "passed")
@@ -246,7 +246,12 @@ class Care:
             if other is not case and (rewound or other.incident.failure is plan.failure):
                 self._close(other, "rewound" if rewound else "covered", release=not rewound)
         evals = self.office.history.last("eval_loss", 1)
-        case.start_watching(rewound=rewound, eval_before=evals[0] if evals else None, at_s=self.office.now_s)
+        case.start_watching(
+            rewound=rewound,
+            eval_before=evals[0] if evals else None,
+            at_s=self.office.now_s,
+            returned_to=outcome.step,
+        )
         if case.incident.metric is not None and plan.hold_longest is None and not rewound:
             self.office.history.forget_evidence(case.incident.metric)
 

@@ -62,6 +62,8 @@ class Case:
     """Likewise since the plan was carried out."""
     watch: int = 0
     """Observations after which the plan is judged."""
+    beyond_step: int | None = None
+    """The step that must have been passed too, where the plan has returned to before it: the trouble was there."""
     plan: Plan | None = None
     excess_when_acted: float | None = None
     before: Reference | None = None
@@ -116,13 +118,16 @@ class Case:
         self.wants_plan = False
         self.excess_when_acted = self.incident.excess
 
-    def start_watching(self, *, rewound: bool, eval_before: float | None, at_s: float) -> None:
-        """Record that the plan was carried out."""
+    def start_watching(
+        self, *, rewound: bool, eval_before: float | None, at_s: float, returned_to: int | None = None
+    ) -> None:
+        """Record that the plan was carried out, and the step that it has returned to."""
         self.move(Phase.WATCHING)
         self.acted_s = at_s
         self.has_rewound = rewound
         assert self.plan is not None
         self.watch = self.plan.watch
+        self.beyond_step = self.plan.step if returned_to is not None and returned_to < self.plan.step else None
         self.watched = 0
         self.quiet = 0
         self.eval_before = eval_before
@@ -131,6 +136,10 @@ class Case:
         if rewound:
             self.holds_samples = False
         self.recent.clear()
+
+    def is_watch_over(self, step: int) -> bool:
+        """Say whether the plan can be judged after an observation of a step."""
+        return self.watched >= self.watch and (self.beyond_step is None or step > self.beyond_step)
 
     def reopen(self) -> None:
         """Ask for a plan again: the last one was refused, failed, or did not help."""

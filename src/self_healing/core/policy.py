@@ -106,6 +106,9 @@ class Policy:
             return "a warning starts only actions of effect nothing"
         if rung.effect > self.settings.max_effect:
             return f"effect {rung.effect} is above the ceiling {self.settings.max_effect}"
+        not_wanted = sorted({a.opt_in for a in rung.actions if a.opt_in and not getattr(self.settings, a.opt_in)})
+        if not_wanted:
+            return f"{', '.join(not_wanted)} is not switched on"
         missing = sorted({c for action in rung.actions if (c := action.capability()) and c not in now.capabilities})
         if missing:
             return f"this run has no {', '.join(missing)}"

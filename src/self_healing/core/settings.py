@@ -21,3 +21,4 @@ class Settings:
     min_batch_size: int = 1
     rollback_steps: int | None = None
     backoff_base_s: float = 30.0
+    average_neighbours: bool = False

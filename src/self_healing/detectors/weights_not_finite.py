@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..actions.average_neighbours import AverageNeighbours
 from ..actions.roll_back import RollBack
 from ..actions.scale_learning_rate import ScaleLearningRate
 from ..actions.skip_batches import SkipBatches
@@ -37,6 +38,7 @@ class WeightsNotFinite(Detector):
         rung(RollBack(), success=0.9),
         rung(RollBack(), SkipBatches(), success=0.9),
         rung(RollBack(depth=1), SkipBatches(), ScaleLearningRate(), success=0.6),
+        rung(AverageNeighbours(), success=0.3),
         rung(StopRun(), success=1.0),
     )
     examples = (

@@ -17,7 +17,7 @@ from .clean import Cleaner, number_of, step_of
 logger = logging.getLogger("self_healing.report")
 
 _CATALOGUE = "self_healing.actions"
-_ONCE = frozenset({"skip-step", "skip-batches", "quarantine-records", "reset-moments"})
+_ONCE = frozenset({"skip-step", "skip-batches", "quarantine-records", "reset-moments", "average-neighbours"})
 """Recipe actions that change no setting: they happen once and are listed elsewhere."""
 _LASTING = frozenset({"halve-batch-size", "enable-gradient-checkpointing", "exclude-node"})
 """Actions that keep the recipe, but leave the run configured in another way than it was asked for."""

@@ -13,6 +13,7 @@ from ..core.failure import Effect, Severity
 from ..core.ledger import CONTINUES, Entry
 from .changes import Changes, spelled
 from .clean import Cleaner, as_text, number_of, seconds_of, step_of
+from .step_times import StepTimes
 
 MOST_LISTED = 500
 """Incidents, plans and attempts listed, the newest; older ones are counted and stay in the totals."""
@@ -42,6 +43,11 @@ class Attempt:
     seconds_lost: float = 0.0
     metrics: dict[str, object] = field(default_factory=dict)
     """The newest value of each metric."""
+    times: StepTimes = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin to measure."""
+        self.times = StepTimes(self.began_s)
 
     def to_json(self) -> dict[str, object]:
         """Return the attempt as the report lists it."""
@@ -95,6 +101,7 @@ class Story:
             case "signal":
                 attempt.last_step = entry.step
                 if entry.name == "metrics":
+                    attempt.times.seen(entry.step, entry.time)
                     _keep_newest(attempt.metrics, _mapping(entry.body.get("values")))
             case "incident":
                 self._take_incident(entry, attempt)
@@ -173,6 +180,8 @@ class Story:
         after = step_of(body.get("step_after"))
         lost = 0 if after is None else max(0, entry.step - after)
         seconds = seconds_of(body.get("seconds"))
+        if after is not None and lost:  # what was trained since is trained once more
+            seconds += attempt.times.returned(after, entry.time)
         action: dict[str, object] = {
             "failure": clean.line(body.get("failure", "other")),
             "diagnosis": self._sentence(key, plan),

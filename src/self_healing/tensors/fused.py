@@ -58,7 +58,7 @@ extern "C" __global__ void self_healing_judge(
     if (clips && outlier) coefficient = fminf(coefficient, expf(CLIP_Z * CLIP_Z * scale / z - distance));
     if (!finite) coefficient = 1.0f;
 
-    const bool unsound = !finite || (by_loss && loss - loss != 0.0f);
+    const bool lost = by_loss && loss - loss != 0.0f, unsound = !finite || lost;
     const bool skip = holds && (unsound || held > 0.5f);
     if (holds) memory[7] = skip;
     memory[8] = coefficient; memory[9] = !finite; memory[10] = skip;
@@ -66,7 +66,7 @@ extern "C" __global__ void self_healing_judge(
     row[0] = loss; row[1] = !unsound; row[2] = !skip; row[3] = norm; row[4] = coefficient;
     row[5] = z; row[6] = !finite; row[7] = outlier; row[8] = memory[13];
 
-    if (held > 0.5f) return;  // it is learned when it is made up
+    if (held > 0.5f || lost) return;  // it is learned when it is made up
     if (usable && strange) {
         memory[5] = x; memory[6] = newest; memory[4] = streak + 1.0f;
         if (streak + 1.0f >= NEW_NORMAL_AFTER) {

@@ -107,8 +107,12 @@ class GradientGate:
         clips = self.clip_outliers and self.always is None and self.per_tensor is None
         flags = Flags(clips=clips, holds=holds, by_loss=by_loss)
         fused = self._fused if norms.as_torch.dtype is not torch.float64 else None
-        # What is held back comes again when it is made up: it is learned then, and not twice.
+        # What is held back comes again when it is made up: it is learned then, and not twice. So does a step whose loss
+        # is not finite, whatever its gradients are.
         self._held = fused.held if fused is not None else self._one if self._is_held else self._zero
+        if by_loss and loss is not None and (self.always is not None or self.per_tensor is not None):
+            is_lost = ~torch.isfinite(loss.detach().reshape(()))
+            self._held = torch.maximum(self._held, is_lost.to(self._held))
         if self.per_tensor is not None:  # first: the judgement writes down what is held back from now on
             self.coefficient = self.per_tensor.clip_(grads, norms, max_norm, self._held)
         if fused is not None:
@@ -146,8 +150,10 @@ class GradientGate:
     def _judge(self, norms: Norms, loss: Tensor | None, max_norm: float | None, flags: Flags) -> Tensor | None:
         """Judge by numbers, and return what the gradients are to be multiplied by; None leaves them as they are."""
         norm, value = _numbers(norms.total, loss)
-        found = self._baseline.judge(norm if norm <= LARGEST_FLOAT else math.inf, learns=not self._is_held)
-        is_sound = found.is_finite and (not flags.by_loss or math.isfinite(value))
+        loss_is_sound = not flags.by_loss or math.isfinite(value)
+        learns = loss_is_sound and not self._is_held
+        found = self._baseline.judge(norm if norm <= LARGEST_FLOAT else math.inf, learns=learns)
+        is_sound = found.is_finite and loss_is_sound
         is_skipped = flags.holds and (self._is_held or not is_sound)
         if flags.holds:
             self._is_held = is_skipped

@@ -242,7 +242,8 @@ class _Probe:
 
     def _watch_forward(self) -> tuple[_Outcome, Watch]:
         outcome = self._run(self.batch, watch=(watch := Watch(self.inner)))
-        if outcome.error and not self.whole.error:  # this step does not bear to be run forward only
+        if (outcome.error or outcome.fine) and not self.whole.error:
+            # This step does not bear to be run forward only, or does something else where no gradients are wanted.
             self.full = True
             outcome = self._run(self.batch, watch=(watch := Watch(self.inner)))
         return outcome, watch

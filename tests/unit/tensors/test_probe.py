@@ -219,6 +219,14 @@ def test_a_fault_that_does_not_come_back_is_transient(llama):
     assert (found.kind, found.rows, found.forwards) == ("transient", None, 1)
 
 
+def test_what_is_not_finite_only_where_gradients_are_wanted_is_not_called_transient():
+    """Losses and kernels of their own take another way without them."""
+    model = mlp()
+    model.register_forward_hook(lambda _module, _args, out: out * math.nan if torch.is_grad_enabled() else None)
+    found = examine(model, mlp_step(model), {"x": torch.randn(6, 8)})
+    assert (found.kind, found.phase) == ("overflow", "forward")
+
+
 def test_a_fault_that_comes_and_goes_is_transient_too():
     faults = iter([True])
     model = nn.Sequential(nn.Linear(8, 4), Boom(lambda x: x * math.nan if next(faults, False) else x))

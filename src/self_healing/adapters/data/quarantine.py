@@ -228,7 +228,7 @@ def _from_line(line: bytes) -> BadRecord | None:
         if not isinstance(raw, dict) or raw.pop("v", None) != SCHEMA:
             return None
         record = BadRecord(**raw)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RecursionError):  # thousands of nested brackets
         return None
     replaced = record.replaced_by
     is_whole = type(record.index) is int and isinstance(record.hash, str) and isinstance(record.dataset, str)

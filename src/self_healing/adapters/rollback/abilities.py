@@ -84,6 +84,16 @@ class RollbackAbilities(TrainerAbilities):
         self._onset = step + 1
         return restored
 
+    def average_neighbours(self) -> str:
+        """Do it, and compare later states with none from before."""
+        said = super().average_neighbours()
+        self.keeper.audit.begin()
+        return said
+
+    def _can_be_returned_to(self) -> str | None:
+        kept = self.keeper.choose(before_step=None, depth=0, min_steps=None)
+        return super()._can_be_returned_to() if kept is None else kept.key
+
     def take_return(self) -> RollBackTo | None:
         """Return where to return to, once."""
         asked, self.returning = self.returning, None

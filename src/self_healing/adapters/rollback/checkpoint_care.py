@@ -19,6 +19,7 @@ from ...snapshots.disk_tier import DiskTier
 from ...snapshots.verdicts import StateVerdict
 from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
+from .best_checkpoint import keeping_all_checkpoints, name_a_best_that_is_there
 from .harm import is_unhealthy, may_have_harmed
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class CheckpointCare:
         self._desk = desk
         self._folder = folder
         self._weights_are_finite = weights_are_finite
-        self.audit: Callable[[], None] = lambda: None
-        """Is called for each checkpoint that holds the state of this moment."""
+        self.audit: Callable[[], StateVerdict | None] = lambda: None
+        """Is called for each checkpoint that holds the state of this moment; says what is wrong with that state."""
         self._is_in_trouble = False
         self._known: StateVerdict | None = None
 
@@ -90,20 +91,28 @@ class CheckpointCare:
     def step_ends(self, step: int, incidents: Iterable[Incident]) -> None:
         """Judge the checkpoints by what is open at the end of a step."""
         known = list(incidents)
-        harmful = [each for each in known if may_have_harmed(each)]
-        for incident in harmful:
-            self.disk.incident_opened(
-                incident.name, incident.step if incident.onset_step is None else incident.onset_step
-            )
+        harmful = self._suspect(known)
         if self._is_in_trouble and not harmful:
             self.disk.incidents_over()
         self._is_in_trouble = bool(harmful)
         self.disk.observed(step, is_healthy=not any(map(is_unhealthy, known)))
 
+    def _suspect(self, incidents: Iterable[Incident]) -> list[Incident]:
+        """Mark what holds harmed steps, and whatever is written from now on; return what may have harmed them."""
+        harmful = [each for each in incidents if may_have_harmed(each)]
+        for incident in harmful:
+            self.disk.incident_opened(
+                incident.name, incident.step if incident.onset_step is None else incident.onset_step
+            )
+        return harmful
+
     def returned(self, to_step: int) -> None:
         """Forget the checkpoints of steps that are undone; they stay where they are, and stay sick."""
         self.disk.returned(to_step)
         self._is_in_trouble = False
+        told = name_a_best_that_is_there(self.trainer, self.disk.states)
+        if told is not None:
+            self._desk.note("best-checkpoint-gone", told)
 
     @contextmanager
     def saving_what_is(self, known: StateVerdict) -> Iterator[None]:
@@ -141,18 +150,15 @@ class CheckpointCare:
         return _save_checkpoint
 
     def _save(self, save: Callable[[], Any], folder: Path) -> Any:
-        keeps_all = Wrapping()
-        if self._is_in_trouble and hasattr(self.trainer.args, "save_total_limit"):
-            keeps_all.replace(self.trainer.args, "save_total_limit", None)  # the last good one must not make room
-        try:
-            with self.disk.saving():
-                result = save()
-        finally:
-            keeps_all.restore()
+        with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble):
+            result = save()  # the last good one must not make room
         if folder.is_dir():
-            if self._known is None:
-                self.audit()
-            self.disk.saved(folder, is_finite=self._weights_are_finite(), known=self._known)
+            known = self._known
+            if known is None:
+                known = self.audit()
+                # Now, for no step may follow that is judged at its end: a signal or an exception has ended the run.
+                self._suspect(case.incident for case in self._desk.healer.care.cases)
+            self.disk.saved(folder, is_finite=self._weights_are_finite(), known=known)
         return result
 
     def _make_room(self, folder: Path, *, existed: bool) -> None:

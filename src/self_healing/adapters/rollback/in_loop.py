@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -67,6 +68,8 @@ class RollbackLoop:
         """How often an earlier state was returned to."""
         self.lost_steps = 0
         """Steps that were trained once more because of it."""
+        self.lost_seconds = 0.0
+        """The time that they had taken the first time, with whatever else was done between them."""
         self.on_error: Callable[[Exception], RollBackTo | None] = lambda _error: None
         """Is asked about an exception inside an epoch; what it returns is returned to, else the exception goes on."""
         self.before_return: Callable[[], None] = lambda: None
@@ -118,9 +121,9 @@ class RollbackLoop:
         return snapshot
 
     def is_in_reach(self, key: str) -> bool:
-        """Say whether the loop can return to a state without being left."""
+        """Say whether the loop can return to a state without being left: outside of an epoch there is none to do so."""
         snapshot = self.snapshots.get(key)
-        return snapshot is not None and self.data.holds(snapshot.place)
+        return self._epoch is not None and snapshot is not None and self.data.holds(snapshot.place)
 
     # -- what the loop calls -------------------------------------------------------------------------
 
@@ -253,6 +256,8 @@ class RollbackLoop:
         place.epoch.rewind(place.index, silent_until=place.index + place.fetched)
         self.returns += 1
         self.lost_steps += came_from - snapshot.step
+        now = time.perf_counter()
+        self.lost_seconds, snapshot.at_s = self.lost_seconds + now - snapshot.at_s, now
         self._on_return(snapshot, asked)
         logger.warning(
             "returned from step %d to %s%s",

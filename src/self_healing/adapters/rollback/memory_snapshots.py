@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .guard_state import GuardState
@@ -32,6 +33,8 @@ class Snapshot:
     """How many updates it holds: fewer than steps where some were held back for good."""
     is_restart_only: bool = False
     """The data since then are no longer kept: it can be returned to only by entering `train()` anew."""
+    at_s: float = field(default_factory=time.perf_counter)
+    """When the run was last in this state."""
 
     def norms(self) -> dict[str, float] | None:
         """Return the norms of what it holds by name; None while they are on their way from a device."""

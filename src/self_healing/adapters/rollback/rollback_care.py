@@ -17,6 +17,7 @@ from .state_keeper import StateKeeper
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ...snapshots.verdicts import StateVerdict
     from ..trainer.make_up import AppliedStep
     from ..trainer.run_desk import RunDesk
     from ..trainer.trainer_guard import StepReading, TrainerGuard
@@ -131,10 +132,11 @@ class RollbackCare:
         if self._abilities is not None and self._abilities.returning is None and not self.guard.lets_through:
             self._abilities.keeper.audit_now()
 
-    def audit_checkpoint(self) -> None:
+    def audit_checkpoint(self) -> StateVerdict | None:
         """Look at a state that is written to disk, so that later findings do not throw suspicion on it."""
-        if self._abilities is not None and self._abilities.returning is None:
-            self._abilities.keeper.audit_now(is_kept=True)
+        if self._abilities is None or self._abilities.returning is not None:
+            return None
+        return self._abilities.keeper.audit_now(is_kept=True)
 
     def made_up(self, applied: AppliedStep, rate: float) -> None:
         """Take note of an update that was made up."""
@@ -155,6 +157,7 @@ class RollbackCare:
         return {
             "healing/rollbacks": loop.returns,
             "healing/lost_steps": loop.lost_steps,
+            "healing/lost_seconds": round(loop.lost_seconds, 3),
             "healing/trained_steps": trained,
         }
 

@@ -27,6 +27,7 @@ from ...snapshots.verdicts import (
     newest_for_an_incident,
     verdict_when_taken,
 )
+from .best_checkpoint import keeping_all_checkpoints
 from .first_losses import FirstLosses
 from .harm import is_unhealthy, may_have_harmed
 from .in_loop import RollbackLoop, RollBackTo
@@ -234,21 +235,26 @@ class StateKeeper:
         verdict = verdict_when_taken(step, norms=norms, open_incident=self._open)
         before, findings = self.audit.audit(step, norms)
         if findings:
-            verdict = StateVerdict(Condition.SICK, f"{findings[0].name}: {findings[0].because}")
+            verdict = _sick(findings[0])
         elif snapshot.key == self.states[0].key and not verdict.is_sick:
             verdict = StateVerdict(Condition.GOOD, "the state this training began with")
         self.states = tuple(replace(s, verdict=verdict) if s.key == snapshot.key else s for s in self.states)
         self._tell_of_audit(step, before, findings)
 
-    def audit_now(self, *, is_kept: bool = False) -> None:
-        """Compare the state of this moment with the last one: it is suspicious, or is being kept on disk."""
+    def audit_now(self, *, is_kept: bool = False) -> StateVerdict | None:
+        """Compare the state of this moment with the last one: it is suspicious, or is being kept on disk.
+
+        Returns what is wrong with it; None where nothing is, or no other state is there to compare it with.
+        """
         from ...tensors.norms import state_norms
 
-        if self.states:
-            step, optimizer = self._step(), self.trainer.optimizer
-            norms = state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer))
-            found = self.audit.audit(step, norms) if is_kept else self.audit.compare(step, norms)
-            self._tell_of_audit(step, *found)
+        if not self.states:
+            return None
+        step, optimizer = self._step(), self.trainer.optimizer
+        norms = state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer))
+        before, findings = self.audit.audit(step, norms) if is_kept else self.audit.compare(step, norms)
+        self._tell_of_audit(step, before, findings)
+        return _sick(findings[0]) if findings else None
 
     def _tell_of_audit(self, step: int, before: int, findings: Sequence[Finding]) -> None:
         self._is_unexplained = bool(findings)
@@ -359,7 +365,8 @@ class StateKeeper:
         name = f"checkpoint-{state.step}"
         if snapshot is None or (Path(trainer.args.output_dir) / name).exists():
             return f"{name} is there already"
-        with self.loop.snapshots.for_a_moment(snapshot):
+        # What is best by now must not make room for what is known to an earlier state.
+        with self.loop.snapshots.for_a_moment(snapshot), keeping_all_checkpoints(trainer):
             trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
         return f"{name} was written from memory"
 
@@ -385,3 +392,7 @@ class StateKeeper:
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
+
+
+def _sick(found: Finding) -> StateVerdict:
+    return StateVerdict(Condition.SICK, f"{found.name}: {found.because}")

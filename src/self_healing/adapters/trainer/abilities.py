@@ -85,6 +85,10 @@ class LoopAbilities:
         return float(groups[0]["lr"]) if groups else 0.0
 
 
+def _nobody_reads(_name: str, _text: str) -> None:
+    """Stand for a ledger that is closed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Restored:
     """The state a rollback returned to."""
@@ -109,6 +113,8 @@ class TrainerAbilities(LoopAbilities):
         self.restart: Restart | None = None
         self.left_by: BaseException | None = None
         """The exception that has left the loop, while it is being answered."""
+        self.note: Callable[[str, str], None] = _nobody_reads
+        """Writes a remark into the ledger and the log."""
         self._save_now = save_now
         """Writes a checkpoint of the last complete step and says in a sentence what came of it."""
         self._loader_size: int | None = None
@@ -118,6 +124,7 @@ class TrainerAbilities(LoopAbilities):
         """Put the user's settings back as they were, the batch size of the loader too."""
         super().put_back()
         self._save_now = lambda: "training is over"  # whoever saved is held on to no longer
+        self.note = _nobody_reads
         if self._loader_size is not None:
             trainer: Any = self.loop
             trainer._train_batch_size, self._loader_size = self._loader_size, None  # noqa: SLF001  # what we changed
@@ -177,6 +184,7 @@ class TrainerAbilities(LoopAbilities):
         latest = before_step if before_step is not None else step + 1  # another run's may lie there too
         if min_steps is not None:
             latest = min(step - min_steps + 1, latest if latest is not None else step)
+        latest = min(latest, int(self.loop.state.max_steps))  # from the last one the loop would train a step too many
         folder, passed_over = newest_usable(folders, latest, thorough=True)
         for _ in range(depth):
             older = newest_usable(folders, folder.step, thorough=True)[0] if folder is not None else None
@@ -186,3 +194,31 @@ class TrainerAbilities(LoopAbilities):
             raise ActionFailed(f"no usable checkpoint from before step {latest}: {told}")
         self.restart = Restart(str(folder.path))
         return Restored(str(folder.path), folder.step)
+
+    def average_neighbours(self) -> str:
+        """Mend weights that are not finite from the layers beside them, as long as nothing can be returned to."""
+        from ...tensors.neighbours import NoNeighboursError, average_broken_layers
+
+        trainer: Any = self.loop
+        kept = self._can_be_returned_to()
+        if kept is not None:
+            raise ActionFailed(f"{kept} can be returned to, which is worth more than an average")
+        try:
+            averaged = average_broken_layers(trainer.model, trainer.optimizer)
+        except NoNeighboursError as error:
+            raise ActionFailed(f"no average of neighbours helps: {error}") from error
+        if hasattr(trainer, "_last_loaded_step"):  # else a generation server would keep the weights it has
+            trainer._last_loaded_step = -1  # noqa: SLF001  # TRL's own mark
+        said = "; ".join(map(str, averaged))
+        text = (
+            f"WEIGHTS WERE MADE UP at step {int(trainer.state.global_step)}: no state can be returned to, so what was not "
+            f"finite is now an average of neighbouring layers, its moments are zero: {said}. The run goes on with weights "
+            "that were never trained; judge its result as one of another recipe"
+        )
+        self.note("neighbours-averaged", text)
+        return f"averaged: {said}"
+
+    def _can_be_returned_to(self) -> str | None:
+        """Return the name of a state that is worth returning to, None where there is none."""
+        folder, _ = newest_usable(self.loop.args.output_dir, int(self.loop.state.global_step) + 1, thorough=True)
+        return None if folder is None else str(folder.path)

@@ -71,3 +71,9 @@ class Interrupts:
             os.kill(os.getpid(), number)
             return
         self.received = signal.Signals(number)
+
+
+def signals_left_to_us(args: Any) -> list[signal.Signals]:
+    """Return the signals we may take: transformers' own just-in-time checkpoint wins where it is switched on."""
+    taken = {signal.SIGTERM} if getattr(args, "enable_jit_checkpoint", False) else set()
+    return [number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) if number not in taken]

@@ -38,8 +38,8 @@ class MakeUp:
         self.trainer = guard.trainer
         self.may_replace = True
         """False leaves a step out that is unsound every time, instead of taking other data for it."""
-        self.on_unsound: Callable[[Window], None] = lambda _window: None
-        """Told of a step that is unsound again, before other data take its place."""
+        self.on_unsound: Callable[[Window], bool] = _nothing_helps
+        """Told of a step that is unsound again, before other data take its place; says whether it is sound by now."""
         self.made_up_steps = 0
         self.skipped_steps = 0
         self.replaced_steps = 0
@@ -84,14 +84,16 @@ class MakeUp:
     def forget(self) -> None:
         """Let go of data, of the loader and of whom it told."""
         self.spare = self.fetch_next = None
-        self.on_unsound = lambda _window: None
+        self.on_unsound = _nothing_helps
 
     def _apply(self, window: Window) -> None:
         """Apply a skipped step, with other data if its own are unsound every time."""
         if self._run_again(window):
             self.spare = window
             return
-        self.on_unsound(window)
+        if self.on_unsound(window) and self._run_again(window):
+            self.spare = window
+            return
         may_replace = self.may_replace and not generates_for_several_steps(self.trainer)
         for replacement in self._replacements(window) if may_replace else ():
             if self._run_again(replacement):
@@ -169,6 +171,11 @@ class MakeUp:
         finally:
             for group, rate in zip(groups, now, strict=True):
                 group["lr"] = rate
+
+
+def _nothing_helps(_window: Window) -> bool:
+    """Stand for whoever could do something about a step that is unsound every time."""
+    return False
 
 
 def _with_data(window: Window, batches: list[Any], num_items: Any) -> Window:

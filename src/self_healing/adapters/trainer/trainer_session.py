@@ -22,7 +22,7 @@ from .checkpoint_folders import newest_usable
 from .engines import Surroundings
 from .examination import Examiner
 from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
-from .interrupts import WARNINGS, Interrupts
+from .interrupts import WARNINGS, Interrupts, signals_left_to_us
 from .log_figures import LogFigures
 from .make_up import AppliedStep
 from .reflexes import Reflex
@@ -73,12 +73,12 @@ class TrainerSession:
         alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
         planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
         self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step, resumes=resumes)
-        self.note = self.desk.note
+        self.note = self.abilities.note = self.desk.note
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
         self.guard.retry = self.memory.micro_batches if acts else None
         self.checkpoints = CheckpointCare(trainer, self.desk, folder, self.weights_are_finite) if may_act else None
-        self.interrupts = Interrupts(_signals_left_to_us(trainer.args))
+        self.interrupts = Interrupts(signals_left_to_us(trainer.args))
         self.interrupted_by: signal.Signals | None = None
         self.data = TrainerData(
             trainer, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
@@ -204,7 +204,6 @@ class TrainerSession:
             made_up = self._make_up(unsound)
         if any(reading.is_outlier for reading in readings):
             self.rollback.suspect()
-        self._answer_interrupt()
         for reading in readings:
             # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
             is_unknown = reading.is_routine_overflow or (self.surroundings.only_measures and not reading.norm)
@@ -216,6 +215,7 @@ class TrainerSession:
             self.rollback.made_up(applied, self.guard.rate)
         if must_know or unsound:
             self.desk.settle()
+        self._answer_interrupt()
 
     def _report(self, step: int, loss: float, norm: float | None, rate: float) -> None:
         values = {"loss": loss, "learning_rate": rate, "step_time_s": self._step_time_s}
@@ -264,27 +264,33 @@ class TrainerSession:
         )
         return making_up.applied
 
-    def _examine(self, window: Window) -> None:
-        """Find out why a step is not finite even when it is run again."""
+    def _examine(self, window: Window) -> bool:
+        """Find out why a step is not finite even when it is run again; say whether that was mended."""
         self._found_unsound = True
         if self.guard.making_up.may_replace and generates_for_several_steps(self.trainer):
             self.note(
                 "step-left-out", f"step {window.step + 1} is left out: what else was generated is for other steps"
             )
         if self.surroundings.is_one_of_several:  # the others would wait for passes that only this process makes
-            return
+            return False
         found = self._examiner.examine(window, self.guard.original_training_step)
         if found:
             self.note("nan-examined", str(found["nan_because"]))
             self.desk.learn(found)
         # Looked at each time, for it is cheap: nothing but an earlier state helps against broken weights.
-        self.desk.look({"weights_nonfinite": float(self._broken_weights())})
+        broken = self._broken_weights()
+        self.desk.look({"weights_nonfinite": float(broken)})
+        mended = broken > 0 and self.weights_are_finite()
+        if mended:
+            self.desk.look({"weights_nonfinite": 0.0})
         self.rollback.suspect()
+        return mended
 
     def _answer_interrupt(self) -> None:
         """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
         number = self.interrupts.take()
         if number is not None:
+            self.desk.settle()  # what is written must be known to be sick or sound
             self.note("interrupted", f"{number.name} came; {self.emergency_checkpoint()}")
             if number in WARNINGS:
                 self.interrupts.pass_on(number)
@@ -375,12 +381,6 @@ class TrainerSession:
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
-
-
-def _signals_left_to_us(args: Any) -> list[signal.Signals]:
-    """Return the signals we may take: transformers' own just-in-time checkpoint wins where it is switched on."""
-    taken = {signal.SIGTERM} if getattr(args, "enable_jit_checkpoint", False) else set()
-    return [number for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT) if number not in taken]
 
 
 def _gate(config: HealingConfig, *, acts: bool) -> GradientGate:

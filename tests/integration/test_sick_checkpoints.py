@@ -1,0 +1,121 @@
+"""A checkpoint that is written in a hurry, for a signal or an exception, says at once what is wrong with its state."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+
+import pytest
+
+from self_healing import HealingConfig, SelfHealingTrainer
+from self_healing.drills.fault import on_training_forward, once_before_forward, with_loss_times
+from self_healing.drills.tiny_training import tiny_trainer
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+
+
+@pytest.fixture
+def terminated():
+    """Let a SIGTERM that is passed on at the end do nothing."""
+    before = signal.signal(signal.SIGTERM, lambda _number, _frame: None)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def at(event, step, do):
+    """Return a callback that does something at an event of one step."""
+    from transformers import TrainerCallback
+
+    class At(TrainerCallback):
+        pass
+
+    def handle(self, args, state, control, model=None, **kwargs):
+        if state.global_step == step:
+            do(model)
+
+    setattr(At, event, handle)
+    return At()
+
+
+def terminate(_model=None):
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def scale(model):
+    """Multiply a matrix, as a flipped bit of its exponents does: finite, and nothing that training has done."""
+    model.model.layers[0].mlp.down_proj.weight.data.mul_(40.0)
+
+
+def spike_at(trainer, at_step):
+    on_training_forward(
+        trainer, lambda step, _inputs, output: with_loss_times(output, 30.0) if step == at_step else output
+    )
+
+
+def verdict_of(folder):
+    """Return the verdict of a checkpoint's manifest."""
+    return json.loads((folder / "healing_manifest.json").read_text())["verdict"]
+
+
+def test_the_weights_are_harmed_between_steps_and_a_signal_ends_the_run_there(tmp_path, terminated):
+    trainer = tiny_trainer(tmp_path, max_steps=-1, num_train_epochs=2)
+
+    def harm(model):
+        scale(model)
+        terminate()
+
+    trainer.add_callback(at("on_epoch_end", 40, harm))
+    SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=10)).train()
+    verdict = verdict_of(tmp_path / "checkpoint-40")
+    assert verdict["condition"] == "sick", verdict
+
+
+def test_the_weights_are_harmed_in_the_step_in_which_an_exception_ends_the_run(tmp_path):
+    trainer = tiny_trainer(tmp_path)
+
+    def fail(model):
+        scale(model)
+        raise KeyError("mine")
+
+    once_before_forward(trainer, 30, fail)
+    with pytest.raises(KeyError, match="mine"):
+        SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=10, max_effect="nothing")).train()
+    verdict = verdict_of(tmp_path / "checkpoint-30")
+    assert verdict["condition"] == "sick", verdict
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"snapshot_memory_fraction": 0.0, "max_effect": "nothing"}], ids=["states", "none"]
+)
+def test_the_loss_leaves_its_level_in_the_step_in_which_a_signal_comes(more, tmp_path, terminated):
+    trainer = tiny_trainer(tmp_path)
+    spike_at(trainer, 40)
+    trainer.add_callback(at("on_step_begin", 40, terminate))
+    SelfHealingTrainer(trainer, HealingConfig(loss_spike_factor=3.0, **more)).train()
+    verdict = verdict_of(tmp_path / "checkpoint-41")
+    assert verdict["condition"] == "sick", verdict
+    assert "loss-spike" in verdict["because"]
+
+
+def test_the_loss_leaves_its_level_in_the_step_before_an_exception_ends_the_run(tmp_path):
+    """What a step has shown is looked at during the next one, which never comes to its end."""
+    trainer = tiny_trainer(tmp_path)
+    spike_at(trainer, 40)
+
+    def fail(_model):
+        raise KeyError("mine")
+
+    once_before_forward(trainer, 41, fail)
+    with pytest.raises(KeyError, match="mine"):
+        SelfHealingTrainer(trainer, HealingConfig(loss_spike_factor=3.0, max_effect="nothing")).train()
+    verdict = verdict_of(tmp_path / "checkpoint-41")
+    assert verdict["condition"] == "sick", verdict
+    assert "loss-spike" in verdict["because"]
+
+
+def test_nothing_is_wrong_and_the_checkpoint_of_a_signal_is_intact(tmp_path, terminated):
+    trainer = tiny_trainer(tmp_path)
+    trainer.add_callback(at("on_step_begin", 40, terminate))
+    SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=10)).train()
+    assert verdict_of(tmp_path / "checkpoint-41")["condition"] == "intact"
