@@ -13,6 +13,7 @@ from ..trainer.checkpoint_folders import newest_usable
 from ..trainer.wrapping import Wrapping
 from .abilities import RollbackAbilities
 from .in_loop import RollbackLoop, RollBackTo
+from .restart import MemoryRestart
 from .state_keeper import StateKeeper
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ if TYPE_CHECKING:
 
 
 NO_LOOP = (
-    "this version of transformers does not let its epochs be entered again (5.3 does): no states are kept in memory, and a "
-    "return is a restart from the newest checkpoint that can be trusted"
+    "this version of transformers does not let its epochs be entered again (5.3 does): a return to a state in memory enters "
+    "`train()` anew, which builds its data loader again and brings it to the place of that state"
 )
 LEAVING = frozenset({FailureType.LOSS_SPIKE, FailureType.DIVERGENCE})
 
@@ -37,8 +38,8 @@ class RollbackCare:
         self.trainer = trainer
         self.guard = guard
         self.keeper: StateKeeper | None = None
-        self._is_wanted = may_act and config.snapshot_memory_fraction > 0
-        if self._is_wanted and RollbackLoop.is_possible(trainer):
+        is_wanted = may_act and config.snapshot_memory_fraction > 0
+        if is_wanted and (RollbackLoop.is_possible(trainer) or MemoryRestart.is_possible(trainer)):
             self.keeper = StateKeeper(trainer, guard, config)
         self.on_return: Callable[[int], None] = lambda _step: None
         """Is told the step that the run has returned to."""
@@ -46,6 +47,7 @@ class RollbackCare:
         self._desk: RunDesk | None = None
         self._wrapping = Wrapping()
         self._is_leaving = False
+        self._has_begun_epochs = False
 
     def abilities(self, save_now: Callable[[], str]) -> TrainerAbilities:
         """Return what can be done to the trainer."""
@@ -59,9 +61,9 @@ class RollbackCare:
         """Stand around the data as they are delivered, inside of what makes steps up: the guard comes afterwards."""
         keeper, self._desk = self.keeper, desk
         if keeper is None:
-            if self._is_wanted:
-                desk.note("no-return-inside-the-loop", NO_LOOP, level=logging.INFO)
             return
+        if not keeper.loop.re_enters:
+            desk.note("no-return-inside-the-loop", NO_LOOP, level=logging.INFO)
         keeper.signal, keeper.note, keeper.look, keeper.on_return = desk.signal, desk.note, desk.look, self._returned
         keeper.loop.on_error = lambda error: self._answer(error, raised)
         keeper.loop.attach(self._wrapping)
@@ -83,8 +85,15 @@ class RollbackCare:
 
     def begin(self) -> None:
         """Start anew: `train()` was entered."""
+        self._has_begun_epochs = False
         if self.keeper is not None:
             self.keeper.begin()
+
+    def epoch_begins(self) -> None:
+        """Note where the data of an epoch begin, before its loader is iterated over."""
+        is_first, self._has_begun_epochs = not self._has_begun_epochs, True
+        if self.keeper is not None:
+            self.keeper.loop.epoch_begins(is_first=is_first)
 
     def is_due(self) -> bool:
         """Say whether the state of this moment is to be taken, for which all steps before it must be known."""
@@ -144,6 +153,15 @@ class RollbackCare:
     def wanted(self) -> RollBackTo | None:
         """Return what to raise in order to return to an earlier state, once."""
         return self._abilities.take_return() if self._abilities is not None else None
+
+    def enter_anew(self, asked: RollBackTo | None) -> str | None:
+        """Return what `train()` is to resume from in order to return to a state; None where that cannot be done."""
+        return self.keeper.loop.enter_anew(asked) if self.keeper is not None and asked is not None else None
+
+    def goes_on_from(self, path: str | None) -> None:
+        """Forget a return to a state in memory where training goes on from somewhere else after all."""
+        if self.keeper is not None and path != self.keeper.loop.restart.path:
+            self.keeper.loop.restart.cancel()
 
     def figures(self) -> dict[str, float]:
         """Return how often the run has returned and what that has cost; nothing where it has not."""

@@ -114,7 +114,9 @@ class StateKeeper:
     # -- taking --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start anew: `train()` was entered, with an optimizer and data of its own."""
+        """Start anew: `train()` was entered, with an optimizer and data of its own, unless it was for one of the states."""
+        if self.loop.restart.has_begun():
+            return
         self._drop(self.states)
         self._next = self.updates = self._step()
         self._began_s = time.perf_counter()
@@ -371,7 +373,7 @@ class StateKeeper:
 
     def leave_out_after_restart(self, steps: Sequence[int], more: int) -> None:
         """Leave data out when training is entered anew from a checkpoint."""
-        self.loop.data.discard_at(steps[0] if steps else self._step() + 1, len(steps) + more)
+        self.loop.leave_out_after_restart(steps, more)
 
     def _returned(self, snapshot: Snapshot, asked: RollBackTo) -> None:
         self.updates = snapshot.updates
