@@ -76,6 +76,9 @@ class EpochData:
     window_number: int | None = None
     """Which batch of the loader the step that was fetched last begins with; None where that one was used before."""
     start: EpochStart | None = None
+    loader: Any = None
+    """What the epoch's data come from; read once more where so much was left out that what is kept is too little."""
+    again: Iterator[Any] | None = None
 
     @property
     def number(self) -> int:
@@ -94,7 +97,7 @@ class EpochData:
 
     def is_over(self) -> None:
         """Let go of the loader's iterator; persistent workers would deliver the next epoch's data through it."""
-        self.live = None
+        self.live = self.again = self.loader = None
 
     def rewind(self, place: int, *, silent_until: int) -> None:
         """Hand out the batches from a place on once more."""
@@ -215,12 +218,11 @@ class DataWindows:
                 epoch.owed += 1
             batch, random_state = self._fetch(epoch)
         except StopIteration:
-            if not epoch.owed or not epoch.batches:
+            if not epoch.owed:
                 raise
-            kept = epoch.batches[epoch.reused % len(epoch.batches)]
+            kept = self._instead(epoch, step)
             epoch.owed -= 1
-            epoch.reused += 1
-            self._keep(epoch, replace(kept, random_state=None, step=step, number=-1))
+            self._keep(epoch, kept)
             return kept.copy.batch()
         self._is_used(epoch, step, epoch.read - 1)
         self._keep(epoch, KeptBatch(HostCopy(batch), random_state, step, epoch.read - 1))
@@ -235,6 +237,20 @@ class DataWindows:
         if kept.random_state is not None and epoch.position > epoch.silent_until:
             kept.random_state.restore()
         return batch
+
+    def _instead(self, epoch: EpochData, step: int) -> KeptBatch:
+        """Return a batch in the place of one that was left out, when the loader has no more."""
+        from ...tensors.random_state import RandomState
+
+        if epoch.again is not None:  # entered anew, so that little is kept: what the epoch began with
+            for number, batch in epoch.again:
+                if (epoch.number, number) not in self.left_out:
+                    return KeptBatch(HostCopy(batch), RandomState.capture(), step, -1)
+        if not epoch.batches:
+            raise StopIteration
+        kept = epoch.batches[epoch.reused % len(epoch.batches)]
+        epoch.reused += 1
+        return replace(kept, random_state=None, step=step, number=-1)
 
     def _is_used(self, epoch: EpochData, step: int, number: int) -> None:
         if number < 0:  # used before, in the place of one that was left out
@@ -252,6 +268,7 @@ class DataWindows:
             if (epoch.number, epoch.read - 1) not in self.left_out:
                 return fetched
             epoch.owed += 1
+            epoch.again = epoch.again or _from_its_start(epoch)
 
     def _read(self, epoch: EpochData) -> tuple[Any, RandomState | None]:
         from ...tensors.random_state import RandomState
@@ -297,6 +314,11 @@ class Batches(Iterator[Any]):
 
     def __next__(self) -> Any:
         return self._data.next_batch(self.epoch, int(self._trainer.state.global_step) + 1)
+
+
+def _from_its_start(epoch: EpochData) -> Iterator[tuple[int, Any]]:
+    """Yield the batches of an epoch once more with their numbers; nothing is read before it is asked for."""
+    yield from enumerate(epoch.loader if epoch.loader is not None else ())
 
 
 def _is_same(before: RandomState, after: RandomState) -> bool:

@@ -222,7 +222,7 @@ class RollbackLoop:
             self.data.begin()
         epoch = self.data.begin_epoch(call, first_step=self._step(), steps_before=steps_before)
         epoch.read = steps_before * self._accumulation()
-        loader = self.trainer.callback_handler.train_dataloader
+        epoch.loader = loader = self.trainer.callback_handler.train_dataloader
         if returns_to is None:
             epoch.start = EpochStart.of(loader)
             return epoch
