@@ -242,10 +242,11 @@ class DataWindows:
         """Return a batch in the place of one that was left out, when the loader has no more."""
         from ...tensors.random_state import RandomState
 
-        if epoch.again is not None:  # entered anew, so that little is kept: what the epoch began with
-            for number, batch in epoch.again:
-                if (epoch.number, number) not in self.left_out:
-                    return KeptBatch(HostCopy(batch), RandomState.capture(), step, -1)
+        if not epoch.batches:
+            epoch.again = epoch.again or self._from_its_start(epoch)
+        if epoch.again is not None:
+            for batch in epoch.again:
+                return KeptBatch(HostCopy(batch), RandomState.capture(), step, -1)
         if not epoch.batches:
             raise StopIteration
         kept = epoch.batches[epoch.reused % len(epoch.batches)]
@@ -268,7 +269,7 @@ class DataWindows:
             if (epoch.number, epoch.read - 1) not in self.left_out:
                 return fetched
             epoch.owed += 1
-            epoch.again = epoch.again or _from_its_start(epoch)
+            epoch.again = epoch.again or self._from_its_start(epoch)  # entered anew, so that little is kept
 
     def _read(self, epoch: EpochData) -> tuple[Any, RandomState | None]:
         from ...tensors.random_state import RandomState
@@ -286,6 +287,19 @@ class DataWindows:
         epoch.read += 1
         after = RandomState.capture()
         return batch, None if _is_same(before, after) else after
+
+    def _from_its_start(self, epoch: EpochData) -> Iterator[Any]:
+        """Yield the batches of an epoch once more; nothing is read before it is asked for.
+
+        Those that are left out too where there are no others: a trainer ends in silence with an epoch that has no data.
+        """
+        has_others = False
+        for number, batch in enumerate(epoch.loader or ()):
+            if (epoch.number, number) not in self.left_out:
+                has_others = True
+                yield batch
+        if not has_others:
+            yield from epoch.loader or ()
 
     def _keep(self, epoch: EpochData, batch: KeptBatch) -> None:
         epoch.batches.append(batch)
@@ -314,11 +328,6 @@ class Batches(Iterator[Any]):
 
     def __next__(self) -> Any:
         return self._data.next_batch(self.epoch, int(self._trainer.state.global_step) + 1)
-
-
-def _from_its_start(epoch: EpochData) -> Iterator[tuple[int, Any]]:
-    """Yield the batches of an epoch once more with their numbers; nothing is read before it is asked for."""
-    yield from enumerate(epoch.loader if epoch.loader is not None else ())
 
 
 def _is_same(before: RandomState, after: RandomState) -> bool:
