@@ -120,7 +120,6 @@ KINDS = {
     "finite-stream": finite_stream,
     "workers-2": "workers-2",
     "persistent-workers": "persistent-workers",
-    "model-init": lambda folder: few_records(make_with_model_init(folder)),
     "sft": "sft",
     "sft-accumulation-4": "sft-accumulation-4",
     "dpo": "dpo",

@@ -76,6 +76,8 @@ class EpochData:
     window_number: int | None = None
     """Which batch of the loader the step that was fetched last begins with; None where that one was used before."""
     start: EpochStart | None = None
+    forgets_iterating: bool = False
+    """That its loader was iterated over must not show in the random generators."""
     loader: Any = None
     """What the epoch's data come from; read once more where so much was left out that what is kept is too little."""
     again: Iterator[Any] | None = None

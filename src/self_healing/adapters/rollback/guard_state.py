@@ -25,6 +25,7 @@ class GuardState:
         guard = self._guard
         guard.ring.drain()
         guard.kept.clear()
+        guard.making_up.applied = []  # the steps of these numbers are others from now on
         guard._window = None  # noqa: SLF001  # the step at hand is not finished
         guard._is_judged = False  # noqa: SLF001
         guard.gate.load_state_dict(self._gate)

@@ -19,7 +19,8 @@ from ..trainer.wrapping import Wrapping
 from .data_windows import Batches, DataWindows, EpochData, Place
 from .guard_state import is_settled
 from .memory_snapshots import MemorySnapshots, Snapshot, SnapshotDamagedError, oldest
-from .restart import EpochStart, MemoryRestart
+from .old_loop import OldLoop
+from .restart import MemoryRestart
 
 if TYPE_CHECKING:
     from ..trainer.trainer_guard import TrainerGuard
@@ -68,6 +69,7 @@ class RollbackLoop:
         self.restart = MemoryRestart(trainer)
         self.re_enters = self.is_possible(trainer)
         """The loop itself can take up an earlier state; else `train()` has to be entered anew."""
+        self.old = None if self.re_enters else OldLoop(self)
         self.returns = 0
         """How often an earlier state was returned to."""
         self.lost_steps = 0
@@ -102,12 +104,14 @@ class RollbackLoop:
         self.snapshots.clear()
         self.data.begin()
         self.restart.cancel()
-        self._epoch = None
+        if self.old is not None:
+            self.old.settle()
 
     def let_go(self) -> None:
         """Hold on to nothing any more."""
         self.end()
         vars(self.restart).clear()
+        self.old = None
         vars(self).clear()
 
     # -- what the run is asked for -------------------------------------------------------------------
@@ -151,22 +155,6 @@ class RollbackLoop:
         """Leave the data of steps and of some more out when training is entered anew before them."""
         self.data.leave_out_after_restart(steps, more=more * self._accumulation())
 
-    def epoch_begins(self, *, is_first: bool) -> None:
-        """Begin an epoch where the loop does not do so in a method of its own; nothing is done where it does."""
-        if self.re_enters:
-            return
-        returns_to, per_epoch = self.restart.snapshot, self.restart.steps_per_epoch or 1
-        if returns_to is not None:
-            number, before = returns_to.place.epoch.number, returns_to.place.steps
-        elif is_first:
-            number, before = divmod(self._step(), per_epoch)
-        else:
-            number, before = self.data.epochs[-1].number + 1, 0
-        if self._epoch is not None:
-            self._epoch.is_over()
-        before = 0 if self.trainer.args.ignore_data_skip else before
-        self._epoch = self._new_epoch({"epoch": number}, before, is_first=is_first)
-
     # -- what the loop calls -------------------------------------------------------------------------
 
     def _around_epoch(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -191,10 +179,13 @@ class RollbackLoop:
                 epoch_iterator = Batches(self.data, epoch, self.trainer)
             self.data.begin_window(epoch, self._step() + 1)
             self._forget_what_nobody_returns_to(epoch)
+            self.restart.first_fetch(epoch)
             fetched = original(epoch_iterator, *args, **kwargs)
             if self.restart.snapshot is not None:
                 self._go_on_at(self.restart.snapshot, epoch)
             self._look_what_is_in_reach()
+            if self.old is not None:
+                self.old.fetched(epoch, fetched[0])
             return fetched
 
         return get_batch_samples
@@ -212,26 +203,21 @@ class RollbackLoop:
         is_first = call["epoch"] == call["epochs_trained"]
         is_resumed = is_first and call["resume_from_checkpoint"] is not None and not self.trainer.args.ignore_data_skip
         before = call["steps_trained_in_current_epoch"] // self._accumulation() if is_resumed else 0
-        return self._new_epoch(call, before, is_first=is_first)
+        return self.enter(call, before, is_first=is_first)
 
-    def _new_epoch(self, call: dict[str, Any], steps_before: int, *, is_first: bool) -> EpochData:
-        returns_to = self.restart.snapshot
-        if is_first and returns_to is None:  # `train()` was entered: other data, and perhaps another optimizer
+    def enter(self, call: dict[str, Any], steps_before: int, *, is_first: bool) -> EpochData:
+        """Begin the data of an epoch, right before its loader is iterated over."""
+        if is_first and self.restart.snapshot is None:  # `train()` was entered: other data, perhaps another optimizer
             self.end()
         elif is_first:
             self.data.begin()
+        elif self._epoch is not None:
+            self._epoch.is_over()
         epoch = self.data.begin_epoch(call, first_step=self._step(), steps_before=steps_before)
         epoch.read = steps_before * self._accumulation()
-        epoch.loader = loader = self.trainer.callback_handler.train_dataloader
-        if returns_to is None:
-            epoch.start = EpochStart.of(loader)
-            return epoch
-        place = returns_to.place
-        epoch.start, epoch.owed = place.epoch.start, place.owed
-        if not self.trainer.args.ignore_data_skip:  # else the user wants no data to be passed over
-            epoch.wanted_from = place.number or 0
-        if epoch.start is not None:
-            epoch.start.restore(loader)
+        epoch.loader = self.trainer.callback_handler.train_dataloader
+        self.restart.epoch_begins(epoch)
+        self._epoch = epoch
         return epoch
 
     def _run_epochs(self, original: Callable[..., Any], first: EpochData) -> None:

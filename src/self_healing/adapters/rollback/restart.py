@@ -21,6 +21,7 @@ from ..trainer.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
+    from .data_windows import EpochData
     from .in_loop import RollBackTo
     from .memory_snapshots import Snapshot
 
@@ -69,6 +70,8 @@ class MemoryRestart:
         self.steps_per_epoch = 0
         """As the trainer counts them; 0 before it has."""
         self._entering = Wrapping()
+        self._iterates_late = False
+        """The trainer's own loader has not been iterated over since `train()` was entered: the first epoch had another."""
 
     @staticmethod
     def is_possible(trainer: Any) -> bool:
@@ -108,6 +111,27 @@ class MemoryRestart:
         if self.snapshot is not None:
             self.trainer.state.global_step = self.snapshot.step
         return self.snapshot is not None
+
+    def epoch_begins(self, epoch: EpochData) -> None:
+        """Have an epoch read its data as it did the first time, or note how it does."""
+        if self.snapshot is None:
+            epoch.start = EpochStart.of(epoch.loader)
+            epoch.forgets_iterating, self._iterates_late = self._iterates_late, False
+            return
+        place = self.snapshot.place
+        epoch.start, epoch.owed = place.epoch.start, place.owed
+        if not self.trainer.args.ignore_data_skip:  # else the user wants no data to be passed over
+            epoch.wanted_from = place.number or 0
+        if epoch.start is not None:
+            epoch.start.restore(epoch.loader)
+        # Workers that persist are started when a loader is first iterated over, which draws a random number.
+        self._iterates_late = place.steps > 0 and bool(getattr(epoch.loader, "persistent_workers", False))
+
+    def first_fetch(self, epoch: EpochData) -> None:
+        """Undo that workers were started in this epoch, which without a restart they were in the first one."""
+        if epoch.forgets_iterating and epoch.start is not None:
+            epoch.forgets_iterating = False
+            epoch.start.random_state.restore()
 
     def done(self) -> None:
         """The state is put back: let whoever asks the trainer find the same objects, and clean up."""

@@ -47,7 +47,6 @@ class RollbackCare:
         self._desk: RunDesk | None = None
         self._wrapping = Wrapping()
         self._is_leaving = False
-        self._has_begun_epochs = False
 
     def abilities(self, save_now: Callable[[], str]) -> TrainerAbilities:
         """Return what can be done to the trainer."""
@@ -85,15 +84,15 @@ class RollbackCare:
 
     def begin(self) -> None:
         """Start anew: `train()` was entered."""
-        self._has_begun_epochs = False
+        if self.keeper is not None and self.keeper.loop.old is not None:
+            self.keeper.loop.old.training_begins()
         if self.keeper is not None:
             self.keeper.begin()
 
     def epoch_begins(self) -> None:
         """Note where the data of an epoch begin, before its loader is iterated over."""
-        is_first, self._has_begun_epochs = not self._has_begun_epochs, True
-        if self.keeper is not None:
-            self.keeper.loop.epoch_begins(is_first=is_first)
+        if self.keeper is not None and self.keeper.loop.old is not None:
+            self.keeper.loop.old.epoch_begins()
 
     def is_due(self) -> bool:
         """Say whether the state of this moment is to be taken, for which all steps before it must be known."""
@@ -108,6 +107,8 @@ class RollbackCare:
         """Judge the states by what is open at the end of a step."""
         if self.keeper is not None:
             self.keeper.observed(incidents)
+            if self.keeper.loop.old is not None:
+                self.keeper.loop.old.settle()
 
     def secure(self, incidents: Iterable[Incident], checkpoints: CheckpointCare) -> None:
         """Write the newest good state to disk when the loss begins to leave its level: the process may not survive it."""
