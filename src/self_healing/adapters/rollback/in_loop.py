@@ -46,6 +46,8 @@ class RollBackTo(Exception):
         """Steps whose data are left out when they are trained again, as global steps after their update."""
         self.skip_more = 0
         """Steps behind them whose data, not fetched yet, are left out too."""
+        self.brings_other_data = bool(self.skip)
+        """The first step afterwards is another one than it was, so that its loss is no test of the state."""
 
 
 class RollbackLoop:
@@ -179,8 +181,8 @@ class RollbackLoop:
                 epoch_iterator = Batches(self.data, epoch, self.trainer)
             self.data.begin_window(epoch, self._step() + 1)
             self._forget_what_nobody_returns_to(epoch)
-            self.restart.first_fetch(epoch)
             fetched = original(epoch_iterator, *args, **kwargs)
+            self.restart.has_fetched(epoch)
             if self.restart.snapshot is not None:
                 self._go_on_at(self.restart.snapshot, epoch)
             self._look_what_is_in_reach()
@@ -314,6 +316,7 @@ class RollbackLoop:
         restart = self.restart
         asked, came_from = restart.asked, restart.left_at
         assert asked is not None, "a return is under way"
+        asked.brings_other_data = bool(asked.skip) or bool(self.trainer.args.ignore_data_skip)
         self.snapshots.put_back(snapshot)
         restart.done()
         epoch.first_step = snapshot.step

@@ -124,11 +124,12 @@ class MemoryRestart:
             epoch.wanted_from = place.number or 0
         if epoch.start is not None:
             epoch.start.restore(epoch.loader)
-        # Workers that persist are started when a loader is first iterated over, which draws a random number.
+        # Workers that persist are started when a loader is first iterated over, which draws a random number; an epoch that
+        # is entered in the middle has a loader of its own.
         self._iterates_late = place.steps > 0 and bool(getattr(epoch.loader, "persistent_workers", False))
 
-    def first_fetch(self, epoch: EpochData) -> None:
-        """Undo that workers were started in this epoch, which without a restart they were in the first one."""
+    def has_fetched(self, epoch: EpochData) -> None:
+        """Undo that workers were started by the first fetch of an epoch: they would have been in an earlier one."""
         if epoch.forgets_iterating and epoch.start is not None:
             epoch.forgets_iterating = False
             epoch.start.random_state.restore()
