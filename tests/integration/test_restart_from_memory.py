@@ -6,8 +6,6 @@ In newer versions every state is made one for restarts only, by a budget for kep
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
 import pytest
@@ -166,29 +164,35 @@ def test_a_model_that_the_trainer_makes_itself_is_not_made_again(tmp_path):
     assert trainer.model_init is not None
 
 
-def test_a_worker_that_was_killed_is_replaced_by_a_new_loader(clean, tmp_path):
-    """Data are kept here, but the loader has failed: only a new one can go on, in every version."""
-    trainer = made("workers-2", tmp_path)
-    trainer.train_dataset = DiesOnce(trainer.train_dataset, tmp_path / "has-died")
+def test_a_loader_that_has_failed_is_replaced_by_a_new_one(tmp_path):
+    """Data are kept here, but nothing can follow them: in every version only a new loader can go on."""
+
+    def make(folder, fails=0):
+        trainer, left = default(folder), [fails]
+
+        class InTurn(torch.utils.data.Sampler):
+            def __iter__(self):
+                for place in range(40):
+                    if left[0] and place == 30 and trainer.state.epoch >= 1:
+                        left[0] -= 1
+                        raise RuntimeError("the index could not be read")
+                    yield place * 7 % 40
+
+            def __len__(self):
+                return 40
+
+        trainer._get_train_sampler = lambda *_: InTurn()
+        return trainer
+
+    import torch
+
+    stock = made(make, tmp_path / "stock")
+    stock.train()
+    trainer = made(lambda folder: make(folder, fails=1), tmp_path / "ours")
     watch = watched(trainer, budget=1 << 30)
     SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=3)).train()
-    assert (tmp_path / "has-died").exists()
     assert watch.entered == 2
-    assert_no_trace(trainer, clean("workers-2"))
-
-
-class DiesOnce(list):
-    """Records of which one kills the process that reads it, the first time."""
-
-    def __init__(self, rows, mark):
-        super().__init__(rows)
-        self.mark = mark
-
-    def __getitem__(self, index):
-        if index == 7 and not self.mark.exists() and self.mark.parent.joinpath("healing").exists():
-            self.mark.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().__getitem__(index)
+    assert_no_trace(trainer, stock)
 
 
 def test_a_state_that_memory_has_not_kept_is_not_entered_at(clean, tmp_path):
@@ -246,28 +250,45 @@ def in_order(folder, left_out=(), **arguments):
     return trainer
 
 
-def raise_at_batch(trainer, number):
-    """Fail whenever one batch is trained on."""
-    first = records(160, seed=2)[8 * number]["input_ids"]
+def return_by_hand(trainer, *, at, before, margin=None):
+    """At the end of a step, return to before another one, as a plan does; a margin leaves all data since then out."""
+    from transformers import TrainerCallback
 
-    def fail(module, args, kwargs):
-        if module.training and kwargs["input_ids"][0].tolist() == first:
-            raise RuntimeError("cannot be trained on")
+    class Ask(TrainerCallback):
+        is_done = False
 
-    trainer.model.register_forward_pre_hook(fail, with_kwargs=True)
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == at and not self.is_done:
+                self.is_done = True
+                abilities = find_session(trainer)[0].abilities
+                abilities.roll_back(before_step=before, depth=0, min_steps=None)
+                if margin is not None:
+                    abilities.skip_batches(margin=margin)
+
+    trainer.add_callback(Ask())
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])
-def test_a_batch_that_raises_is_left_out_and_stays_out(accumulation, tmp_path):
-    """After it has been left out, one more restart to before it: the batch must not come back."""
-    steps, settings = 16 // accumulation, {"gradient_accumulation_steps": accumulation}
-    trainer = made(lambda folder: in_order(folder, **settings), tmp_path / "ours", steps)
-    raise_at_batch(trainer, 6)
-    raise_once_at(trainer, steps - 2)
-    watch, _ = guarded(trainer, every=steps)  # only the first state
-    left_out = range(6 - 6 % accumulation, 6 - 6 % accumulation + accumulation)
-    without = made(lambda folder: in_order(folder, left_out, **settings), tmp_path / "without", steps)
+def test_data_are_left_out_and_stay_out(accumulation, tmp_path):
+    """Another restart follows, to a state before what was left out, and then one to a state behind it."""
+    settings = {"gradient_accumulation_steps": accumulation}
+    trainer = made(lambda folder: in_order(folder, **settings), tmp_path / "ours", 9)
+    return_by_hand(trainer, at=5, before=4, margin=1)  # the data of steps 4 to 6 are left out
+    return_by_hand(trainer, at=6, before=4)
+    raise_once_at(trainer, 7)
+    watch, metrics = guarded(trainer, every=3)
+    without = made(
+        lambda folder: in_order(folder, range(3 * accumulation, 6 * accumulation), **settings), tmp_path / "without", 9
+    )
     without.train()
-    assert watch.entered >= 3
     assert losses(trainer) == losses(without)
     assert same(trainer, without)
+    assert metrics["healing/rollbacks"] == 3
+    assert watch.entered == 4
+
+
+def test_where_all_of_an_epoch_is_left_out_the_number_of_steps_stays_as_planned(tmp_path):
+    trainer = made("dropout", tmp_path)  # epochs of five steps
+    return_by_hand(trainer, at=11, before=3, margin=1)
+    guarded(trainer, every=2)
+    assert trainer.state.global_step == updates(trainer) == 13

@@ -213,6 +213,8 @@ class RollbackLoop:
             self.end()
         elif is_first:
             self.data.begin()
+            for snapshot in self.snapshots:
+                snapshot.is_restart_only = True
         elif self._epoch is not None:
             self._epoch.is_over()
         epoch = self.data.begin_epoch(call, first_step=self._step(), steps_before=steps_before)
