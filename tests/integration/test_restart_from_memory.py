@@ -17,7 +17,7 @@ from self_healing.drills.tiny_training import records, tiny_model, tiny_trainer
 from self_healing.drills.trained import losses, same, updates
 
 from .rehearsed import logged, make_with_model_init
-from .rolled_back import default, few_records, finite_stream, made
+from .rolled_back import default, few_records, finite_stream, grpo, made
 from .test_returning import find_session, notes, raise_once_at, spoil_memory
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]  # a run that returns for ever must not last
@@ -28,17 +28,24 @@ NO_DATA_KEPT = 1
 
 
 def watched(trainer, *, budget=NO_DATA_KEPT):
-    """Keep no data, and count how often training is entered; return the steps at which it was left and entered."""
+    """Keep no data, and count how often training is entered."""
     from transformers import TrainerCallback
 
     class Watch(TrainerCallback):
         def __init__(self):
             self.entered = 0
+            self.begun = -1
 
         def on_train_begin(self, args, state, control, **kwargs):
             self.entered += 1
             (session,) = find_session(trainer)
             session.rollback.keeper.loop.data.budget_bytes = budget
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            self.begun = state.global_step
+
+        def on_step_end(self, args, state, control, **kwargs):
+            assert self.begun == state.global_step - 1, "each step begins once before it ends"
 
     watch = Watch()
     trainer.add_callback(watch)
@@ -62,6 +69,7 @@ def assert_no_trace(trainer, stock):
     assert updates(trainer) == updates(stock)
     assert same(trainer, stock)
     assert without_figures(trainer) == without_figures(stock)
+    assert trainer.callback_handler.lr_scheduler is trainer.lr_scheduler
     assert not (Path(trainer.args.output_dir) / "healing" / "restart").exists()
 
 
@@ -105,6 +113,13 @@ def nan_in_a_weight(trainer, *steps):
         once_before_forward(trainer, step, harm)
 
 
+def few_prompts(folder):
+    """Epochs of four steps; the order of each is drawn from a generator that goes on from epoch to epoch."""
+    trainer = grpo(folder)
+    trainer.train_dataset = trainer.train_dataset.select(range(8))
+    return trainer
+
+
 LOG_EVERY_3 = {"logging_steps": 3, "eval_strategy": "epoch"}
 KINDS = {
     "dropout": "dropout",
@@ -122,6 +137,7 @@ KINDS = {
     "sft-accumulation-4": "sft-accumulation-4",
     "dpo": "dpo",
     "grpo": "grpo",
+    "grpo-short-epochs": few_prompts,
     "grpo-generation-over-4-steps": "grpo-generation-over-4-steps",
 }
 
