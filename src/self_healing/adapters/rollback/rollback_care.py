@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,6 @@ if TYPE_CHECKING:
     from .checkpoint_care import CheckpointCare
 
 
-NO_LOOP = (
-    "this version of transformers does not let its epochs be entered again (5.3 does): a return to a state in memory enters "
-    "`train()` anew, which builds its data loader again and brings it to the place of that state"
-)
 LEAVING = frozenset({FailureType.LOSS_SPIKE, FailureType.DIVERGENCE})
 
 
@@ -61,8 +56,6 @@ class RollbackCare:
         keeper, self._desk = self.keeper, desk
         if keeper is None:
             return
-        if not keeper.loop.re_enters:
-            desk.note("no-return-inside-the-loop", NO_LOOP, level=logging.INFO)
         keeper.signal, keeper.note, keeper.look, keeper.on_return = desk.signal, desk.note, desk.look, self._returned
         keeper.loop.on_error = lambda error: self._answer(error, raised)
         keeper.loop.attach(self._wrapping)
