@@ -50,7 +50,7 @@ $(OLDEST)/.test: pyproject.toml constraints.txt constraints-oldest.txt
 test-oldest: $(OLDEST)/.test
 	$(OLDEST)/bin/python -m pytest -q -n 2 $(addprefix tests/integration/test_, trainer_guard.py trainer_interrupts.py \
 		dry_run.py dry_run_problems.py core_on_a_torch_loop.py relied_on.py engines.py callback.py killed.py \
-		guard_settings.py bad_records.py not_the_records.py network_faults.py)
+		guard_settings.py bad_records.py not_the_records.py network_faults.py restart_from_memory.py rollback_drills.py)
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

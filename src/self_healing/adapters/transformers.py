@@ -15,6 +15,8 @@ from ..core.errors import UnrecoverableError, give_up
 from ..core.failure import Mode
 from ..snapshots.resume import Chosen, resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
+from .rollback.in_loop import RollBackTo
+from .trainer.abilities import Restart
 from .trainer.exceptions import came_from_a_callback, is_pruning
 from .trainer.trainer_session import LeaveLoopError, TrainerSession
 from .trainer.wrapping import Wrapping
@@ -146,10 +148,13 @@ def _train_until_done(
             return train(*args, **kwargs)
         except LeaveLoopError:
             pass
+        except RollBackTo as asked:  # to a state that the loop cannot take up where it stands
+            _enter_anew(session, asked)
         except Exception as error:  # noqa: BLE001  # the fence: becomes a signal; healed or raised again
             _answer(session, error)
         restart, session.abilities.restart = session.abilities.restart, None
         path = restart.path if restart is not None else None
+        session.rollback.goes_on_from(path)
         logger.warning("training goes on from %s", path or "the start")
         session.guard.detach_optimizer()
         noise = getattr(session.trainer, "neftune_hook_handle", None)
@@ -168,11 +173,25 @@ def _answer(session: TrainerSession, error: Exception) -> None:
         raise error
     if error is not session.answered:  # else it was looked at inside the loop already
         session.raised(error)
+        asked = session.rollback.wanted()
+        if asked is not None and session.interrupts.received is None:
+            _enter_anew(session, asked, error)
+            return
     if session.mode is not Mode.HEAL:  # who only watches neither saves nor says that it gave up
         raise error
     if session.abilities.restart is None:
         session.note("emergency", session.emergency_checkpoint())
         give_up(session.abilities.stop_reason or "nothing in this process can help", error)
+
+
+def _enter_anew(session: TrainerSession, asked: RollBackTo, error: Exception | None = None) -> None:
+    """Have training entered anew at a state in memory; where that cannot be done the run is given up."""
+    path = session.rollback.enter_anew(asked)
+    if path is None:
+        session.note("emergency", session.emergency_checkpoint())
+        give_up(f"{asked.key} cannot be returned to", error or asked)
+    session.desk.meanwhile.forget()
+    session.abilities.restart = Restart(path)
 
 
 def _trusted_checkpoint(trainer: Any, wanted: Any) -> Chosen:
@@ -227,6 +246,9 @@ def make_callback(session: TrainerSession) -> Any:
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.session.begin_training()
+
+        def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.session.rollback.epoch_begins()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.session.go_where_asked()  # what an evaluation has shown is answered before the next step

@@ -16,7 +16,10 @@ from .host_copies import HostCopy
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
+    from .restart import EpochStart
 
+MOST_STEPS = 10_000
+"""Steps whose batches are remembered by their numbers."""
 RANDOM_STATE_BYTES = 32_000
 """What python's generator (625 integers), numpy's and torch's take together."""
 
@@ -30,6 +33,8 @@ class KeptBatch:
     """Where the generators stood afterwards; None where fetching it drew nothing."""
     step: int
     """The step it was last used for, as the global step after its update."""
+    number: int
+    """Which batch of its epoch's loader it is, counted from zero."""
 
     @property
     def nbytes(self) -> int:
@@ -42,7 +47,7 @@ class EpochData:
     """The batches of one epoch as far as they are kept, and the loader's iterator that the rest comes from."""
 
     call: dict[str, Any]
-    """What the epoch was run with."""
+    """What the epoch was run with; only its number where the loop does not say more."""
     first_step: int
     """Global step when the epoch was entered."""
     steps_before: int
@@ -64,6 +69,18 @@ class EpochData:
     """The loader has raised: its iterator is over and cannot say where it stood, so that nothing follows what is kept."""
     left_out_next: int = 0
     """Batches that are left out when the loader is next asked."""
+    read: int = 0
+    """Batches that the loader has passed by, be it that they were skipped when training was entered."""
+    wanted_from: int = 0
+    """The first batch that is wanted: those before it were trained on before training was entered anew."""
+    window_number: int | None = None
+    """Which batch of the loader the step that was fetched last begins with; None where that one was used before."""
+    start: EpochStart | None = None
+    forgets_iterating: bool = False
+    """That its loader was iterated over must not show in the random generators."""
+    loader: Any = None
+    """What the epoch's data come from; read once more where so much was left out that what is kept is too little."""
+    again: Iterator[Any] | None = None
 
     @property
     def number(self) -> int:
@@ -82,7 +99,7 @@ class EpochData:
 
     def is_over(self) -> None:
         """Let go of the loader's iterator; persistent workers would deliver the next epoch's data through it."""
-        self.live = None
+        self.live = self.again = self.loader = None
 
     def rewind(self, place: int, *, silent_until: int) -> None:
         """Hand out the batches from a place on once more."""
@@ -98,6 +115,11 @@ class Place:
     index: int
     fetched: int
     """Batches of the step that had been fetched already."""
+    number: int | None = None
+    """Which batch of the loader the step begins with; None where a new loader could not be brought there."""
+    steps: int = 0
+    """Steps of the epoch before it."""
+    owed: int = 0
 
 
 class DataWindows:
@@ -107,8 +129,10 @@ class DataWindows:
         self.budget_bytes = budget_bytes
         self.nbytes = 0
         self.epochs: list[EpochData] = []
-        self._discards: dict[int, int] = {}
-        """Batches to leave out when data for a step are fetched."""
+        self.left_out: set[tuple[int, int]] = set()
+        """Batches that are left out for good, by epoch and number: also where training is entered anew before them."""
+        self._used: dict[int, list[tuple[int, int]]] = {}
+        """The batches of each step by epoch and number, also of those whose data are no longer kept."""
 
     def begin(self) -> None:
         """Forget everything: `train()` was entered anew, with a loader of its own."""
@@ -134,9 +158,21 @@ class DataWindows:
             self.epochs.pop(0)
         self._forget(place.epoch, place.index - place.epoch.dropped)
 
-    def discard_at(self, step: int, count: int) -> None:
-        """Leave so many batches out when data for a step are fetched, also where training is entered anew before it."""
-        self._discards[step] = self._discards.get(step, 0) + count
+    def begin_window(self, epoch: EpochData, step: int) -> None:
+        """Begin to hand out the data of a step."""
+        epoch.window, epoch.window_number = epoch.position, None
+        self._used.pop(step, None)
+        while len(self._used) >= MOST_STEPS:
+            del self._used[next(iter(self._used))]
+
+    def leave_out_after_restart(self, steps: Iterable[int], *, more: int) -> int:
+        """Leave the batches of these steps and some that follow out when training is entered anew before them."""
+        harmful = [batch for step in sorted(steps) for batch in self._used.get(step, ())]
+        if harmful:
+            epoch, last = max(harmful)
+            harmful += [(epoch, number) for number in range(last + 1, last + 1 + more)]
+        self.left_out.update(harmful)
+        return len(harmful)
 
     def leave_out(self, place: Place, steps: Iterable[int], *, more: int = 0) -> int:
         """Leave the batches of these steps out for good, as far as they come after a place; return how many.
@@ -161,6 +197,7 @@ class DataWindows:
             epoch.batches = deque(batch for batch in epoch.batches if id(batch) not in harmful)
             epoch.owed += len(gone)
             self.nbytes -= sum(batch.nbytes for batch in gone)
+            self.left_out.update((epoch.number, batch.number) for batch in gone)
             left_out += len(gone)
         still = more - len(following)
         self.epochs[-1].left_out_next += still
@@ -176,25 +213,26 @@ class DataWindows:
         if epoch.position < epoch.end:
             return self._again(epoch, step)
         try:
-            epoch.left_out_next += self._discards.pop(step, 0)
             while epoch.left_out_next:
                 epoch.left_out_next -= 1
                 self._fetch(epoch)
+                self.left_out.add((epoch.number, epoch.read - 1))
                 epoch.owed += 1
             batch, random_state = self._fetch(epoch)
         except StopIteration:
-            if not epoch.owed or not epoch.batches:
+            if not epoch.owed:
                 raise
-            kept = epoch.batches[epoch.reused % len(epoch.batches)]
+            kept = self._instead(epoch, step)
             epoch.owed -= 1
-            epoch.reused += 1
-            self._keep(epoch, replace(kept, random_state=None, step=step))
+            self._keep(epoch, kept)
             return kept.copy.batch()
-        self._keep(epoch, KeptBatch(HostCopy(batch), random_state, step))
+        self._is_used(epoch, step, epoch.read - 1)
+        self._keep(epoch, KeptBatch(HostCopy(batch), random_state, step, epoch.read - 1))
         return batch
 
     def _again(self, epoch: EpochData, step: int) -> Any:
         kept = epoch.batches[epoch.position - epoch.dropped]
+        self._is_used(epoch, step, kept.number)
         epoch.position += 1
         kept.step = step
         batch = kept.copy.batch()
@@ -202,8 +240,40 @@ class DataWindows:
             kept.random_state.restore()
         return batch
 
+    def _instead(self, epoch: EpochData, step: int) -> KeptBatch:
+        """Return a batch in the place of one that was left out, when the loader has no more."""
+        from ...tensors.random_state import RandomState
+
+        if not epoch.batches:
+            epoch.again = epoch.again or self._from_its_start(epoch)
+        if epoch.again is not None:
+            for batch in epoch.again:
+                return KeptBatch(HostCopy(batch), RandomState.capture(), step, -1)
+        if not epoch.batches:
+            raise StopIteration
+        kept = epoch.batches[epoch.reused % len(epoch.batches)]
+        epoch.reused += 1
+        return replace(kept, random_state=None, step=step, number=-1)
+
+    def _is_used(self, epoch: EpochData, step: int, number: int) -> None:
+        if number < 0:  # used before, in the place of one that was left out
+            return
+        if epoch.position == epoch.window:
+            epoch.window_number = number
+        self._used.setdefault(step, []).append((epoch.number, number))
+
     def _fetch(self, epoch: EpochData) -> tuple[Any, RandomState | None]:
-        """Take a batch from the loader; say where the random generators stand if that has moved them."""
+        """Take the next batch that is wanted from the loader; say where the generators stand if that has moved them."""
+        while True:
+            fetched = self._read(epoch)
+            if epoch.read <= epoch.wanted_from:
+                continue
+            if (epoch.number, epoch.read - 1) not in self.left_out:
+                return fetched
+            epoch.owed += 1
+            epoch.again = epoch.again or self._from_its_start(epoch)  # entered anew, so that little is kept
+
+    def _read(self, epoch: EpochData) -> tuple[Any, RandomState | None]:
         from ...tensors.random_state import RandomState
 
         if epoch.live is None:
@@ -216,8 +286,22 @@ class DataWindows:
         except BaseException:
             epoch.is_broken = True
             raise
+        epoch.read += 1
         after = RandomState.capture()
         return batch, None if _is_same(before, after) else after
+
+    def _from_its_start(self, epoch: EpochData) -> Iterator[Any]:
+        """Yield the batches of an epoch once more; nothing is read before it is asked for.
+
+        Those that are left out too where there are no others: a trainer ends in silence with an epoch that has no data.
+        """
+        has_others = False
+        for number, batch in enumerate(epoch.loader or ()):
+            if (epoch.number, number) not in self.left_out:
+                has_others = True
+                yield batch
+        if not has_others:
+            yield from epoch.loader or ()
 
     def _keep(self, epoch: EpochData, batch: KeptBatch) -> None:
         epoch.batches.append(batch)

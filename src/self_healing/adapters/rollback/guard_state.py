@@ -14,6 +14,7 @@ class GuardState:
     def __init__(self, guard: TrainerGuard) -> None:
         self._guard = guard
         self._gate = guard.gate.state_dict()
+        self._loss_sum = guard.loss_sum.before_step()
         self._kept_scale = guard.rate_scale.kept
         self._ramps = [(ramp, ramp.done) for ramp in guard.rate_scale.ramps]
         making_up = guard.making_up
@@ -24,10 +25,12 @@ class GuardState:
         guard = self._guard
         guard.ring.drain()
         guard.kept.clear()
+        guard.making_up.applied = []  # the steps of these numbers are others from now on
         guard._window = None  # noqa: SLF001  # the step at hand is not finished
         guard._is_judged = False  # noqa: SLF001
         guard.gate.load_state_dict(self._gate)
         guard.gate.release()
+        guard.loss_sum.go_on_from(self._loss_sum)
         guard.making_up._borrowed, guard.making_up.spare = self._borrowed, self._spare  # noqa: SLF001
         self._restore_ramps()
 

@@ -4,7 +4,8 @@ Whoever decides to return raises `RollBackTo` from anywhere inside an epoch. The
 entered again with the very batches it was trained on since; then the loader's own iterator goes on where it stood.
 There is no new optimizer, no beginning or end of training, nothing is tokenised or fetched again. A state of an earlier
 epoch is returned to by running the rest of that epoch from what is kept, and then the later ones. Needs
-`Trainer._run_epoch`, which transformers has since 5.3.
+`Trainer._run_epoch`, which transformers has since 5.3. Where that is missing, or the data are no longer kept, the request
+leaves the loop, and `train()` is entered anew at the state (`MemoryRestart`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from ..trainer.wrapping import Wrapping
 from .data_windows import Batches, DataWindows, EpochData, Place
 from .guard_state import is_settled
 from .memory_snapshots import MemorySnapshots, Snapshot, SnapshotDamagedError, oldest
+from .old_loop import OldLoop
+from .restart import MemoryRestart
 
 if TYPE_CHECKING:
     from ..trainer.trainer_guard import TrainerGuard
@@ -44,6 +47,8 @@ class RollBackTo(Exception):
         """Steps whose data are left out when they are trained again, as global steps after their update."""
         self.skip_more = 0
         """Steps behind them whose data, not fetched yet, are left out too."""
+        self.brings_other_data = bool(self.skip)
+        """The first step afterwards is another one than it was, so that its loss is no test of the state."""
 
 
 class RollbackLoop:
@@ -64,6 +69,10 @@ class RollbackLoop:
         self.guard = guard
         self.snapshots = MemorySnapshots(trainer, slots=slots, guard=guard, make_room=make_room)
         self.data = DataWindows(budget_bytes)
+        self.restart = MemoryRestart(trainer)
+        self.re_enters = self.is_possible(trainer)
+        """The loop itself can take up an earlier state; else `train()` has to be entered anew."""
+        self.old = None if self.re_enters else OldLoop(self)
         self.returns = 0
         """How often an earlier state was returned to."""
         self.lost_steps = 0
@@ -89,18 +98,25 @@ class RollbackLoop:
 
     def attach(self, wrapping: Wrapping) -> None:
         """Stand around the epoch and around the fetching of data; the guard may do so before or afterwards."""
-        wrapping.wrap(self.trainer, "_run_epoch", self._around_epoch)
+        if self.re_enters:
+            wrapping.wrap(self.trainer, "_run_epoch", self._around_epoch)
         wrapping.wrap(self.trainer, "get_batch_samples", self._around_fetch)
         wrapping.wrap(self.trainer, "_load_rng_state", self._around_random_state)
+        self.restart.attach(wrapping)
 
     def end(self) -> None:
         """Let go of all states and data when training has ended; the wrapping is for its owner to undo."""
         self.snapshots.clear()
         self.data.begin()
+        self.restart.cancel()
+        if self.old is not None:
+            self.old.settle()
 
     def let_go(self) -> None:
         """Hold on to nothing any more."""
         self.end()
+        vars(self.restart).clear()
+        self.old = None
         vars(self).clear()
 
     # -- what the run is asked for -------------------------------------------------------------------
@@ -115,15 +131,36 @@ class RollbackLoop:
         assert epoch is not None, "a state is taken inside an epoch"
         if not is_settled(self.guard):
             return None
-        snapshot = self.snapshots.take(Place(epoch, epoch.window, epoch.position - epoch.window))
+        snapshot = self.snapshots.take(self._place_in(epoch))
+        snapshot.is_restart_only = not self.re_enters
         self._forget_what_nobody_returns_to(epoch)
         self._look_what_is_in_reach()
         return snapshot
 
     def is_in_reach(self, key: str) -> bool:
-        """Say whether the loop can return to a state without being left: outside of an epoch there is none to do so."""
+        """Say whether a state can be returned to, inside the loop or by entering `train()` anew."""
         snapshot = self.snapshots.get(key)
-        return self._epoch is not None and snapshot is not None and self.data.holds(snapshot.place)
+        if snapshot is None:
+            return False
+        return (self._epoch is not None and self._holds(snapshot)) or self.restart.reaches(snapshot)
+
+    def enter_anew(self, asked: RollBackTo) -> str | None:
+        """Return what `train()` is to resume from in order to return to a state; None where that cannot be done."""
+        snapshot = self.snapshots.get(asked.key)
+        while snapshot is not None and not snapshot.capture.copies.verify():
+            self._tell("state-damaged", f"{snapshot.key} was changed in memory since it was taken")
+            other = self.choose_instead(snapshot.key)
+            self.snapshots.drop(snapshot.key)
+            snapshot = None if other is None else self.snapshots.get(other)
+        if snapshot is None or not self.restart.reaches(snapshot):
+            return None
+        self.before_return()
+        self.leave_out_after_restart(asked.skip, asked.skip_more)
+        return self.restart.prepare(snapshot, asked)
+
+    def leave_out_after_restart(self, steps: Iterable[int], more: int) -> None:
+        """Leave the data of steps and of some more out when training is entered anew before them."""
+        self.data.leave_out_after_restart(steps, more=more * self._accumulation())
 
     # -- what the loop calls -------------------------------------------------------------------------
 
@@ -147,10 +184,15 @@ class RollbackLoop:
             if not isinstance(epoch_iterator, Batches):
                 epoch.live = epoch_iterator
                 epoch_iterator = Batches(self.data, epoch, self.trainer)
-            epoch.window = epoch.position
+            self.data.begin_window(epoch, self._step() + 1)
             self._forget_what_nobody_returns_to(epoch)
             fetched = original(epoch_iterator, *args, **kwargs)
+            self.restart.has_fetched(epoch)
+            if self.restart.snapshot is not None:
+                self._go_on_at(self.restart.snapshot, epoch)
             self._look_what_is_in_reach()
+            if self.old is not None:
+                self.old.fetched(epoch, fetched[0])
             return fetched
 
         return get_batch_samples
@@ -166,11 +208,26 @@ class RollbackLoop:
 
     def _begin_epoch(self, call: dict[str, Any]) -> EpochData:
         is_first = call["epoch"] == call["epochs_trained"]
-        if is_first:  # `train()` was entered: other data, and perhaps another optimizer
-            self.end()
         is_resumed = is_first and call["resume_from_checkpoint"] is not None and not self.trainer.args.ignore_data_skip
         before = call["steps_trained_in_current_epoch"] // self._accumulation() if is_resumed else 0
-        return self.data.begin_epoch(call, first_step=self._step(), steps_before=before)
+        return self.enter(call, before, is_first=is_first)
+
+    def enter(self, call: dict[str, Any], steps_before: int, *, is_first: bool) -> EpochData:
+        """Begin the data of an epoch, right before its loader is iterated over."""
+        if is_first and self.restart.snapshot is None:  # `train()` was entered: other data, perhaps another optimizer
+            self.end()
+        elif is_first:
+            self.data.begin()
+            for snapshot in self.snapshots:
+                snapshot.is_restart_only = True
+        elif self._epoch is not None:
+            self._epoch.is_over()
+        epoch = self.data.begin_epoch(call, first_step=self._step(), steps_before=steps_before)
+        epoch.read = steps_before * self._accumulation()
+        epoch.loader = self.trainer.callback_handler.train_dataloader
+        self.restart.epoch_begins(epoch)
+        self._epoch = epoch
+        return epoch
 
     def _run_epochs(self, original: Callable[..., Any], first: EpochData) -> None:
         """Run an epoch; after a return to an earlier one, that one from there on and all up to the newest."""
@@ -192,7 +249,9 @@ class RollbackLoop:
                     raise
                 try:
                     epoch = self._return_to(answer)
-                except RollBackTo:
+                except RollBackTo as unreached:
+                    if self.is_in_reach(unreached.key):
+                        raise  # `train()` is entered anew for it
                     raise error from None  # nobody outside has heard of ours
                 enters_anew, begins = True, False
                 continue
@@ -241,7 +300,7 @@ class RollbackLoop:
     def _return_to(self, asked: RollBackTo) -> EpochData:
         """Put a state and the data since back; raise the request again where that cannot be done in here."""
         snapshot = self.snapshots.get(asked.key)
-        if snapshot is None or not self.data.holds(snapshot.place):
+        if snapshot is None or not self._holds(snapshot):
             why = "is not kept any more" if snapshot is None else "lies before the data that are kept"
             asked.add_note(f"{asked.key} {why}: training has to be entered anew")
             raise asked
@@ -254,18 +313,31 @@ class RollbackLoop:
             return self._return_to(self._instead_of(asked))
         left_out = self.data.leave_out(place, asked.skip, more=asked.skip_more * self._accumulation())
         place.epoch.rewind(place.index, silent_until=place.index + place.fetched)
+        self._has_returned(came_from, snapshot, asked)
+        if left_out:
+            logger.warning("%d batches are left out", left_out)
+        return place.epoch
+
+    def _go_on_at(self, snapshot: Snapshot, epoch: EpochData) -> None:
+        """Put a state back after `train()` was entered anew for it, now that the data of its step were fetched again."""
+        restart = self.restart
+        asked, came_from = restart.asked, restart.left_at
+        assert asked is not None, "a return is under way"
+        asked.brings_other_data = bool(asked.skip) or bool(self.trainer.args.ignore_data_skip)
+        self.snapshots.put_back(snapshot)
+        restart.done()
+        epoch.first_step = snapshot.step
+        snapshot.place = self._place_in(epoch)
+        snapshot.is_restart_only = not self.re_enters
+        self._has_returned(came_from, snapshot, asked)
+
+    def _has_returned(self, came_from: int, snapshot: Snapshot, asked: RollBackTo) -> None:
         self.returns += 1
         self.lost_steps += came_from - snapshot.step
         now = time.perf_counter()
         self.lost_seconds, snapshot.at_s = self.lost_seconds + now - snapshot.at_s, now
         self._on_return(snapshot, asked)
-        logger.warning(
-            "returned from step %d to %s%s",
-            came_from,
-            snapshot.key,
-            f", leaving {left_out} batches out" * bool(left_out),
-        )
-        return place.epoch
+        logger.warning("returned from step %d to %s", came_from, snapshot.key)
 
     def _instead_of(self, asked: RollBackTo) -> RollBackTo:
         """Choose another state where the one that was asked for is damaged; raise the request where there is none."""
@@ -290,6 +362,15 @@ class RollbackLoop:
                     f"{snapshot.key} can only be returned to by a restart: the data since then take more than "
                     f"{self.data.budget_bytes} bytes",
                 )
+
+    def _holds(self, snapshot: Snapshot) -> bool:
+        """Say whether the loop can return to a state without being left."""
+        return self.re_enters and self.data.holds(snapshot.place)
+
+    def _place_in(self, epoch: EpochData) -> Place:
+        steps = epoch.steps_before + self._step() - epoch.first_step
+        fetched = epoch.position - epoch.window
+        return Place(epoch, epoch.window, fetched, epoch.window_number, steps, epoch.owed)
 
     def _accumulation(self) -> int:
         return int(self.trainer.args.gradient_accumulation_steps)

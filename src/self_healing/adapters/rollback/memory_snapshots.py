@@ -159,6 +159,10 @@ class MemorySnapshots:
             raise SnapshotDamagedError(
                 f"{snapshot.key} was changed in memory since it was taken; nothing was put back: return to another state"
             )
+        self.put_back(snapshot)
+
+    def put_back(self, snapshot: Snapshot) -> None:
+        """Do so with a state that was looked at already."""
         snapshot.capture.restore()
         if hasattr(self.trainer, "_last_loaded_step"):  # else a generation server would keep the weights it has
             self.trainer._last_loaded_step = -1  # noqa: SLF001  # TRL's own mark

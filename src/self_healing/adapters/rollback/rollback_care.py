@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from ..trainer.checkpoint_folders import newest_usable
 from ..trainer.wrapping import Wrapping
 from .abilities import RollbackAbilities
 from .in_loop import RollbackLoop, RollBackTo
+from .restart import MemoryRestart
 from .state_keeper import StateKeeper
 
 if TYPE_CHECKING:
@@ -24,10 +24,6 @@ if TYPE_CHECKING:
     from .checkpoint_care import CheckpointCare
 
 
-NO_LOOP = (
-    "this version of transformers does not let its epochs be entered again (5.3 does): no states are kept in memory, and a "
-    "return is a restart from the newest checkpoint that can be trusted"
-)
 LEAVING = frozenset({FailureType.LOSS_SPIKE, FailureType.DIVERGENCE})
 
 
@@ -38,8 +34,8 @@ class RollbackCare:
         self.trainer = trainer
         self.guard = guard
         self.keeper: StateKeeper | None = None
-        self._is_wanted = may_act and config.snapshot_memory_fraction > 0
-        if self._is_wanted and RollbackLoop.is_possible(trainer):
+        is_wanted = may_act and config.snapshot_memory_fraction > 0
+        if is_wanted and (RollbackLoop.is_possible(trainer) or MemoryRestart.is_possible(trainer)):
             self.keeper = StateKeeper(trainer, guard, config)
         self.on_return: Callable[[int], None] = lambda _step: None
         """Is told the step that the run has returned to."""
@@ -60,8 +56,6 @@ class RollbackCare:
         """Stand around the data as they are delivered, inside of what makes steps up: the guard comes afterwards."""
         keeper, self._desk = self.keeper, desk
         if keeper is None:
-            if self._is_wanted:
-                desk.note("no-return-inside-the-loop", NO_LOOP, level=logging.INFO)
             return
         keeper.signal, keeper.note, keeper.look, keeper.on_return = desk.signal, desk.note, desk.look, self._returned
         keeper.loop.on_error = lambda error: self._answer(error, raised)
@@ -84,8 +78,15 @@ class RollbackCare:
 
     def begin(self) -> None:
         """Start anew: `train()` was entered."""
+        if self.keeper is not None and self.keeper.loop.old is not None:
+            self.keeper.loop.old.training_begins()
         if self.keeper is not None:
             self.keeper.begin()
+
+    def epoch_begins(self) -> None:
+        """Note where the data of an epoch begin, before its loader is iterated over."""
+        if self.keeper is not None and self.keeper.loop.old is not None:
+            self.keeper.loop.old.epoch_begins()
 
     def is_due(self) -> bool:
         """Say whether the state of this moment is to be taken, for which all steps before it must be known."""
@@ -100,6 +101,8 @@ class RollbackCare:
         """Judge the states by what is open at the end of a step."""
         if self.keeper is not None:
             self.keeper.observed(incidents)
+            if self.keeper.loop.old is not None:
+                self.keeper.loop.old.settle()
 
     def secure(self, incidents: Iterable[Incident], checkpoints: CheckpointCare) -> None:
         """Write the newest good state to disk when the loss begins to leave its level: the process may not survive it."""
@@ -146,6 +149,15 @@ class RollbackCare:
     def wanted(self) -> RollBackTo | None:
         """Return what to raise in order to return to an earlier state, once."""
         return self._abilities.take_return() if self._abilities is not None else None
+
+    def enter_anew(self, asked: RollBackTo | None) -> str | None:
+        """Return what `train()` is to resume from in order to return to a state; None where that cannot be done."""
+        return self.keeper.loop.enter_anew(asked) if self.keeper is not None and asked is not None else None
+
+    def goes_on_from(self, path: str | None) -> None:
+        """Forget a return to a state in memory where training goes on from somewhere else after all."""
+        if self.keeper is not None and path != self.keeper.loop.restart.path:
+            self.keeper.loop.restart.cancel()
 
     def figures(self) -> dict[str, float]:
         """Return how often the run has returned and what that has cost; nothing where it has not."""

@@ -115,7 +115,9 @@ class StateKeeper:
     # -- taking --------------------------------------------------------------------------------------
 
     def begin(self) -> None:
-        """Start anew: `train()` was entered, with an optimizer and data of its own."""
+        """Start anew: `train()` was entered, with an optimizer and data of its own, unless it was for one of the states."""
+        if self.loop.restart.has_begun():
+            return
         self._drop(self.states)
         self._next = self.updates = self._step()
         self._began_s = time.perf_counter()
@@ -378,7 +380,7 @@ class StateKeeper:
 
     def leave_out_after_restart(self, steps: Sequence[int], more: int) -> None:
         """Leave data out when training is entered anew from a checkpoint."""
-        self.loop.data.discard_at(steps[0] if steps else self._step() + 1, len(steps) + more)
+        self.loop.leave_out_after_restart(steps, more)
 
     def _returned(self, snapshot: Snapshot, asked: RollBackTo) -> None:
         self.updates = snapshot.updates
@@ -387,7 +389,7 @@ class StateKeeper:
         self._open = None
         self.audit.returned(snapshot.step, snapshot.norms() or {})
         self._next = snapshot.step + 1  # it is kept already; the next one as soon as there is something new
-        self._losses.returned(None if asked.skip else self.state_of(snapshot.key))
+        self._losses.returned(None if asked.skip or asked.brings_other_data else self.state_of(snapshot.key))
         self.on_return(snapshot.step)
 
     def _step(self) -> int:

@@ -22,6 +22,8 @@ class LossSum:
         """What the loop handed over last: its sum before the step that is running."""
         self._correct: Any = None
         """What the sum ought to be, until the loop hands it over."""
+        self._carried: Any = None
+        """What a loop that was entered anew has not added, until the first loss is."""
 
     def attach(self, wrapping: Wrapping) -> None:
         """Look at the sum whenever the loop hands it over."""
@@ -30,7 +32,7 @@ class LossSum:
 
     def begin(self) -> None:
         """Start from zero, as each `train()` does."""
-        self._handed = self._correct = None
+        self._handed = self._correct = self._carried = None
 
     def before_step(self) -> Any:
         """Return a copy of the sum as it is before a step."""
@@ -38,6 +40,16 @@ class LossSum:
 
         known = getattr(self.trainer, "_tr_loss", self._handed)
         return torch.zeros((), device=self.trainer.args.device) if known is None else known.detach().clone()
+
+    def go_on_from(self, known: Any) -> None:
+        """Go on from the sum of an earlier moment in a loop that was entered anew and has begun with zero."""
+        if not hasattr(self.trainer, "_tr_loss"):  # else it is put back with everything else
+            self._handed = self._carried = known.clone()
+
+    def to_be_added(self, loss: Any) -> Any:
+        """Return what the loop is to add for a loss: the first one brings what was added before the loop was left."""
+        carried, self._carried = self._carried, None
+        return loss if carried is None else carried + loss
 
     def set_back(self, before: Any) -> None:
         """Forget what was added since."""

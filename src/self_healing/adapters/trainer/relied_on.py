@@ -14,6 +14,8 @@ from typing import Any
 
 ONLY_MEASURED = "nothing is clipped, skipped or made up, and plans are only shown"
 
+WITHOUT_RESTART = "such a return goes to the newest checkpoint on disk that can be trusted"
+
 
 @dataclass(frozen=True, slots=True)
 class ReliedOn:
@@ -115,6 +117,19 @@ RELIED_ON = (
         "to see whether a push to the Hub has failed",
         "a push that fails is lost without a word, as in transformers itself",
         arguments=0,
+    ),
+    ReliedOn(
+        "trainer",
+        "_load_from_checkpoint",
+        "to return to a state in memory where the loop cannot take it up itself",
+        WITHOUT_RESTART,
+        arguments=1,
+    ),
+    ReliedOn(
+        "trainer",
+        "set_initial_training_values",
+        "to know in which epoch a state in memory was taken",
+        WITHOUT_RESTART,
     ),
     ReliedOn(
         "trainer",

@@ -199,7 +199,8 @@ class TrainerGuard:
         # The plain sum is not finite as soon as one loss is not: one number says whether the window is sound.
         window.loss = value if window.loss is None else window.loss + value
         # What will not be made up must be seen: a mean of 0.0 over NaN would be a lie.
-        return counted if self.making_up.is_running or self._may_skip() else loss
+        added: Tensor = self.loss_sum.to_be_added(counted if self.making_up.is_running or self._may_skip() else loss)
+        return added
 
     def _around_prepare(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _prepare_inputs(inputs: Any) -> Any:

@@ -1,0 +1,190 @@
+"""Returning to a state in memory by entering `train()` anew, where the loop cannot take it up where it stands.
+
+Before transformers 5.3 there is no other way; later it is needed where the data since a state are no longer kept, or the
+loader has failed. The trainer is told to resume from a folder that holds only how far the run was: it makes its loader,
+brings it to that place, and when it has fetched the data of the first step, the state is put back as it was taken.
+Nothing of it goes through the disk, so that what checkpoints leave out is put back as well.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.run_directory import healing_folder
+from ..trainer.wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from ...tensors.random_state import RandomState
+    from .data_windows import EpochData
+    from .in_loop import RollBackTo
+    from .memory_snapshots import Snapshot
+
+NEEDED = ("_load_from_checkpoint", "_load_rng_state", "get_batch_samples", "set_initial_training_values")
+FOLDER = "restart"
+"""Below the healing directory, where nobody looks for checkpoints; gone as soon as it was used."""
+STATE = "trainer_state.json"
+"""Where transformers reads how far a run was."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochStart:
+    """What the order of an epoch's data depends on besides the data: where random generators stood before it."""
+
+    random_state: RandomState
+    generators: dict[str, Any]
+    """Generators of the loader and its samplers, by the way to them: some are seeded once and go on from epoch to epoch."""
+
+    @classmethod
+    def of(cls, loader: Any) -> EpochStart:
+        """Take it right before the loader is iterated over."""
+        from ...tensors.random_state import RandomState
+
+        found = {way: generator.get_state() for way, generator in _generators(loader)}
+        return cls(RandomState.capture(), found)
+
+    def restore(self, loader: Any) -> None:
+        """Put it back for a loader of the same kind."""
+        for way, generator in _generators(loader):
+            if way in self.generators:
+                generator.set_state(self.generators[way])
+        self.random_state.restore()
+
+
+class MemoryRestart:
+    """Enters one trainer's `train()` anew; the caller leaves it and calls it again."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.trainer = trainer
+        self.snapshot: Snapshot | None = None
+        """Where training is about to go on; None while nothing is under way."""
+        self.asked: RollBackTo | None = None
+        self.left_at = 0
+        """The step that was reached when training was left."""
+        self.path = ""
+        self.steps_per_epoch = 0
+        """As the trainer counts them; 0 before it has."""
+        self._entering = Wrapping()
+        self._iterates_late = False
+        """The trainer's own loader has not been iterated over since `train()` was entered: the first epoch had another."""
+
+    @staticmethod
+    def is_possible(trainer: Any) -> bool:
+        """Say whether the trainer has all that is needed."""
+        return all(hasattr(trainer, name) for name in NEEDED)
+
+    def attach(self, wrapping: Wrapping) -> None:
+        """Have nothing loaded where a state is put back from memory."""
+        if self.is_possible(self.trainer):
+            wrapping.wrap(self.trainer, "set_initial_training_values", self._around_counting)
+            wrapping.wrap(self.trainer, "_load_from_checkpoint", self._around_loading)
+            wrapping.wrap(self.trainer, "_load_rng_state", self._around_loading)
+
+    def reaches(self, snapshot: Snapshot) -> bool:
+        """Say whether a state can be returned to in this way."""
+        return self.steps_per_epoch > 0 and snapshot.place.number is not None
+
+    def prepare(self, snapshot: Snapshot, asked: RollBackTo) -> str:
+        """Return what `train()` is to resume from in order to go on at a state."""
+        trainer, place = self.trainer, snapshot.place
+        self.cancel()
+        self.left_at = int(trainer.state.global_step)
+        state = copy.copy(trainer.state)
+        # Of a stream that ends the trainer would not find the epoch by the step; the state that is put back has the true one.
+        state.global_step = place.epoch.number * self.steps_per_epoch + place.steps
+        state.log_history, state.stateful_callbacks = [], {}
+        self.path = _write(state, healing_folder(trainer.args.output_dir) / FOLDER)
+        self.snapshot, self.asked = snapshot, asked
+        if getattr(trainer, "model_init", None) is not None:  # it would make another model, and an optimizer for it
+            self._entering.replace(trainer, "model_init", None)
+        if place.epoch.start is not None:  # a sampler may take its seed from the generators when it is made
+            place.epoch.start.random_state.restore()
+        return self.path
+
+    def has_begun(self) -> bool:
+        """Say whether `train()` was entered for a state, whose step counts from now on: the loop knows its epoch by now."""
+        if self.snapshot is not None:
+            self.trainer.state.global_step = self.snapshot.step
+        return self.snapshot is not None
+
+    def epoch_begins(self, epoch: EpochData) -> None:
+        """Have an epoch read its data as it did the first time, or note how it does."""
+        if self.snapshot is None:
+            epoch.start = EpochStart.of(epoch.loader)
+            epoch.forgets_iterating, self._iterates_late = self._iterates_late, False
+            return
+        place = self.snapshot.place
+        epoch.start, epoch.owed = place.epoch.start, place.owed
+        if not self.trainer.args.ignore_data_skip:  # else the user wants no data to be passed over
+            epoch.wanted_from = place.number or 0
+        if epoch.start is not None:
+            epoch.start.restore(epoch.loader)
+        # Workers that persist are started when a loader is first iterated over, which draws a random number; an epoch that
+        # is entered in the middle has a loader of its own.
+        self._iterates_late = place.steps > 0 and bool(getattr(epoch.loader, "persistent_workers", False))
+
+    def has_fetched(self, epoch: EpochData) -> None:
+        """Undo that workers were started by the first fetch of an epoch: they would have been in an earlier one."""
+        if epoch.forgets_iterating and epoch.start is not None:
+            epoch.forgets_iterating = False
+            epoch.start.random_state.restore()
+
+    def done(self) -> None:
+        """The state is put back: let whoever asks the trainer find the same objects, and clean up."""
+        trainer = self.trainer
+        for name in ("model", "optimizer", "lr_scheduler"):
+            setattr(trainer.callback_handler, name, getattr(trainer, name))
+        path = self.path
+        self.cancel()
+        self.path = path  # the loop may still ask for its random numbers
+
+    def cancel(self) -> None:
+        """Forget what was under way."""
+        self._entering.restore()
+        if self.path:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self.snapshot = self.asked = None
+        self.path = ""
+
+    def _around_counting(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def set_initial_training_values(*args: Any, **kwargs: Any) -> Any:
+            values = original(*args, **kwargs)
+            self.steps_per_epoch = int(values[1])  # num_update_steps_per_epoch, in all versions
+            return values
+
+        return set_initial_training_values
+
+    def _around_loading(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def load(checkpoint: Any, *args: Any, **kwargs: Any) -> Any:
+            return None if self.path and checkpoint == self.path else original(checkpoint, *args, **kwargs)
+
+        return load
+
+
+def _write(state: Any, folder: Path) -> str:
+    """Write how far the run was, into the run's directory or, where that cannot be written to, elsewhere."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        state.save_to_json(str(folder / STATE))
+    except OSError:
+        folder = Path(tempfile.mkdtemp(prefix="self-healing-"))
+        state.save_to_json(str(folder / STATE))
+    return str(folder)
+
+
+def _generators(loader: Any, way: str = "loader", depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """Yield the random generators of a loader and of its samplers."""
+    import torch
+
+    own = getattr(loader, "generator", None)
+    if isinstance(own, torch.Generator):
+        yield way, own
+    for name in ("batch_sampler", "sampler"):
+        inner = getattr(loader, name, None)
+        if inner is not None and inner is not loader and depth:
+            yield from _generators(inner, f"{way}.{name}", depth - 1)
