@@ -36,7 +36,7 @@ class BadBatch(Cause):
     )
     remedy = (
         rung(SkipStep(), success=0.8),
-        rung(RollBack(), SkipBatches(), success=0.6),
+        rung(RollBack(), SkipBatches(), success=0.6, repeats=4),
         rung(RollBack(depth=1), SkipBatches(margin=8), success=0.5),
         rung(StopRun()),
     )

@@ -48,7 +48,7 @@ class CanRewarmLearningRate(Protocol):
 
 @runtime_checkable
 class CanTightenClipping(Protocol):
-    """The gradient-norm limit can be lowered, or set where there was none."""
+    """The gradient-norm limit can be lowered, or set where there was none; a factor above 1 takes that back."""
 
     def tighten_clipping(self, *, factor: float, initial: float) -> float: ...
 

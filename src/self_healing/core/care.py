@@ -81,6 +81,8 @@ class Care:
         self.cases = OpenCases()
         self.trials: list[Trial] = []
         self.owed: list[OwedUndo] = []
+        self.unhelpful: list[Plan] = []
+        """Plans that did not help, with those of their changes that are still in force."""
 
     # -- one observation -----------------------------------------------------------------------------
 
@@ -134,6 +136,7 @@ class Care:
         for watching in self._watching(incident.failure):
             if watching.plan is not None and self._is_relapse(watching, incident, case):
                 self._conclude(watching, VerdictKind.RELAPSED, incident.because)
+                self.unhelpful.append(watching.plan)
                 watching.reopen()
 
     def _is_relapse(self, watching: Case, incident: Incident, fired: Case) -> bool:
@@ -191,6 +194,7 @@ class Care:
             self.trials.append(Trial(plan, case.eval_before))
         else:
             self._conclude(case, VerdictKind.RECOVERED, f"no {plan.failure} for {case.watched} observations")
+        self.unhelpful = [each for each in self.unhelpful if each.failure is not plan.failure]
         self._close(case, "recovered")
 
     def _owe_undo(self, plan: Plan, because: str, step: int) -> None:
@@ -198,6 +202,22 @@ class Care:
         undo = self.office.policy.undo(plan, because, self.office.memory, step)
         if undo is not None:
             self.owed.append(OwedUndo(undo))
+
+    def _owe_what_did_not_help(self, plan: Plan, *, rewound: bool) -> None:
+        """Take back what was changed in vain before this plan, except where the plan goes further in the same direction.
+
+        Else the run would go on with a recipe that nobody asked for, and what helps would be judged together with it.
+        """
+        if plan.effect is Effect.NOTHING or any(action.is_final for action in plan.actions):
+            return
+        goes_on = {type(action) for action in plan.actions}
+        for number, failed in enumerate(self.unhelpful):
+            if rewound or failed.failure is plan.failure:
+                given_up = tuple(action for action in failed.actions if type(action) not in goes_on)
+                self._owe_undo(replace(failed, actions=given_up), "it did not help, and something else is tried", plan.step)
+                kept = tuple(action for action in failed.actions if type(action) in goes_on)
+                self.unhelpful[number] = replace(failed, actions=kept)
+        self.unhelpful = [failed for failed in self.unhelpful if failed.actions]
 
     # -- recipe changes on trial ---------------------------------------------------------------------
 
@@ -242,6 +262,7 @@ class Care:
             self._owe_undo(replace(plan, actions=done), "the plan it was part of could not be carried out", plan.step)
             case.reopen()
             return
+        self._owe_what_did_not_help(plan, rewound=rewound)
         for other in self.cases:
             if other is not case and (rewound or other.incident.failure is plan.failure):
                 self._close(other, "rewound" if rewound else "covered", release=not rewound)
@@ -275,6 +296,10 @@ class Care:
         if wish is not None:
             case.start_acting(wish)
         return wish
+
+    def take_back(self, step: int) -> Plan | None:
+        """Return the plan that takes back what did not help, where one is owed."""
+        return replace(self.owed[0].plan, step=step) if self.owed else None
 
     def incident_of(self, plan: Plan) -> Incident | None:
         """Return the incident a plan answers, where it is open on this rank."""

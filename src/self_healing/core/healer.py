@@ -165,8 +165,11 @@ class Healer:
         return kept is not None
 
     def next_plan(self, outcome: Outcome) -> Plan | None:
-        """Return the next plan where carrying one out failed; the caller agrees and acts on it as before."""
-        wish = None if outcome.succeeded else self.care.ask_again(outcome.plan)
+        """Return what else is to be done at once: the next plan where one failed, else what must be taken back.
+
+        The caller agrees and acts on it as before.
+        """
+        wish = self.care.take_back(self._now.step) if outcome.succeeded else self.care.ask_again(outcome.plan)
         if wish is not None:
             self._write("plan", wish.incident, wish.to_json())
         return wish

@@ -68,8 +68,8 @@ class GradientExplosion(Detector):
     metric = "grad_norm"
     remedy = (
         Rung((Wait(),), success=0.5),
-        Rung((RollBack(), SkipBatches()), success=0.5),
-        Rung((RollBack(), TightenClipping()), success=0.5),
+        Rung((RollBack(), SkipBatches()), success=0.5, repeats=3),
+        Rung((RollBack(), TightenClipping()), success=0.25),  # outliers are clipped to what is usual already
         Rung((RollBack(depth=1), ScaleLearningRate()), success=0.5),
     )
     examples = (

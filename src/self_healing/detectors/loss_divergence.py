@@ -67,8 +67,9 @@ class LossDivergence(Detector):
     metric = "loss"
     remedy = (
         Rung((Wait(),), success=0.3),
-        Rung((RollBack(), SkipBatches()), success=0.5),
-        Rung((RollBack(depth=1), ScaleLearningRate()), success=0.6),
+        Rung((RollBack(), SkipBatches()), success=0.6, repeats=3),
+        # Where the rate is known to be too high its own cause comes first; else a lasting cut is a last resort.
+        Rung((RollBack(depth=1), ScaleLearningRate()), success=0.3),
         Rung((RollBack(depth=2), ScaleLearningRate(), SkipBatches()), success=0.4),
         Rung((StopRun(),), success=0.0),
     )

@@ -340,10 +340,7 @@ class StateKeeper:
             newest = newest_for_a_crash(usable)
         else:
             onset = before_step if before_step is not None or self._open is None else self._open.onset
-            # A loss is that of the weights before its step: where one is bad, so may be the state right before the onset.
-            # What an audit has found began after the state it was compared with, which was sound.
-            late = 0 if onset is None or self._is_unexplained else 1
-            newest = newest_for_an_incident(usable, None if onset is None else onset - late)
+            newest = newest_for_an_incident(usable, onset)
         if newest is None or depth == 0:
             return newest
         older = [each for each in usable if each.step < newest.step and each.verdict.survives_a_crash]
