@@ -47,7 +47,9 @@ class TightenClipping(Action):
         """Ask the run for a tighter limit, and say what it is now."""
         factor = 1 / self.factor if self.takes_back else self.factor
         limit = cast("CanTightenClipping", run).tighten_clipping(factor=factor, initial=self.initial)
-        return Done(text=f"gradient norm is now limited to {limit:.3g}" if limit else "gradient norm is no longer limited")
+        return Done(
+            text=f"gradient norm is now limited to {limit:.3g}" if limit else "gradient norm is no longer limited"
+        )
 
     def undo(self) -> Self | None:
         """Return the action that loosens the limit again: one below the usual norm slows every step down."""

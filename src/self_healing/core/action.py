@@ -39,6 +39,8 @@ class Action:
     """Steps of work it is assumed to lose or to slow down until it has been measured."""
     fills: ClassVar[Mapping[str, str]] = {}
     """Fields that come from the user's settings when left at None: field name to setting name."""
+    turns: ClassVar[str] = ""
+    """What it changes of the recipe, where several actions change the same: they go on from one another."""
     seed_name: ClassVar[str | None] = None
     """The name users of `postmortem.json` know it by, where that differs from ours."""
     retries_faithfully: ClassVar[bool] = False

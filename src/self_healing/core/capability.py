@@ -41,7 +41,7 @@ class CanScaleLearningRate(Protocol):
 
 @runtime_checkable
 class CanRewarmLearningRate(Protocol):
-    """The learning rate can be cut and ramped back over a number of steps."""
+    """The learning rate can be cut and ramped back over a number of steps; a factor of 1 ends the ramp."""
 
     def rewarm_learning_rate(self, factor: float, *, ramp_steps: int, floor: float | None) -> float: ...
 

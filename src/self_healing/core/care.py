@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from .action import Action
 from .failure import Effect, FailureType, Severity
 from .history import History
 from .incident import Incident
@@ -210,12 +211,12 @@ class Care:
         """
         if plan.effect is Effect.NOTHING or any(action.is_final for action in plan.actions):
             return
-        goes_on = {type(action) for action in plan.actions}
+        further = {_turned_by(action) for action in plan.actions}
         for number, failed in enumerate(self.unhelpful):
             if rewound or failed.failure is plan.failure:
-                given_up = tuple(action for action in failed.actions if type(action) not in goes_on)
-                self._owe_undo(replace(failed, actions=given_up), "it did not help, and something else is tried", plan.step)
-                kept = tuple(action for action in failed.actions if type(action) in goes_on)
+                given_up = tuple(action for action in failed.actions if _turned_by(action) not in further)
+                kept = tuple(action for action in failed.actions if _turned_by(action) in further)
+                self._owe_undo(replace(failed, actions=given_up), "it did not help: something else is tried", plan.step)
                 self.unhelpful[number] = replace(failed, actions=kept)
         self.unhelpful = [failed for failed in self.unhelpful if failed.actions]
 
@@ -343,6 +344,10 @@ class Care:
         case = self.cases.add(Case(incident=incident, opened_step=plan.step))
         self.office.record_case(case, "opened")
         return case
+
+
+def _turned_by(action: Action) -> str:
+    return action.turns or action.name()
 
 
 def _key(plan: Plan) -> Key:

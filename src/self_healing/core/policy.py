@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .action import Action, Ladder, Rung
-from .diagnosis import Diagnosis
+from .diagnosis import Diagnosis, Hypothesis
 from .failure import Effect, FailureType, Mode, Severity
 from .memory import Memory, RungRecord
 from .plan import Plan
@@ -52,6 +52,12 @@ class Policy:
             free = tuple(rung for rung in now.ladder if rung.effect is Effect.NOTHING)
             ladder = (*free, *(rung for rung in leading.remedy if rung not in free))
         choice = self._choose(ladder, diagnosis, memory, now)
+        gives_up = choice is None or choice.rung.is_final
+        if leading is not None and gives_up and _was_acted_on(leading, diagnosis.failure, memory):
+            # A suspicion from numbers that was acted on in vain was wrong: no reason to end a run that others may save.
+            own = self._choose(now.ladder, diagnosis, memory, now)
+            if own is not None and not own.rung.is_final:
+                informed, choice = False, own
         if choice is None:
             return None
         hold = max((held for action in choice.actions if (held := action.watch_for()) is not None), default=None)
@@ -164,6 +170,14 @@ class _Choice:
     actions: tuple[Action, ...]
     instead_of: tuple[str, ...]
     because: str
+
+
+def _was_acted_on(leading: Hypothesis, failure: FailureType, memory: Memory) -> bool:
+    """Say whether a suspicion has had its chance; what a text says is no suspicion."""
+    is_from_numbers = leading.failure is None
+    return is_from_numbers and any(
+        memory.times_tried(failure, rung.name) for rung in leading.remedy if not rung.is_final
+    )
 
 
 def _why_final(is_deterministic: bool, exhausted: str | None) -> str:
