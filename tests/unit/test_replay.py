@@ -78,6 +78,29 @@ def test_the_recorded_run_has_everything_that_makes_replay_hard(recorded):
     assert of(recorded[0]).exact is True
 
 
+class Stubborn(recorded_run.Training):
+    """Its gradients explode at the same place whatever is done."""
+
+    def loss(self):
+        return super().loss() if self.step < 120 else 9.0
+
+    def norm(self):
+        return super().norm() if self.step < 120 else 50.0
+
+    def tighten_clipping(self, *, factor, initial):
+        return factor
+
+
+def test_a_change_taken_back_right_after_a_plan_is_replayed(tmp_path):
+    path, plans = recorded_run.record(tmp_path, fail_first=0, attempts=1, training=Stubborn)
+    rungs = [plan.rung for plan in plans]
+    back = rungs.index("undo:roll-back+tighten-clipping")
+    assert rungs[back - 1] == "roll-back(depth=1)+scale-learning-rate", "what is tried instead comes first"
+    result = of(path)
+    assert (result.exact, result.differences) == (True, [])
+    assert told(p.plan for p in result.plans) == told(plans)
+
+
 def test_two_other_processes_agree(recorded):
     command = [sys.executable, "-m", "self_healing", "replay", str(recorded[0]), "--json"]
     running = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(2)]

@@ -157,7 +157,10 @@ class Care:
         if case.phase is Phase.CLOSED:  # closed with another one of the same metric
             return
         if case.phase is Phase.WATCHING:
-            if case.watched >= case.watch:
+            assert case.plan is not None
+            # A run that was returned far back has shown nothing before it comes to where the trouble was.
+            is_behind = case.has_rewound and step <= case.plan.step
+            if case.watched >= case.watch and not is_behind:
                 self._end_of_watch(case, step)
         elif case.quiet >= QUIET_AFTER:
             self._close(case, "passed")

@@ -71,7 +71,8 @@ class RollbackAbilities(TrainerAbilities):
         state = self.keeper.state_of(going_to.key) if going_to is not None else None
         first = self._onset if self._onset is not None else 1 + (state.step if state is not None else step)
         # An exception has left the loop in the middle of the next step, whose data are the ones in question.
-        found = range(max(1, first), step + (2 if self.left_by is not None else 1))
+        stop = step + (2 if self.left_by is not None else 1)
+        found = range(max(1, min(first, stop - 1)), stop)
         harmful = sorted({*found, *self._blamed} if returned is None else found)
         self._blamed = frozenset()
         if going_to is not None:
