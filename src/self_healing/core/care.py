@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from .action import Action
-from .failure import Effect, FailureType, Severity
+from .failure import Effect, Severity
 from .history import History
 from .incident import Incident
 from .lifecycle import Case, Key, OpenCases, Phase, key_of
@@ -134,7 +134,7 @@ class Care:
         elif case.fire(incident):
             case.wants_plan = True
             self.office.record_case(case, "worsened")
-        for watching in self._watching(incident.failure):
+        for watching in self._watching(incident):
             if watching.plan is not None and self._is_relapse(watching, incident, case):
                 self._conclude(watching, VerdictKind.RELAPSED, incident.because)
                 self.unhelpful.append(watching.plan)
@@ -148,7 +148,8 @@ class Care:
             return False  # the same silence: the remedy has not had its time yet
         if watching.plan.hold_longest is not None:  # a hold expects firings; only something worse ends it early
             return fired.wants_plan and incident.severity > watching.plan.severity
-        if watching.has_rewound and incident.name == watching.plan.incident and incident.step <= watching.plan.step:
+        is_the_same = incident.name == watching.plan.incident or incident.failure is not watching.plan.failure
+        if watching.has_rewound and is_the_same and incident.step <= watching.plan.step:
             return incident.severity >= Severity.WARNING  # the run has not even come to where the trouble was found
         return incident.severity >= watching.plan.severity
 
@@ -322,8 +323,10 @@ class Care:
                 asking.append(case)
         return asking
 
-    def _watching(self, failure: FailureType) -> list[Case]:
-        return [case for case in self.cases.of_class(failure) if case.phase is Phase.WATCHING]
+    def _watching(self, incident: Incident) -> list[Case]:
+        """Return the cases whose plan an incident may speak against."""
+        watching = [case for case in self.cases if case.phase is Phase.WATCHING]
+        return [each for each in watching if each.incident.failure is incident.failure or _comes_back(each, incident)]
 
     def _conclude(self, case: Case, kind: VerdictKind, because: str) -> None:
         assert case.plan is not None
@@ -347,6 +350,17 @@ class Care:
         case = self.cases.add(Case(incident=incident, opened_step=plan.step))
         self.office.record_case(case, "opened")
         return case
+
+
+def _comes_back(case: Case, incident: Incident) -> bool:
+    """Say whether another rule sees the same metric stand out at the very place that a run has returned from.
+
+    One outlier elsewhere is none of the plan's business. There it is more of what the plan has changed or left out.
+    """
+    plan, metric = case.plan, case.incident.metric
+    if plan is None or not case.has_rewound or plan.effect is not Effect.RECIPE or plan.onset_step is None:
+        return False
+    return metric is not None and incident.metric == metric and plan.onset_step <= incident.step <= plan.step
 
 
 def _turned_by(action: Action) -> str:

@@ -138,8 +138,8 @@ class Case:
         """Ask for a plan again: the last one was refused, failed, or did not help."""
         if self.phase is not Phase.OPEN:
             self.move(Phase.OPEN)
-        if self.has_rewound:  # else what comes back after a return over many steps would be the new normal at once
-            self.age = 0
+        if self.has_rewound:  # else what comes back after many steps would be over, or normal, at once
+            self.age = self.quiet = 0
         self.wants_plan = True
         self.holds_samples = True
 
