@@ -69,6 +69,8 @@ class Healer:
         """Lines of an earlier process's ledger that could not be understood and were left out."""
         self.care = Care(self)
         self._kept_histories: dict[str, dict[str, object]] = {}
+        self._states: dict[str, int] = {}
+        """The states that can be returned to, and their steps."""
         self._now: Signal = Facts(step=0, facts={})
         self.is_strict = bool(os.environ.get(STRICT))
         """True lets a bug of ours be raised instead of noted: for our own tests."""
@@ -190,9 +192,16 @@ class Healer:
             capabilities=self.capabilities,
             step_time_s=self.history.latest("step_time_s") or 1.0,
             watch=rule.watch if rule is not None else 32,
+            return_steps=self._steps_since_before(incident),
             ladder=self._ladder(rule, incident),
         )
         return self.policy.plan(diagnosis, self.memory, now)
+
+    def _steps_since_before(self, incident: Incident) -> int | None:
+        """Return how far back the newest state lies that is older than an incident."""
+        onset = incident.step if incident.onset_step is None else incident.onset_step
+        older = [step for step in self._states.values() if step < onset]
+        return incident.step - max(older) if older else None
 
     def _ladder(self, rule: Detector | None, incident: Incident) -> Ladder:
         if rule is None:
@@ -235,8 +244,10 @@ class Healer:
                 self.history.hear(signal.time_s, signal.phase)
             case SnapshotTaken():
                 self._kept_histories[signal.key] = self.history.state_dict()
+                self._states[signal.key] = signal.step
             case SnapshotDropped():
                 self._kept_histories.pop(signal.key, None)
+                self._states.pop(signal.key, None)
             case Resumed():
                 if signal.history:
                     self.history.load_state_dict(signal.history)

@@ -28,6 +28,8 @@ class Circumstances:
     capabilities: frozenset[str]
     step_time_s: float = 1.0
     watch: int = 32
+    return_steps: int | None = None
+    """Steps that would be trained again after a return to before the trouble; None where no state is known."""
     ladder: Ladder = ()
     """The rule's own ladder."""
 
@@ -92,6 +94,10 @@ class Policy:
                 candidates.append(rung)
         if not candidates:
             return None
+        if diagnosis.incident.is_costly and any(r.effect > Effect.NOTHING and not r.is_final for r in candidates):
+            too_long = [rung for rung in candidates if _holds_longer_than(rung, now.return_steps)]
+            candidates = [rung for rung in candidates if rung not in too_long]
+            passed_over += [f"{rung.name}: a return takes only {now.return_steps} steps" for rung in too_long]
         chosen = min(candidates, key=lambda r: (r.is_final, self._index(r, failure, memory, now)))
         times = memory.times_tried(failure, chosen.name)
         incident = diagnosis.incident
@@ -170,6 +176,12 @@ class _Choice:
     actions: tuple[Action, ...]
     instead_of: tuple[str, ...]
     because: str
+
+
+def _holds_longer_than(rung: Rung, steps: int | None) -> bool:
+    """Say whether a rung may only wait for longer than a return would take."""
+    longest = max((held[1] for action in rung.actions if (held := action.watch_for()) is not None), default=0)
+    return steps is not None and longest >= max(1, steps)
 
 
 def _was_acted_on(leading: Hypothesis, failure: FailureType, memory: Memory) -> bool:

@@ -11,9 +11,9 @@ from ..actions.scale_learning_rate import ScaleLearningRate
 from ..actions.skip_batches import SkipBatches
 from ..actions.stop_run import StopRun
 from ..actions.wait import Wait
-from ..core.action import Ladder, Rung
+from ..core.action import Rung
 from ..core.detector import Detector, fires, quiet
-from ..core.failure import Effect, FailureType, Severity
+from ..core.failure import FailureType, Severity
 from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
@@ -141,7 +141,7 @@ class LossDivergence(Detector):
             level=baseline.level,
             scale=baseline.scale,
             cusum=cusum.cusum,
-            lost=cusum.excess / self._much(baseline),
+            is_costly=cusum.excess >= self._much(baseline),
         )
 
     def _check_ramp(self, now: Signal, past: History) -> Incident | None:
@@ -160,7 +160,7 @@ class LossDivergence(Detector):
             onset_step=past.step_ago("loss", rise.onset),
             level=rise.best,
             scale=baseline.scale,
-            lost=rise.rise / self._much(baseline),
+            is_costly=rise.rise >= self._much(baseline),
         )
 
     def _check_streak(self, now: Signal, past: History) -> Incident | None:
@@ -192,8 +192,3 @@ class LossDivergence(Detector):
         """Return the rise from which half of all progress is lost, and a good part of the level."""
         size = max(abs(baseline.level), 0.2 * baseline.top)
         return max(0.3 * size, 0.5 * (baseline.top - baseline.level))
-
-    def ladder(self, incident: Incident) -> Ladder:
-        """Wait for nothing where half of all progress is lost: to learn it again takes longer than a return."""
-        is_lost = incident.numbers.get("lost", 0.0) >= 1.0
-        return tuple(rung for rung in self.remedy if not is_lost or rung.effect > Effect.NOTHING)
