@@ -32,6 +32,7 @@ class Training:
         self.skipping = False
         self.stopped = False
         self.fails_left = fail_first
+        self.eval_harm = 0.0
 
     def loss(self):
         value = 1.5 + 2 * math.exp(-self.step / 80) + self.dice.gauss(0, 0.05)
@@ -61,6 +62,7 @@ class Training:
 
     def scale_learning_rate(self, factor, *, floor):
         self.skipping = True
+        self.eval_harm = 1.0 if factor < 1 else 0.0
         return 1e-4 * factor
 
     def skip_step(self):
@@ -120,7 +122,7 @@ def _train(healer, run, clock, steps, last_words):
     while run.step < steps and not run.stopped and (most := most - 1):
         values = {"loss": run.loss(), "grad_norm": run.norm(), "learning_rate": 1e-4}
         if run.step % 50 == 25:
-            values["eval_loss"] = 1.6 + 2 * math.exp(-run.step / 80)
+            values["eval_loss"] = 1.6 + 2 * math.exp(-run.step / 80) + run.eval_harm
         if run.step % 40 == 0:
             key = f"step-{run.step}"
             run.saved[key] = run.step

@@ -55,8 +55,8 @@ class Policy:
             ladder = (*free, *(rung for rung in leading.remedy if rung not in free))
         choice = self._choose(ladder, diagnosis, memory, now)
         gives_up = choice is None or choice.rung.is_final
-        if leading is not None and gives_up and _was_acted_on(leading, diagnosis.failure, memory):
-            # A suspicion from numbers that was acted on in vain was wrong: no reason to end a run that others may save.
+        if leading is not None and gives_up and _is_a_suspicion(leading):
+            # It was acted on in vain, or cannot be acted on: no reason to end a run that something else may save.
             own = self._choose(now.ladder, diagnosis, memory, now)
             if own is not None and not own.rung.is_final:
                 informed, choice = False, own
@@ -184,12 +184,9 @@ def _holds_longer_than(rung: Rung, steps: int | None) -> bool:
     return steps is not None and longest >= max(1, steps)
 
 
-def _was_acted_on(leading: Hypothesis, failure: FailureType, memory: Memory) -> bool:
-    """Say whether a suspicion has had its chance; what a text says is no suspicion."""
-    is_from_numbers = leading.failure is None
-    return is_from_numbers and any(
-        memory.times_tried(failure, rung.name) for rung in leading.remedy if not rung.is_final
-    )
+def _is_a_suspicion(leading: Hypothesis) -> bool:
+    """Say whether a hypothesis comes from numbers and suggests more than to end the run; what a text says is certain."""
+    return leading.failure is None and any(not rung.is_final for rung in leading.remedy)
 
 
 def _why_final(is_deterministic: bool, exhausted: str | None) -> str:
