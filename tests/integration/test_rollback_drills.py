@@ -82,7 +82,7 @@ def without_batches(tmp_path_factory):
     """Stock runs of as many updates in which some batches never come."""
     import torch
 
-    drawn = tiny_trainer(tmp_path_factory.mktemp("drawn"), max_steps=UPDATES + 10)
+    drawn = tiny_trainer(tmp_path_factory.mktemp("drawn"), max_steps=UPDATES + 20)
     batches = []
     drawn.model.register_forward_pre_hook(
         lambda module, args, batch: batches.append(batch["input_ids"].tolist()), with_kwargs=True
@@ -199,6 +199,14 @@ def test_poisoned_batches_are_left_out(factor, every, without_batches, guarded):
     assert updates(trainer) == trainer.state.global_step == UPDATES
     assert eval_loss(trainer) <= 1.01 * eval_loss(without_batches(range(25, 35)))
     assert metrics["healing/rollbacks"] >= 1
+
+
+@pytest.mark.parametrize(("at_step", "count"), [(12, 10), (40, 10), (25, 20)])
+def test_poisoned_batches_are_left_out_wherever_they_come(at_step, count, without_batches, guarded):
+    """Before there is a level to compare with; from the start of an epoch on; more of them, across the end of one."""
+    trainer, _ = guarded("poisoned-batches", at_step=at_step, count=count)
+    assert updates(trainer) == trainer.state.global_step == UPDATES
+    assert eval_loss(trainer) <= 1.01 * eval_loss(without_batches(range(at_step, at_step + count)))
 
 
 def test_a_learning_rate_far_too_high_is_lowered_until_the_run_learns(clean, guarded):
