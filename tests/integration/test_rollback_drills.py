@@ -173,9 +173,10 @@ OTHER_STEPS = (32, 47)
 """At a step before which a state is taken by default, and near the end of the run."""
 
 
+@pytest.mark.parametrize("every", [None, 1])
 @pytest.mark.parametrize("fault", TRANSIENT)
-def test_harm_that_came_once_leaves_no_trace(fault, clean, guarded):
-    trainer, metrics = guarded(fault)
+def test_harm_that_came_once_leaves_no_trace(fault, every, clean, guarded):
+    trainer, metrics = guarded(fault, every=every)
     assert updates(trainer) == trainer.state.global_step == UPDATES
     assert bits(trainer) == bits(clean)
     assert losses(trainer) == losses(clean)

@@ -33,6 +33,7 @@ class Training:
         self.stopped = False
         self.fails_left = fail_first
         self.eval_harm = 0.0
+        """What is added to the evaluation loss."""
 
     def loss(self):
         value = 1.5 + 2 * math.exp(-self.step / 80) + self.dice.gauss(0, 0.05)
@@ -62,7 +63,6 @@ class Training:
 
     def scale_learning_rate(self, factor, *, floor):
         self.skipping = True
-        self.eval_harm = 1.0 if factor < 1 else 0.0
         return 1e-4 * factor
 
     def skip_step(self):

@@ -234,58 +234,6 @@ def test_what_a_broken_plan_had_done_is_taken_back():
     assert run.able.scale == 1.0
 
 
-FURTHER = (
-    rung(RollBack(), ScaleLearningRate(factor=0.5), success=0.9),
-    rung(RollBack(depth=1), ScaleLearningRate(factor=0.5), success=0.5),
-    rung(RollBack(depth=2), SkipBatches(), success=0.1),
-)
-
-
-def test_what_did_not_help_is_taken_back_unless_the_next_plan_goes_further():
-    run, scales = Run(Alarm(), Alarm=FURTHER), []
-    for _ in FURTHER:
-        run.feed(1, alarm=2.0)
-        scales.append(run.able.scale)
-    assert scales == [0.5, 0.25, 1.0], "at once, before a step is trained with it"
-    assert [name.partition(":")[0] for name in run.plans()[-3:]] == ["roll-back(depth=2)+skip-batches", "undo", "undo"]
-
-
-def test_what_helped_in_the_end_stays():
-    run = Run(Alarm(), Alarm=FURTHER)
-    run.feed(2, alarm=2.0)
-    run.feed(5, alarm=0.0)
-    assert run.names("verdict") == ["relapsed", "recovered"]
-    run.feed(1, alarm=2.0)
-    assert run.plans()[-1] == "roll-back(depth=2)+skip-batches", "and nothing is taken back after it"
-    assert run.able.scale == 0.25
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sign(Alarm):
-    """A warning about the metric `alarm`, in a class of its own."""
-
-    failure = FailureType.LOSS_SPIKE
-
-    def check(self, now, past):
-        return self.incident(now, "sign", severity=Severity.WARNING, onset_step=now.step) if now.get("sign") else None
-
-
-@pytest.mark.parametrize(("at", "relapses"), [(3, False), (5, True), (6, True), (7, False)])
-@pytest.mark.parametrize("skips", [True, False])
-def test_an_outlier_at_the_place_returned_from_speaks_against_what_was_left_out(at, relapses, skips):
-    ladder = (rung(RollBack(), *[SkipBatches()] * skips),)
-    run = Run(Alarm(), Sign(), Alarm=ladder, Sign=())
-    run.signal(SnapshotTaken(step=0, key="s"))
-    run.feed(4, alarm=0.0)
-    run.feed(1, alarm=1.0)  # the trouble begins, and is serious one step later
-    run.feed(1, alarm=2.0)
-    assert run.able.asked[0] == "roll_back"
-    run.step = 0
-    for step in range(1, 8):
-        run.feed(1, alarm=0.0, sign=float(step == at))
-    assert ("relapsed" in run.names("verdict")) is (relapses and skips)
-
-
 def test_a_trial_that_relapses_before_the_evaluation_has_failed():
     run = Run(Alarm(), Alarm=CUT)
     run.feed(1, eval_loss=1.0)

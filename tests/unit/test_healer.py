@@ -15,7 +15,7 @@ from self_healing.core.action import rung
 from self_healing.core.cause import Pattern
 from self_healing.core.detector import Detector
 from self_healing.core.errors import ActionFailed
-from self_healing.core.failure import Effect, FailureType, Mode, Severity
+from self_healing.core.failure import FailureType, Mode, Severity
 from self_healing.core.healer import Healer
 from self_healing.core.ledger import MemoryLedger
 from self_healing.core.settings import Settings
@@ -159,26 +159,6 @@ def test_divergence_is_held_first_then_rolled_back_and_judged():
     training.feed(*calm(20, seed=3))
     assert training.names("verdict") == ["relapsed", "recovered"]
     assert training.run.asked == []
-
-
-@pytest.mark.parametrize(
-    ("loss", "calm_steps", "most", "first"),
-    [
-        (9.0, 51, Effect.RECIPE, "roll-back+skip-batches"),
-        (9.0, 91, Effect.RECIPE, "wait"),  # the state is further away than waiting takes
-        (2.9, 51, Effect.RECIPE, "wait"),  # little was lost
-        (9.0, 51, Effect.NOTHING, "wait"),  # nothing else is allowed
-        (9.0, 51, Effect.TIME, "wait"),  # nothing else but to stop
-    ],
-)
-def test_nothing_is_waited_for_where_much_is_lost_and_a_state_is_near(loss, calm_steps, most, first):
-    training = Training(LossDivergence(), max_effect=most)
-    training.feed(*calm(99))
-    training.signal(SnapshotTaken(step=99, key="s100"))
-    training.run.snapshot = Restored("s100", 99)
-    training.feed(*calm(calm_steps, seed=1))
-    training.feed(*[loss] * 20)
-    assert training.plans[0].rung == first
 
 
 def test_a_rollback_rewinds_the_history_but_not_the_memory():

@@ -45,9 +45,17 @@ def rewritten(source, target, change):
     return target
 
 
+class WorseForCuts(recorded_run.Training):
+    """A training whose evaluations get worse with a smaller rate."""
+
+    def scale_learning_rate(self, factor, *, floor):
+        self.eval_harm = 1.0 if factor < 1 else 0.0
+        return super().scale_learning_rate(factor, floor=floor)
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    return recorded_run.record(tmp_path_factory.mktemp("run"), seed=9, attempts=3)
+    return recorded_run.record(tmp_path_factory.mktemp("run"), seed=9, attempts=3, training=WorseForCuts)
 
 
 # --- ledgers ----------------------------------------------------------------------------------------------------
@@ -96,7 +104,6 @@ class Stubborn(recorded_run.Training):
 def test_a_change_taken_back_right_after_a_plan_is_replayed(tmp_path):
     path, plans = recorded_run.record(tmp_path, fail_first=0, attempts=1, training=Stubborn)
     rungs = [plan.rung for plan in plans]
-    print(rungs)
     back = rungs.index("undo:roll-back+tighten-clipping")
     assert "scale-learning-rate" in rungs[back - 1], "what is tried instead comes first"
     result = of(path)

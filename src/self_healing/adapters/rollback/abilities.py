@@ -45,6 +45,7 @@ class RollbackAbilities(TrainerAbilities):
             self.returning = None
             return super().roll_back(before_step=before_step, depth=depth, min_steps=min_steps)
         self.returning = RollBackTo(chosen.key)
+        self.returning.onset = before_step
         self.restart = None
         return Restored(chosen.key, chosen.step)
 

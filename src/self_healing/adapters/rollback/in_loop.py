@@ -43,6 +43,8 @@ class RollBackTo(Exception):
         """Steps whose data are left out when they are trained again, as global steps after their update."""
         self.skip_more = 0
         """Steps behind them whose data, not fetched yet, are left out too."""
+        self.onset: int | None = None
+        """The first step that may have been harmed, where that is why the run returns."""
 
 
 class RollbackLoop:
@@ -269,7 +271,7 @@ class RollbackLoop:
         if other is None:
             raise asked
         instead = RollBackTo(other, skip=asked.skip)
-        instead.skip_more = asked.skip_more
+        instead.skip_more, instead.onset = asked.skip_more, asked.onset
         return instead
 
     def _forget_what_nobody_returns_to(self, epoch: EpochData) -> None:

@@ -380,7 +380,7 @@ class StateKeeper:
         self._open = None
         self.audit.returned(snapshot.step, snapshot.norms() or {})
         self._next = snapshot.step + 1  # it is kept already; the next one as soon as there is something new
-        self._losses.returned(None if asked.skip else self.state_of(snapshot.key))
+        self._losses.returned(None if asked.skip else self.state_of(snapshot.key), onset=asked.onset)
         self.on_return(snapshot.step)
 
     def _step(self) -> int:
