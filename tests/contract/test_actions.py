@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 
 from self_healing.actions.retry_later import RetryLater
+from self_healing.actions.rewarm_learning_rate import RewarmLearningRate
 from self_healing.actions.roll_back import RollBack
 from self_healing.actions.scale_learning_rate import ScaleLearningRate
+from self_healing.actions.skip_batches import SkipBatches
 from self_healing.actions.tighten_clipping import TightenClipping
 from self_healing.actions.wait import Wait
 from self_healing.core.action import Action
@@ -191,8 +193,29 @@ def test_a_scaled_learning_rate_can_be_taken_back() -> None:
     back = ScaleLearningRate(factor=0.25, floor=1e-7).undo()
     assert back == ScaleLearningRate(factor=4.0, floor=1e-7)
     assert ScaleLearningRate().undo() is None
-    assert TightenClipping().undo() is None
     assert ScaleLearningRate(factor=0.1, lasting=True).undo() is None, "the rate before it cannot work"
+
+
+def test_a_tighter_limit_can_be_taken_back() -> None:
+    assert TightenClipping.needs is not None
+    run = run_with(TightenClipping.needs)
+    back = TightenClipping(factor=0.25).undo()
+    assert back is not None
+    back.apply(run)
+    assert [call.arguments["factor"] for call in run._calls] == [4.0]
+    assert back.undo() is None
+
+
+def test_a_ramp_can_be_ended() -> None:
+    back = RewarmLearningRate(factor=0.5, ramp_steps=100).undo()
+    assert back == RewarmLearningRate(factor=1.0, ramp_steps=100)
+    assert back.undo() is None
+    assert RewarmLearningRate().undo() is None
+
+
+def test_more_is_left_out_each_time_up_to_a_limit() -> None:
+    assert [SkipBatches().again(times).margin for times in (0, 1, 2, 3, 9)] == [1, 4, 16, 64, 256]
+    assert [SkipBatches(margin=margin).again(5).margin for margin in (0, 1000)] == [0, 1000]
 
 
 def test_a_floor_of_zero_is_not_replaced_by_the_users_smallest_rate() -> None:

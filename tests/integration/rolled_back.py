@@ -154,7 +154,7 @@ def made(kind, folder, steps=STEPS):
     return trainer
 
 
-def driver(loop, script, *, every=2, skip=()):
+def driver(loop, script, *, every=2, skip=(), more=0):
     """Return a callback that takes states now and then, and returns to one of them at the end of some steps, once each.
 
     The script says how far: step -> which of the kept states, 0 being the newest. `every=0` takes none.
@@ -187,7 +187,9 @@ def driver(loop, script, *, every=2, skip=()):
         def returns_at(self, step):
             if step in self.left:
                 kept = list(loop.snapshots)
-                raise RollBackTo(kept[-1 - self.left.pop(step)].key, skip=skip)
+                asked = RollBackTo(kept[-1 - self.left.pop(step)].key, skip=skip)
+                asked.skip_more = more
+                raise asked
 
     return Driver()
 
@@ -225,7 +227,7 @@ class Run(NamedTuple):
     driver: Any
 
 
-def rolled_back(trainer, script, *, every=2, guard="none", skip=(), resume=None, **settings):
+def rolled_back(trainer, script, *, every=2, guard="none", skip=(), more=0, resume=None, **settings):
     """Train with returns; the guard is attached before our wrapping, after it, or not at all."""
     from transformers import TrainerCallback
 
@@ -238,7 +240,7 @@ def rolled_back(trainer, script, *, every=2, guard="none", skip=(), resume=None,
         def on_train_begin(self, args, state, control, **kwargs):
             loop.attach(wrapping)
 
-    callbacks = [driver(loop, script, every=every, skip=skip)]
+    callbacks = [driver(loop, script, every=every, skip=skip, more=more)]
     if guard == "inside":
         callbacks.append(AttachLate())
     else:

@@ -242,6 +242,19 @@ def test_the_number_of_steps_stays_as_planned_where_an_epoch_has_no_more_data(ac
     assert [step for step, _ in losses(run.trainer)] == list(range(1, 9))
 
 
+def test_what_is_left_out_goes_on_behind_the_end_of_an_epoch(tmp_path):
+    trainer, seen = made(in_order, tmp_path, 16), {}
+
+    def look(module, args, batch):
+        if module.training:
+            seen[trainer.state.global_step + 1] = batch["input_ids"].tolist()
+
+    trainer.model.register_forward_pre_hook(look, with_kwargs=True)
+    rolled_back(trainer, {12: 0}, every=11, skip=(12,), more=3)  # epochs of 13 steps: one more there, two behind
+    batches = [[row["input_ids"] for row in records(104, seed=2)[8 * n : 8 * n + 8]] for n in range(13)]
+    assert [batches.index(seen[step]) for step in range(10, 17)] == [9, 10, 0, 1, 2, 3, 4]
+
+
 def test_where_the_data_take_too_much_memory_a_state_is_for_restarts_only(clean, tmp_path):
     told = []
     run = rolled_back(

@@ -116,6 +116,32 @@ def find_session(trainer):
     return [session for session in found if isinstance(session, TrainerSession)]
 
 
+@pytest.mark.parametrize(("again_at", "told"), [(7, "steps 6 to 11"), (12, "steps 12 to 13")])
+def test_what_was_seen_to_do_harm_is_known_when_data_are_left_out_later(again_at, told, tmp_path):
+    """The first answer may leave nothing out, and the next comes with the first bad batch: then all are left out."""
+    from transformers import TrainerCallback
+
+    trainer, said = tiny_trainer(tmp_path, max_steps=16), []
+
+    class Decide(TrainerCallback):
+        def __init__(self):
+            self.left = [10, again_at]
+
+        def on_step_end(self, args, state, control, **kwargs):
+            if self.left and state.global_step == self.left[0]:
+                able = find_session(trainer)[0].abilities
+                is_first = len(self.left) == 2
+                self.left.pop(0)
+                able.roll_back(before_step=6 if is_first or again_at < 10 else again_at, depth=0, min_steps=None)
+                if not is_first:
+                    said.append(able.skip_batches(margin=1))
+
+    trainer.add_callback(Decide())
+    assert SelfHealingTrainer(trainer, EVERY_STEP).train().metrics["healing/rollbacks"] == 2
+    assert said == [f"the data of {told} are left out"]
+    assert updates(trainer) == 16
+
+
 def test_in_advise_mode_nothing_is_taken(tmp_path):
     trainer = tiny_trainer(tmp_path, max_steps=3)
     session = TrainerSession(trainer, HealingConfig(), Mode.ADVISE, resumes=False)

@@ -82,7 +82,7 @@ def without_batches(tmp_path_factory):
     """Stock runs of as many updates in which some batches never come."""
     import torch
 
-    drawn = tiny_trainer(tmp_path_factory.mktemp("drawn"), max_steps=UPDATES + 10)
+    drawn = tiny_trainer(tmp_path_factory.mktemp("drawn"), max_steps=UPDATES + 20)
     batches = []
     drawn.model.register_forward_pre_hook(
         lambda module, args, batch: batches.append(batch["input_ids"].tolist()), with_kwargs=True
@@ -157,13 +157,12 @@ def guarded(tmp_path_factory):
     """Guarded runs with a fault, trained once each: the trainer and the metrics."""
     done = {}
 
-    def get(fault, **options):
-        key = fault, *sorted(options.items())
+    def get(fault, *, every=None, **options):
+        key = fault, every, *sorted(options.items())
         if key not in done:
             trainer = planted(fault, tmp_path_factory.mktemp("guarded"), options=options)
-            # Which states there are must not depend on how fast the machine is: with one right before the first poisoned
-            # batch more of its harm stays (docs/measured.md).
-            done[key] = trainer, SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=10)).train().metrics
+            config = HealingConfig(snapshot_every_steps=every)  # None: by the clock, as users have it
+            done[key] = trainer, SelfHealingTrainer(trainer, config).train().metrics
         return done[key]
 
     return get
@@ -174,9 +173,10 @@ OTHER_STEPS = (32, 47)
 """At a step before which a state is taken by default, and near the end of the run."""
 
 
+@pytest.mark.parametrize("every", [None, 1])
 @pytest.mark.parametrize("fault", TRANSIENT)
-def test_harm_that_came_once_leaves_no_trace(fault, clean, guarded):
-    trainer, metrics = guarded(fault)
+def test_harm_that_came_once_leaves_no_trace(fault, every, clean, guarded):
+    trainer, metrics = guarded(fault, every=every)
     assert updates(trainer) == trainer.state.global_step == UPDATES
     assert bits(trainer) == bits(clean)
     assert losses(trainer) == losses(clean)
@@ -193,12 +193,21 @@ def test_harm_that_came_once_is_undone_wherever_it_comes(fault, at_step, clean, 
     assert metrics["healing/rollbacks"] >= 1
 
 
+@pytest.mark.parametrize("every", [None, 1, 2, 4, 8, 16])
 @pytest.mark.parametrize("factor", [3000.0, 1.0], ids=["loud", "noise-only"])
-def test_poisoned_batches_are_left_out(factor, without_batches, guarded):
-    trainer, metrics = guarded("poisoned-batches", factor=factor)
+def test_poisoned_batches_are_left_out(factor, every, without_batches, guarded):
+    trainer, metrics = guarded("poisoned-batches", every=every, factor=factor)
     assert updates(trainer) == trainer.state.global_step == UPDATES
     assert eval_loss(trainer) <= 1.01 * eval_loss(without_batches(range(25, 35)))
     assert metrics["healing/rollbacks"] >= 1
+
+
+@pytest.mark.parametrize(("at_step", "count"), [(12, 10), (40, 10), (25, 20)])
+def test_poisoned_batches_are_left_out_wherever_they_come(at_step, count, without_batches, guarded):
+    """Before there is a level to compare with; from the start of an epoch on; more of them, across the end of one."""
+    trainer, _ = guarded("poisoned-batches", at_step=at_step, count=count)
+    assert updates(trainer) == trainer.state.global_step == UPDATES
+    assert eval_loss(trainer) <= 1.01 * eval_loss(without_batches(range(at_step, at_step + count)))
 
 
 def test_a_learning_rate_far_too_high_is_lowered_until_the_run_learns(clean, guarded):

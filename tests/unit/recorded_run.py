@@ -34,6 +34,8 @@ class Training:
         self.harm_of_low_rate = harm_of_low_rate
         self.stopped = False
         self.fails_left = fail_first
+        self.eval_harm = 0.0
+        """What is added to the evaluation loss."""
 
     def loss(self):
         value = 1.5 + 2 * math.exp(-self.step / 80) + self.dice.gauss(0, 0.05) + self.excess
@@ -42,6 +44,9 @@ class Training:
         if self.step in (160, 161, 162, 163) and not self.skipping:
             return math.nan
         return value + 0.08 * (self.step - 230) if self.step >= 230 and not self.skipping else value
+
+    def norm(self):
+        return abs(self.dice.gauss(1, 0.1))
 
     def roll_back(self, *, before_step, depth, min_steps):
         if self.fails_left:
@@ -76,7 +81,7 @@ class Training:
 
 def record(
     folder, *, config=None, seed=1, fail_first=2, attempts=2, steps=330, environ=None, last_words="CUDA out of memory.",
-    harm_of_low_rate=0.0,
+    harm_of_low_rate=0.0, training=Training,
 ):  # fmt: skip
     """Train, heal and record; return the path of the ledger and the plans that were made."""
     config = config or HealingConfig()
@@ -85,7 +90,7 @@ def record(
     for attempt in range(attempts):
         past = read_ledger(path).entries if path.exists() else []
         ledger = Ledger(folder, environ=environ or {})
-        run = Training(seed + attempt, max(0, fail_first - attempt), harm_of_low_rate)
+        run = training(seed + attempt, max(0, fail_first - attempt), harm_of_low_rate)
         offered = sorted(capabilities_of(run))
         body = {"config": config.to_dict(), "capabilities": offered, "mode": config.mode}
         ledger.append("config", "resolved", step=0, time_s=clock[0], body=body)
@@ -118,9 +123,9 @@ def _train(healer, run, clock, steps, last_words):
 
     handle(Facts(step=0, facts={"max_steps": steps}))
     while run.step < steps and not run.stopped and (most := most - 1):
-        values = {"loss": run.loss(), "grad_norm": abs(run.dice.gauss(1, 0.1)), "learning_rate": 1e-4}
+        values = {"loss": run.loss(), "grad_norm": run.norm(), "learning_rate": 1e-4}
         if run.step % 50 == 25:
-            values["eval_loss"] = 1.6 + 2 * math.exp(-run.step / 80)
+            values["eval_loss"] = 1.6 + 2 * math.exp(-run.step / 80) + run.eval_harm
         if run.step % 40 == 0:
             key = f"step-{run.step}"
             run.saved[key] = run.step

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import math
 import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from self_healing.core.failure import FailureType, Severity
 from self_healing.core.history import MOST_METRICS, History
+from self_healing.core.incident import Incident
 from self_healing.core.series import MOST_WITHHELD
 from self_healing.core.statistics import Baseline, Cusum, Rise
 
@@ -79,6 +82,21 @@ def test_held_values_wait_and_leave_the_baseline_alone() -> None:
     assert [k for k in before if before[k] != after[k]] == ["value", "z", "excess"]
     assert history.count("loss") == 200
     assert history.stat(Cusum("loss")).alarm
+
+
+@pytest.mark.parametrize("held", [frozenset(), frozenset({"loss"})])
+def test_what_an_incident_has_let_in_is_no_past_of_its_own(held: frozenset[str]) -> None:
+    history = History(NEEDS)
+    observe(history, 1.0, 2.0, 3.0)  # steps 0 to 2
+    observe(history, 9.0, 9.0, held=held)
+    history.see(5, 0.0, {"loss": 9.0})
+    incident = Incident(
+        name="x", failure=FailureType.LOSS_SPIKE, fine="", severity=Severity.ERROR, step=5, because="", onset_step=3
+    )
+    assert history.before(incident, "loss", 2) == [2.0, 3.0]
+    assert history.before(incident, "loss", 9) == [1.0, 2.0, 3.0]
+    assert history.before(replace(incident, onset_step=None), "loss", 2) == history.last("loss", 2)
+    assert history.before(incident, "other", 2) == []
 
 
 def test_release_makes_a_lasting_level_normal() -> None:

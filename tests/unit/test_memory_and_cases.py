@@ -54,6 +54,18 @@ def test_after_a_rollback_the_metric_is_compared_with_what_it_was_before():
         assert case.holds_samples is not rewound
 
 
+def test_what_comes_back_after_a_return_is_neither_over_nor_normal_and_may_begin_earlier():
+    case = Case(incident=INCIDENT)
+    case.start_acting(PLAN)
+    case.start_watching(rewound=True, eval_before=None, at_s=0.0)
+    for _ in range(100):
+        case.feed(1.0)
+    case.reopen()
+    assert (case.age, case.quiet) == (0, 0)
+    case.fire(replace(INCIDENT, onset_step=2))
+    assert case.incident.onset_step == 2
+
+
 def test_noise_is_not_worse():
     reference = Reference.of([1.0, 1.1, 0.9, 1.05, 0.95])
     assert not reference.is_worse([1.15])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -9,6 +12,7 @@ from self_healing.actions.alert import Alert
 from self_healing.actions.clear_cache import ClearCache
 from self_healing.actions.halve_batch_size import HalveBatchSize
 from self_healing.actions.quarantine_records import QuarantineRecords
+from self_healing.actions.reset_moments import ResetMoments
 from self_healing.actions.retry_later import RetryLater
 from self_healing.actions.roll_back import RollBack
 from self_healing.actions.scale_learning_rate import ScaleLearningRate
@@ -17,6 +21,7 @@ from self_healing.actions.split_micro_batch import SplitMicroBatch
 from self_healing.actions.stop_run import StopRun
 from self_healing.actions.tighten_clipping import TightenClipping
 from self_healing.actions.wait import Wait
+from self_healing.causes.bad_batch import BadBatch
 from self_healing.core.action import rung
 from self_healing.core.capability import CAPABILITIES
 from self_healing.core.diagnosis import Diagnosis, Hypothesis
@@ -29,6 +34,8 @@ from self_healing.core.policy import RUN_BUDGET_FACTOR, Circumstances, Policy
 from self_healing.core.settings import Settings
 from self_healing.core.stop import after_hours, per_class, per_run
 from self_healing.core.verdict import Verdict, VerdictKind
+from self_healing.detectors.gradient_explosion import GradientExplosion
+from self_healing.detectors.loss_divergence import LossDivergence
 
 ALL = frozenset(CAPABILITIES)
 LADDER = (
@@ -107,6 +114,45 @@ def test_cheap_and_likely_comes_first_and_experience_changes_the_order():
     book.memory.tried.clear()
     book.go(10**9)
     assert book.plan().rung == ladder[0].name
+
+
+def suspicion(*remedy, failure=None):
+    return Hypothesis(name="cause", says="", weight=0.9, remedy=remedy, failure=failure)
+
+
+@pytest.mark.parametrize(
+    ("leading", "rungs"),
+    [
+        (suspicion(rung(ScaleLearningRate()), rung(StopRun())), ["wait", "scale-learning-rate", LADDER[1].name]),
+        (suspicion(rung(ResetMoments()), rung(StopRun())), ["wait", LADDER[1].name]),  # the run has no such ability
+        (suspicion(rung(StopRun())), ["wait", "stop-run"]),
+        (
+            suspicion(rung(ScaleLearningRate()), rung(StopRun()), failure=FailureType.CRASH),
+            ["wait", "scale-learning-rate", "stop-run"],
+        ),
+    ],
+    ids=["acted-on-in-vain", "cannot-be-acted-on", "says-stop", "read-in-a-text"],
+)
+def test_a_suspicion_that_leads_nowhere_gives_way_to_what_the_rule_suggests(leading, rungs):
+    book, names = Book(capabilities=ALL - {"can-reset-moments"}), []
+    for _ in rungs:
+        plan = book.plan(hypotheses=(leading,))
+        names.append(plan.rung)
+        book.carry_out(plan)
+    assert names == rungs
+
+
+@pytest.mark.parametrize("step_time_s", [1e-4, 1e-3, 1e-2, 1.0, 100.0])
+@pytest.mark.parametrize("rule", [LossDivergence, GradientExplosion, BadBatch])
+def test_data_are_left_out_before_anything_is_changed_for_good_however_fast_the_steps_are(rule, step_time_s):
+    book, names = Book(ladder=rule.remedy, capabilities=ALL - {"can-skip-step"}), []
+    book.now = replace(book.now, step_time_s=step_time_s)
+    while len(names) < 3:
+        plan = book.plan()
+        book.carry_out(plan, seconds=0.0)
+        book.judge(plan, VerdictKind.RELAPSED)
+        names += [plan.rung] if plan.effect > Effect.NOTHING else []
+    assert names == ["roll-back+skip-batches"] * 3
 
 
 def test_what_the_run_cannot_do_is_passed_over_and_said():

@@ -40,9 +40,17 @@ def rewritten(source, target, change):
     return target
 
 
+class WorseForCuts(recorded_run.Training):
+    """A training whose evaluations get worse with a smaller rate."""
+
+    def scale_learning_rate(self, factor, *, floor):
+        self.eval_harm = 1.0 if factor < 1 else 0.0
+        return super().scale_learning_rate(factor, floor=floor)
+
+
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    return recorded_run.record(tmp_path_factory.mktemp("run"), seed=9, attempts=3, harm_of_low_rate=0.3)
+    return recorded_run.record(tmp_path_factory.mktemp("run"), seed=9, attempts=3, training=WorseForCuts)
 
 
 # --- ledgers ----------------------------------------------------------------------------------------------------
@@ -71,6 +79,31 @@ def test_the_recorded_run_has_everything_that_makes_replay_hard(recorded):
     assert any(e.name == "resumed" for e in entries), "a history from an earlier process"
     assert {e.name for e in entries if e.kind == "verdict"} >= {"relapsed", "worse"}
     assert of(recorded[0]).exact is True
+
+
+class Stubborn(recorded_run.Training):
+    """Its gradients explode at the same place whatever is done, and no data can be left out."""
+
+    skip_batches = skip_step = None
+
+    def loss(self):
+        return super().loss() if self.step < 120 else 9.0
+
+    def norm(self):
+        return super().norm() if self.step < 120 else 50.0
+
+    def tighten_clipping(self, *, factor, initial):
+        return factor
+
+
+def test_a_change_taken_back_right_after_a_plan_is_replayed(tmp_path):
+    path, plans = recorded_run.record(tmp_path, fail_first=0, attempts=1, training=Stubborn)
+    rungs = [plan.rung for plan in plans]
+    back = rungs.index("undo:roll-back+tighten-clipping")
+    assert "scale-learning-rate" in rungs[back - 1], "what is tried instead comes first"
+    result = of(path)
+    assert (result.exact, result.differences) == (True, [])
+    assert told(p.plan for p in result.plans) == told(plans)
 
 
 def test_two_other_processes_agree(recorded):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Self, cast
 
 from ..core.action import Action, Done
 from ..core.capability import CanRewarmLearningRate
@@ -32,6 +32,7 @@ class RewarmLearningRate(Action):
     """The rate never goes below this; from the setting `min_learning_rate` where left open."""
 
     effect = Effect.RECIPE
+    turns = "learning-rate"
     needs = CanRewarmLearningRate
     cost_steps = 50.0
     fills = {"factor": "lr_factor", "ramp_steps": "lr_ramp_steps", "floor": "min_learning_rate"}
@@ -53,4 +54,9 @@ class RewarmLearningRate(Action):
         rate = cast("CanRewarmLearningRate", run).rewarm_learning_rate(
             self.factor, ramp_steps=self.ramp_steps, floor=self.floor
         )
-        return Done(text=f"learning rate is now {rate:.3g}, back to the schedule over {self.ramp_steps} steps")
+        after = f", back to the schedule over {self.ramp_steps} steps" if self.factor < 1 else ", that of the schedule"
+        return Done(text=f"learning rate is now {rate:.3g}{after}")
+
+    def undo(self) -> Self | None:
+        """Return the action that ends the ramp now."""
+        return None if self.factor is None or self.factor >= 1 else replace(self, factor=1.0)

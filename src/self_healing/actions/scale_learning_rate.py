@@ -31,6 +31,7 @@ class ScaleLearningRate(Action):
     """True where it is never taken back, because the rate before it cannot work: a run that was dead from its start."""
 
     effect = Effect.RECIPE
+    turns = "learning-rate"
     needs = CanScaleLearningRate
     cost_steps = 100.0
     fills = {"factor": "lr_factor", "floor": "min_learning_rate"}

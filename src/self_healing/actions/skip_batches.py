@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Self, cast
 
 from ..core.action import Action, Done
 from ..core.capability import CanSkipBatches
 from ..core.failure import Effect
+
+FURTHER = 4
+"""How many times as many batches beyond the evidence are left out where leaving out fewer was not enough."""
+MOST = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +28,7 @@ class SkipBatches(Action):
     """
 
     margin: int = 1
-    """Batches left out beyond the one at which the incident was seen."""
+    """Batches left out beyond the one at which the incident was seen; four times as many with each further try."""
 
     effect = Effect.RECIPE
     needs = CanSkipBatches
@@ -36,6 +40,10 @@ class SkipBatches(Action):
         """Refuse a margin that would bring the bad batch back."""
         if self.margin < 0:
             raise ValueError(f"[actions.{self.name()}] margin = {self.margin}: must be a number of batches, 0 or more")
+
+    def again(self, times: int) -> Self:
+        """Return the action with a larger margin: where the next batches are bad too, others behind them may be."""
+        return replace(self, margin=max(self.margin, min(MOST, self.margin * FURTHER**times)))
 
     def apply(self, run: object) -> Done:
         """Ask the run to move on in its data."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import Self, cast
 
 from ..core.action import Action, Done
 from ..core.capability import CanTightenClipping
@@ -28,6 +28,8 @@ class TightenClipping(Action):
     """What an existing limit is multiplied by."""
     initial: float = 1.0
     """The limit set where clipping was off."""
+    takes_back: bool = False
+    """True where the limit becomes again what it was before it was tightened by this factor."""
 
     effect = Effect.RECIPE
     needs = CanTightenClipping
@@ -43,5 +45,12 @@ class TightenClipping(Action):
 
     def apply(self, run: object) -> Done:
         """Ask the run for a tighter limit, and say what it is now."""
-        limit = cast("CanTightenClipping", run).tighten_clipping(factor=self.factor, initial=self.initial)
-        return Done(text=f"gradient norm is now limited to {limit:.3g}")
+        factor = 1 / self.factor if self.takes_back else self.factor
+        limit = cast("CanTightenClipping", run).tighten_clipping(factor=factor, initial=self.initial)
+        return Done(
+            text=f"gradient norm is now limited to {limit:.3g}" if limit else "gradient norm is no longer limited"
+        )
+
+    def undo(self) -> Self | None:
+        """Return the action that loosens the limit again: one below the usual norm slows every step down."""
+        return None if self.takes_back else replace(self, takes_back=True)

@@ -36,7 +36,7 @@ class BadBatch(Cause):
     )
     remedy = (
         rung(SkipStep(), success=0.8),
-        rung(RollBack(), SkipBatches(), success=0.6),
+        rung(RollBack(), SkipBatches(), success=0.6, repeats=4),
         rung(RollBack(depth=1), SkipBatches(margin=8), success=0.5),
         rung(StopRun()),
     )
@@ -45,7 +45,7 @@ class BadBatch(Cause):
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
         """Look for one observation that stands out of a calm past."""
         run = max(past.nonfinite_run("loss"), past.nonfinite_run("grad_norm"))
-        losses, norms = past.last("loss", 32), past.last("grad_norm", 32)
+        losses, norms = past.before(incident, "loss", 32), past.before(incident, "grad_norm", 32)
         if run >= SUSTAINED or growth(norms) > CALM or growth(losses) > CALM:
             return None
         if max(len(losses), len(norms)) < ENOUGH:

@@ -58,7 +58,7 @@ class LearningRateTooHigh(Cause):
         if rates is not None and rate > rates[1]:
             weight = 0.75 if rate >= 5 * rates[1] else 0.6 if rate >= 2 * rates[1] else 0.5
             found.append(f"the learning rate is {rate:.3g}; {rates[0]:.0e} to {rates[1]:.0e} is usual here")
-        grown = growth(past.last("grad_norm", 32))
+        grown = growth(past.before(incident, "grad_norm", 32))
         if grown >= 2:
             weight = max(weight + 0.1, 0.5)
             found.append(f"gradient norms had grown {grown:.1f} times before")

@@ -41,6 +41,8 @@ class Action:
     """Fields that come from the user's settings when left at None: field name to setting name."""
     opt_in: ClassVar[str | None] = None
     """The setting that must be switched on for it; None for an action that the effect ceiling alone decides on."""
+    turns: ClassVar[str] = ""
+    """What it changes of the recipe, where several actions change the same: they go on from one another."""
     seed_name: ClassVar[str | None] = None
     """The name users of `postmortem.json` know it by, where that differs from ours."""
     retries_faithfully: ClassVar[bool] = False

@@ -41,14 +41,14 @@ class CanScaleLearningRate(Protocol):
 
 @runtime_checkable
 class CanRewarmLearningRate(Protocol):
-    """The learning rate can be cut and ramped back over a number of steps."""
+    """The learning rate can be cut and ramped back over a number of steps; a factor of 1 ends the ramp."""
 
     def rewarm_learning_rate(self, factor: float, *, ramp_steps: int, floor: float | None) -> float: ...
 
 
 @runtime_checkable
 class CanTightenClipping(Protocol):
-    """The gradient-norm limit can be lowered, or set where there was none."""
+    """The gradient-norm limit can be lowered, or set where there was none; a factor above 1 takes that back."""
 
     def tighten_clipping(self, *, factor: float, initial: float) -> float: ...
 

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from .failure import Effect, FailureType, Severity
+from .action import Action
+from .failure import Effect, Severity
 from .history import History
 from .incident import Incident
 from .lifecycle import Case, Key, OpenCases, Phase, key_of
@@ -81,6 +82,8 @@ class Care:
         self.cases = OpenCases()
         self.trials: list[Trial] = []
         self.owed: list[OwedUndo] = []
+        self.unhelpful: list[Plan] = []
+        """Plans that did not help, with those of their changes that are still in force."""
 
     # -- one observation -----------------------------------------------------------------------------
 
@@ -131,9 +134,10 @@ class Care:
         elif case.fire(incident):
             case.wants_plan = True
             self.office.record_case(case, "worsened")
-        for watching in self._watching(incident.failure):
+        for watching in self._watching(incident):
             if watching.plan is not None and self._is_relapse(watching, incident, case):
                 self._conclude(watching, VerdictKind.RELAPSED, incident.because)
+                self.unhelpful.append(watching.plan)
                 watching.reopen()
 
     def _is_relapse(self, watching: Case, incident: Incident, fired: Case) -> bool:
@@ -144,7 +148,8 @@ class Care:
             return False  # the same silence: the remedy has not had its time yet
         if watching.plan.hold_longest is not None:  # a hold expects firings; only something worse ends it early
             return fired.wants_plan and incident.severity > watching.plan.severity
-        if watching.has_rewound and incident.name == watching.plan.incident and incident.step <= watching.plan.step:
+        is_the_same = incident.name == watching.plan.incident or incident.failure is not watching.plan.failure
+        if watching.has_rewound and is_the_same and incident.step <= watching.plan.step:
             return incident.severity >= Severity.WARNING  # the run has not even come to where the trouble was found
         return incident.severity >= watching.plan.severity
 
@@ -191,6 +196,7 @@ class Care:
             self.trials.append(Trial(plan, case.eval_before))
         else:
             self._conclude(case, VerdictKind.RECOVERED, f"no {plan.failure} for {case.watched} observations")
+        self.unhelpful = [each for each in self.unhelpful if each.failure is not plan.failure]
         self._close(case, "recovered")
 
     def _owe_undo(self, plan: Plan, because: str, step: int) -> None:
@@ -198,6 +204,22 @@ class Care:
         undo = self.office.policy.undo(plan, because, self.office.memory, step)
         if undo is not None:
             self.owed.append(OwedUndo(undo))
+
+    def _owe_what_did_not_help(self, plan: Plan, *, rewound: bool) -> None:
+        """Take back what was changed in vain before this plan, except where the plan goes further in the same direction.
+
+        Else the run would go on with a recipe that nobody asked for, and what helps would be judged together with it.
+        """
+        if plan.effect is Effect.NOTHING or any(action.is_final for action in plan.actions):
+            return
+        further = {_turned_by(action) for action in plan.actions}
+        for number, failed in enumerate(self.unhelpful):
+            if rewound or failed.failure is plan.failure:
+                given_up = tuple(action for action in failed.actions if _turned_by(action) not in further)
+                kept = tuple(action for action in failed.actions if _turned_by(action) in further)
+                self._owe_undo(replace(failed, actions=given_up), "it did not help: something else is tried", plan.step)
+                self.unhelpful[number] = replace(failed, actions=kept)
+        self.unhelpful = [failed for failed in self.unhelpful if failed.actions]
 
     # -- recipe changes on trial ---------------------------------------------------------------------
 
@@ -242,6 +264,7 @@ class Care:
             self._owe_undo(replace(plan, actions=done), "the plan it was part of could not be carried out", plan.step)
             case.reopen()
             return
+        self._owe_what_did_not_help(plan, rewound=rewound)
         for other in self.cases:
             if other is not case and (rewound or other.incident.failure is plan.failure):
                 self._close(other, "rewound" if rewound else "covered", release=not rewound)
@@ -281,6 +304,10 @@ class Care:
             case.start_acting(wish)
         return wish
 
+    def take_back(self, step: int) -> Plan | None:
+        """Return the plan that takes back what did not help, where one is owed."""
+        return replace(self.owed[0].plan, step=step) if self.owed else None
+
     def incident_of(self, plan: Plan) -> Incident | None:
         """Return the incident a plan answers, where it is open on this rank."""
         case = self.cases.get(_key(plan))
@@ -298,8 +325,10 @@ class Care:
                 asking.append(case)
         return asking
 
-    def _watching(self, failure: FailureType) -> list[Case]:
-        return [case for case in self.cases.of_class(failure) if case.phase is Phase.WATCHING]
+    def _watching(self, incident: Incident) -> list[Case]:
+        """Return the cases whose plan an incident may speak against."""
+        watching = [case for case in self.cases if case.phase is Phase.WATCHING]
+        return [each for each in watching if each.incident.failure is incident.failure or _comes_back(each, incident)]
 
     def _conclude(self, case: Case, kind: VerdictKind, because: str) -> None:
         assert case.plan is not None
@@ -323,6 +352,21 @@ class Care:
         case = self.cases.add(Case(incident=incident, opened_step=plan.step))
         self.office.record_case(case, "opened")
         return case
+
+
+def _comes_back(case: Case, incident: Incident) -> bool:
+    """Say whether another rule sees the same metric stand out at the very place that a run has returned from.
+
+    One outlier elsewhere is none of the plan's business. There it is more of what the plan has changed or left out.
+    """
+    plan, metric = case.plan, case.incident.metric
+    if plan is None or not case.has_rewound or plan.effect is not Effect.RECIPE or plan.onset_step is None:
+        return False
+    return metric is not None and incident.metric == metric and plan.onset_step <= incident.step <= plan.step
+
+
+def _turned_by(action: Action) -> str:
+    return action.turns or action.name()
 
 
 def _key(plan: Plan) -> Key:

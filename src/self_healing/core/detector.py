@@ -150,6 +150,7 @@ class Detector:
         excess: float | None = None,
         onset_step: int | None = None,
         stage: int = 0,
+        is_costly: bool = False,
         text: str = "",
         **numbers: float,
     ) -> Incident:
@@ -170,6 +171,7 @@ class Detector:
             paced_by=self.paced_by or self.metric,
             excess=excess,
             stage=stage,
+            is_costly=is_costly,
             numbers=numbers,
             exception=raised.exception if raised else "",
             bases=raised.bases if raised else (),

@@ -69,6 +69,8 @@ class Healer:
         """Lines of an earlier process's ledger that could not be understood and were left out."""
         self.care = Care(self)
         self._kept_histories: dict[str, dict[str, object]] = {}
+        self._states: dict[str, int] = {}
+        """The states that can be returned to, and their steps."""
         self._now: Signal = Facts(step=0, facts={})
         self.is_strict = bool(os.environ.get(STRICT))
         """True lets a bug of ours be raised instead of noted: for our own tests."""
@@ -165,8 +167,11 @@ class Healer:
         return kept is not None
 
     def next_plan(self, outcome: Outcome) -> Plan | None:
-        """Return the next plan where carrying one out failed; the caller agrees and acts on it as before."""
-        wish = None if outcome.succeeded else self.care.ask_again(outcome.plan)
+        """Return what else is to be done at once: the next plan where one failed, else what must be taken back.
+
+        The caller agrees and acts on it as before.
+        """
+        wish = self.care.take_back(self._now.step) if outcome.succeeded else self.care.ask_again(outcome.plan)
         if wish is not None:
             self._write("plan", wish.incident, wish.to_json())
         return wish
@@ -187,9 +192,16 @@ class Healer:
             capabilities=self.capabilities,
             step_time_s=self.history.latest("step_time_s") or 1.0,
             watch=rule.watch if rule is not None else 32,
+            return_steps=self._steps_since_before(incident),
             ladder=self._ladder(rule, incident),
         )
         return self.policy.plan(diagnosis, self.memory, now)
+
+    def _steps_since_before(self, incident: Incident) -> int | None:
+        """Return how far back the newest state lies that is older than an incident."""
+        onset = incident.step if incident.onset_step is None else incident.onset_step
+        older = [step for step in self._states.values() if step < onset]
+        return incident.step - max(older) if older else None
 
     def _ladder(self, rule: Detector | None, incident: Incident) -> Ladder:
         if rule is None:
@@ -232,8 +244,10 @@ class Healer:
                 self.history.hear(signal.time_s, signal.phase)
             case SnapshotTaken():
                 self._kept_histories[signal.key] = self.history.state_dict()
+                self._states[signal.key] = signal.step
             case SnapshotDropped():
                 self._kept_histories.pop(signal.key, None)
+                self._states.pop(signal.key, None)
             case Resumed():
                 if signal.history:
                     self.history.load_state_dict(signal.history)

@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
 
+from .incident import Incident
 from .series import Series
 from .signal import Fact
 from .tracker import LASTING, Statistic, Tracked, Tracker, Trackers, TrackerT
@@ -133,6 +134,17 @@ class History:
         series = self._series.get(metric)
         values = [] if series is None else list(series.admitted)
         return values if n is None else values[max(0, len(values) - n) :]
+
+    def before(self, incident: Incident, metric: str, n: int) -> list[float]:
+        """Return up to `n` of the last values admitted before an incident began: what it let in is no past of its own."""
+        series = self._series.get(metric)
+        if series is None or incident.onset_step is None:
+            return self.last(metric, n)
+        since = sum(step >= incident.onset_step for step in series.steps)
+        waiting = len(series.withheld) + (metric in self._unsettled)
+        values = list(series.admitted)
+        values = values[: len(values) - max(0, since - waiting)]
+        return values[max(0, len(values) - n) :]
 
     def step_ago(self, metric: str, observations: int) -> int | None:
         """Return the step of the finite value so many observations ago; 0 is the newest, the oldest is the limit."""

@@ -36,6 +36,8 @@ class Incident:
     """The metric whose observations count for it: an incident of evaluations ages by evaluations."""
     excess: float | None = None
     """How far the metric is from normal, in its own unit; a falling excess means it is healing by itself."""
+    is_costly: bool = False
+    """True where so much was lost that to learn it again takes longer than a return over few steps."""
     stage: int = 0
     """Rises where the same incident reaches a new stage at the same severity and deserves another plan."""
     numbers: Mapping[str, float] = field(default_factory=dict)

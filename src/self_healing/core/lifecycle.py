@@ -55,7 +55,7 @@ class Case:
     """True while the metric's samples wait outside the baseline."""
     firings: int = 1
     age: int = 0
-    """Observations of the metric it is paced by since it opened."""
+    """Observations of the metric it is paced by since it opened, or came back after a return."""
     quiet: int = 0
     """Likewise since it last fired."""
     watched: int = 0
@@ -94,6 +94,8 @@ class Case:
         worse = (incident.severity, incident.stage) > (self.incident.severity, self.incident.stage)
         severity = max(incident.severity, self.incident.severity)
         onset = self.incident.onset_step if self.incident.onset_step is not None else incident.onset_step
+        if self.has_rewound and onset is not None and incident.onset_step is not None:
+            onset = min(onset, incident.onset_step)  # other data have come to where it was
         stage = max(incident.stage, self.incident.stage)
         self.incident = replace(incident, severity=severity, stage=stage, onset_step=onset)
         self.firings += 1
@@ -145,6 +147,8 @@ class Case:
         """Ask for a plan again: the last one was refused, failed, or did not help."""
         if self.phase is not Phase.OPEN:
             self.move(Phase.OPEN)
+        if self.has_rewound:  # else what comes back after many steps would be over, or normal, at once
+            self.age = self.quiet = 0
         self.wants_plan = True
         self.holds_samples = True
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from .action import Action, Ladder, Rung
-from .diagnosis import Diagnosis
+from .diagnosis import Diagnosis, Hypothesis
 from .failure import Effect, FailureType, Mode, Severity
 from .memory import Memory, RungRecord
 from .plan import Plan
@@ -28,6 +28,8 @@ class Circumstances:
     capabilities: frozenset[str]
     step_time_s: float = 1.0
     watch: int = 32
+    return_steps: int | None = None
+    """Steps that would be trained again after a return to before the trouble; None where no state is known."""
     ladder: Ladder = ()
     """The rule's own ladder."""
 
@@ -52,6 +54,12 @@ class Policy:
             free = tuple(rung for rung in now.ladder if rung.effect is Effect.NOTHING)
             ladder = (*free, *(rung for rung in leading.remedy if rung not in free))
         choice = self._choose(ladder, diagnosis, memory, now)
+        gives_up = choice is None or choice.rung.is_final
+        if leading is not None and gives_up and _is_a_suspicion(leading):
+            # It was acted on in vain, or cannot be acted on: no reason to end a run that something else may save.
+            own = self._choose(now.ladder, diagnosis, memory, now)
+            if own is not None and not own.rung.is_final:
+                informed, choice = False, own
         if choice is None:
             return None
         hold = max((held for action in choice.actions if (held := action.watch_for()) is not None), default=None)
@@ -86,6 +94,10 @@ class Policy:
                 candidates.append(rung)
         if not candidates:
             return None
+        if diagnosis.incident.is_costly and any(r.effect > Effect.NOTHING and not r.is_final for r in candidates):
+            too_long = [rung for rung in candidates if _holds_longer_than(rung, now.return_steps)]
+            candidates = [rung for rung in candidates if rung not in too_long]
+            passed_over += [f"{rung.name}: a return takes only {now.return_steps} steps" for rung in too_long]
         chosen = min(candidates, key=lambda r: (r.is_final, self._index(r, failure, memory, now)))
         times = memory.times_tried(failure, chosen.name)
         incident = diagnosis.incident
@@ -167,6 +179,17 @@ class _Choice:
     actions: tuple[Action, ...]
     instead_of: tuple[str, ...]
     because: str
+
+
+def _holds_longer_than(rung: Rung, steps: int | None) -> bool:
+    """Say whether a rung may only wait for longer than a return would take."""
+    longest = max((held[1] for action in rung.actions if (held := action.watch_for()) is not None), default=0)
+    return steps is not None and longest >= max(1, steps)
+
+
+def _is_a_suspicion(leading: Hypothesis) -> bool:
+    """Say whether a hypothesis comes from numbers and suggests more than to end the run; what a text says is certain."""
+    return leading.failure is None and any(not rung.is_final for rung in leading.remedy)
 
 
 def _why_final(is_deterministic: bool, exhausted: str | None) -> str:

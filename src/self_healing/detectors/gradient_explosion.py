@@ -68,9 +68,9 @@ class GradientExplosion(Detector):
     metric = "grad_norm"
     remedy = (
         Rung((Wait(),), success=0.5),
-        Rung((RollBack(), SkipBatches()), success=0.5),
-        Rung((RollBack(), TightenClipping()), success=0.5),
-        Rung((RollBack(depth=1), ScaleLearningRate()), success=0.5),
+        Rung((RollBack(), SkipBatches()), success=0.5, repeats=3),
+        Rung((RollBack(), TightenClipping()), success=0.25),  # outliers are clipped to what is usual already
+        Rung((RollBack(depth=1), ScaleLearningRate()), success=0.25),
     )
     examples = (
         fires("twenty times the usual norm", at_step=100, severity=Severity.WARNING, grad_norm=(*_CALM, 24.0)),

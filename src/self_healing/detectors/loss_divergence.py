@@ -67,8 +67,9 @@ class LossDivergence(Detector):
     metric = "loss"
     remedy = (
         Rung((Wait(),), success=0.3),
-        Rung((RollBack(), SkipBatches()), success=0.5),
-        Rung((RollBack(depth=1), ScaleLearningRate()), success=0.6),
+        Rung((RollBack(), SkipBatches()), success=0.6, repeats=3),
+        # Where the rate is known to be too high its own cause comes first; else a lasting cut is a last resort.
+        Rung((RollBack(depth=1), ScaleLearningRate()), success=0.3),
         Rung((RollBack(depth=2), ScaleLearningRate(), SkipBatches()), success=0.4),
         Rung((StopRun(),), success=0.0),
     )
@@ -140,6 +141,7 @@ class LossDivergence(Detector):
             level=baseline.level,
             scale=baseline.scale,
             cusum=cusum.cusum,
+            is_costly=cusum.excess >= self._much(baseline),
         )
 
     def _check_ramp(self, now: Signal, past: History) -> Incident | None:
@@ -158,6 +160,7 @@ class LossDivergence(Detector):
             onset_step=past.step_ago("loss", rise.onset),
             level=rise.best,
             scale=baseline.scale,
+            is_costly=rise.rise >= self._much(baseline),
         )
 
     def _check_streak(self, now: Signal, past: History) -> Incident | None:
@@ -181,6 +184,11 @@ class LossDivergence(Detector):
             return Severity.WARNING
         schedule = past.stat(self._statistics[4])
         planned = min(schedule.since_jump, schedule.since_climb) <= age + PLANNED
-        if planned and rise < max(0.3 * size, 0.5 * (baseline.top - baseline.level)):
+        if planned and rise < self._much(baseline):
             return Severity.WARNING
         return Severity.ERROR
+
+    def _much(self, baseline: BaselineTracker) -> float:
+        """Return the rise from which half of all progress is lost, and a good part of the level."""
+        size = max(abs(baseline.level), 0.2 * baseline.top)
+        return max(0.3 * size, 0.5 * (baseline.top - baseline.level))

@@ -38,8 +38,8 @@ class _Attempt:
     book: Transcript
     wishes: list[Plan] = field(default_factory=list)
     """Plans made lately whose outcome has not come yet, newest last."""
-    failed: Outcome | None = None
-    """The last outcome, where it failed and another plan may follow it."""
+    last: Outcome | None = None
+    """The last outcome since the signal: another plan may follow it at once."""
     unmatched: list[str] = field(default_factory=list)
     """What the last signal led to in the replay but not in the ledger; excused where the ledger ends there."""
 
@@ -104,7 +104,7 @@ class LedgerReplay:
             return
         self.result.observations += isinstance(signal, Metrics)
         self._settle_differences(attempt)
-        attempt.failed = None
+        attempt.last = None
         attempt.book.next_trouble = _trouble_in(group)
         wish = attempt.healer.observe(signal)
         if attempt.healer.is_broken:
@@ -112,15 +112,15 @@ class LedgerReplay:
         self._compare(attempt, wish, next((entry for entry in group if entry.kind == "plan"), None), first.step)
 
     def _answer(self, entry: Entry) -> None:
-        """Do what the recorded run did after its signal: the outcome, the next plan after a failure, the veto."""
+        """Do what the recorded run did after its signal: the outcome, the plan that followed it at once, the veto."""
         attempt = self._attempt
         if attempt is None:
             return
         if entry.kind == "outcome" and entry.name != _BY_HAND:  # the healer was not told of those either
             self._hand_over(attempt, entry)
-        elif entry.kind == "plan" and attempt.failed is not None:
-            failed, attempt.failed = attempt.failed, None
-            self._compare(attempt, attempt.healer.next_plan(failed), entry, entry.step)
+        elif entry.kind == "plan" and attempt.last is not None:
+            last, attempt.last = attempt.last, None
+            self._compare(attempt, attempt.healer.next_plan(last), entry, entry.step)
         elif entry.kind == "note" and entry.name == "hook-vetoed" and attempt.wishes:
             attempt.healer.care.wish_not_granted(attempt.wishes.pop(), ask_again=False)
 
@@ -176,7 +176,7 @@ class LedgerReplay:
             step=step if isinstance(step, int) else None,
         )
         attempt.healer.take_outcome(outcome)
-        attempt.failed = None if outcome.succeeded else outcome
+        attempt.last = outcome
 
     def _rebuilt(self, entry: Entry) -> Plan | None:
         """Return the plan of another rank, or of the user's hook, that was carried out here."""

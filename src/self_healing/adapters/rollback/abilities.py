@@ -33,15 +33,19 @@ class RollbackAbilities(TrainerAbilities):
         self.returning: RollBackTo | None = None
         """Where to return to, as soon as the loop is at a place from which that can be done."""
         self._onset: int | None = None
+        self._blamed: frozenset[int] = frozenset()
+        """Steps with trouble that were returned from with their data still there, until these have come again."""
 
     def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> Restored:
         """Return to a state in memory, else leave the loop and resume from a checkpoint."""
         self._onset = before_step
+        self._blame(before_step)
         chosen = self.keeper.choose(before_step=before_step, depth=depth, min_steps=min_steps)
         if chosen is None:
             self.returning = None
             return super().roll_back(before_step=before_step, depth=depth, min_steps=min_steps)
         self.returning = RollBackTo(chosen.key)
+        self.returning.onset = before_step
         self.restart = None
         return Restored(chosen.key, chosen.step)
 
@@ -68,13 +72,27 @@ class RollbackAbilities(TrainerAbilities):
         state = self.keeper.state_of(going_to.key) if going_to is not None else None
         first = self._onset if self._onset is not None else 1 + (state.step if state is not None else step)
         # An exception has left the loop in the middle of the next step, whose data are the ones in question.
-        harmful = range(max(1, first), step + (2 if self.left_by is not None else 1))
+        stop = step + (2 if self.left_by is not None else 1)
+        found = range(max(1, min(first, stop - 1)), stop)
+        harmful = sorted({*found, *self._blamed} if returned is None else found)
+        self._blamed = frozenset()
         if going_to is not None:
             going_to.skip, going_to.skip_more = frozenset(harmful), margin
         else:
             self.keeper.leave_out_after_restart(harmful, margin)
-        text = f"the data of steps {harmful.start} to {harmful.stop - 1 + margin} are left out"
+        text = f"the data of steps {harmful[0]} to {harmful[-1] + margin} are left out"
         return text if returned is None else ReturnedToSkip(text, returned.key, returned.step)
+
+    def _blame(self, onset: int | None) -> None:
+        """Remember the steps with trouble: a try that leaves no data out may be followed by one that does.
+
+        By then fewer of them may have come again than were seen to do harm before.
+        """
+        step = int(self.loop.state.global_step)
+        if step > max(self._blamed, default=0):  # all have come again, and the run went on
+            self._blamed = frozenset()
+        if onset is not None:
+            self._blamed |= frozenset(range(max(1, onset), step + 1))
 
     def _return_to_skip(self, step: int) -> Restored:
         """Go back to the newest state in order to leave the data of a step out that has raised an exception."""

@@ -142,6 +142,8 @@ class DataWindows:
     def begin_epoch(self, call: dict[str, Any], *, first_step: int, steps_before: int) -> EpochData:
         """Return the data of an epoch that begins."""
         epoch = EpochData(call, first_step, steps_before)
+        if self.epochs:  # what was to be left out may go beyond the end of an epoch
+            epoch.left_out_next, self.epochs[-1].left_out_next = self.epochs[-1].left_out_next, 0
         self.epochs.append(epoch)
         return epoch
 
@@ -214,9 +216,9 @@ class DataWindows:
             return self._again(epoch, step)
         try:
             while epoch.left_out_next:
-                epoch.left_out_next -= 1
                 self._fetch(epoch)
                 self.left_out.add((epoch.number, epoch.read - 1))
+                epoch.left_out_next -= 1
                 epoch.owed += 1
             batch, random_state = self._fetch(epoch)
         except StopIteration:

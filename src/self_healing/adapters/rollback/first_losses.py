@@ -19,6 +19,7 @@ class FirstLosses:
         self._losses: dict[str, float] = {}
         self._returned_to: SavedState | None = None
         """Where the run has just returned to, until the first step from there has shown its loss."""
+        self._onset: int | None = None
         self._compares = True
         self._has_rejected = False
 
@@ -27,9 +28,15 @@ class FirstLosses:
         self._losses.clear()
         self._returned_to = None
 
-    def returned(self, to: SavedState | None) -> None:
-        """Wait for the first loss after a return; None where it cannot be the same, because other data follow."""
-        self._returned_to = to
+    def returned(self, to: SavedState | None, *, onset: int | None = None) -> None:
+        """Wait for the first loss after a return; None where it cannot be the same, because other data follow.
+
+        Args:
+            to: The state that was returned to.
+            onset: The first step that may have been harmed, where that was the reason.
+
+        """
+        self._returned_to, self._onset = to, onset
 
     def rejects(self, step: int, loss: float, states: Iterable[SavedState]) -> SavedState | None:
         """Take note of a loss; return the state that the run has returned to if its first loss is another one."""
@@ -41,7 +48,8 @@ class FirstLosses:
         before = self._losses.get(state.key, math.nan)
         if not (math.isfinite(before) and math.isfinite(loss)):
             return None  # what is not finite has its own rules
-        if math.isclose(loss, before, rel_tol=FLOOR_OF_DIFFERENCE):
+        was_harmed = self._onset is not None and step >= self._onset and loss < before
+        if was_harmed or math.isclose(loss, before, rel_tol=FLOOR_OF_DIFFERENCE):
             self._has_rejected = False
             return None
         told = (

@@ -49,6 +49,8 @@ class RollBackTo(Exception):
         """Steps behind them whose data, not fetched yet, are left out too."""
         self.brings_other_data = bool(self.skip)
         """The first step afterwards is another one than it was, so that its loss is no test of the state."""
+        self.onset: int | None = None
+        """The first step that may have been harmed, where that is why the run returns."""
 
 
 class RollbackLoop:
@@ -346,7 +348,7 @@ class RollbackLoop:
         if other is None:
             raise asked
         instead = RollBackTo(other, skip=asked.skip)
-        instead.skip_more = asked.skip_more
+        instead.skip_more, instead.onset = asked.skip_more, asked.onset
         return instead
 
     def _forget_what_nobody_returns_to(self, epoch: EpochData) -> None:

@@ -389,7 +389,8 @@ class StateKeeper:
         self._open = None
         self.audit.returned(snapshot.step, snapshot.norms() or {})
         self._next = snapshot.step + 1  # it is kept already; the next one as soon as there is something new
-        self._losses.returned(None if asked.skip or asked.brings_other_data else self.state_of(snapshot.key))
+        repeats = not (asked.skip or asked.brings_other_data)
+        self._losses.returned(self.state_of(snapshot.key) if repeats else None, onset=asked.onset)
         self.on_return(snapshot.step)
 
     def _step(self) -> int:

@@ -33,6 +33,8 @@ class LoopAbilities:
         self.stop_reason: str | None = None
         """Why training is to end at this step."""
         self._changes = Wrapping()
+        self._limits: list[float | None] = []
+        """What the gradient norm was limited to before each tightening that is in force."""
 
     def put_back(self) -> None:
         """Put the user's settings back as they were."""
@@ -47,11 +49,15 @@ class LoopAbilities:
         return self.rate_scale.rewarm(factor, ramp_steps, rate=self._rate(), floor=floor)
 
     def tighten_clipping(self, *, factor: float, initial: float) -> float:
-        """Lower the limit of the gradient norm until the end of training, or set one where there was none."""
+        """Lower the limit of the gradient norm, or set one where there was none; a factor above 1 takes the last one back."""
         args = self.loop.args
-        limit = args.max_grad_norm * factor if args.max_grad_norm else initial
+        if factor > 1.0:
+            limit = self._limits.pop() if self._limits else args.max_grad_norm
+        else:
+            self._limits.append(args.max_grad_norm)
+            limit = args.max_grad_norm * factor if args.max_grad_norm else initial
         self._changes.replace(args, "max_grad_norm", limit)
-        return float(limit)
+        return float(limit or 0.0)
 
     def clear_cache(self) -> str:
         """Release cached device memory."""

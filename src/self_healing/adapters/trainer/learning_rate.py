@@ -48,7 +48,10 @@ class LearningRateScale:
         return rate * self.value
 
     def rewarm(self, factor: float, steps: int, *, rate: float, floor: float | None) -> float:
-        """Multiply and ramp back over so many updates; return the resulting rate."""
+        """Multiply and ramp back over so many updates, or end the ramp where it is to start at 1; return the resulting rate."""
+        if factor >= 1.0:
+            self.ramps = []
+            return rate * self.value
         if self.ramps:  # a second cut while the first still ramps back: the first was needed, so it stays
             self.kept *= self.ramps.pop(0).factor
         self.ramps = [Ramp(self._allowed(factor, rate, floor), steps)]

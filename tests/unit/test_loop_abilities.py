@@ -1,0 +1,44 @@
+"""What is changed in a training loop can be taken back."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from self_healing.actions.rewarm_learning_rate import RewarmLearningRate
+from self_healing.actions.tighten_clipping import TightenClipping
+from self_healing.adapters.trainer.abilities import LoopAbilities
+from self_healing.adapters.trainer.learning_rate import LearningRateScale
+
+
+def loop(**args):
+    return SimpleNamespace(
+        args=SimpleNamespace(**args), state=None, control=None, optimizer=SimpleNamespace(param_groups=[{"lr": 1.0}])
+    )
+
+
+@pytest.mark.parametrize("limit", [2.0, 0.0, None])
+def test_a_tighter_limit_is_taken_back_to_what_it_was(limit):
+    able = LoopAbilities(loop(max_grad_norm=limit), LearningRateScale())
+    tighten = TightenClipping(factor=0.25, initial=3.0)
+    tighten.apply(able)
+    tighten.apply(able)
+    assert able.loop.args.max_grad_norm == (0.125 if limit else 0.75)
+    tighten.undo().apply(able)
+    assert able.loop.args.max_grad_norm == (0.5 if limit else 3.0)
+    said = tighten.undo().apply(able).text
+    assert able.loop.args.max_grad_norm == limit
+    assert ("no longer" in said) is not bool(limit)
+    tighten.apply(able)
+    able.put_back()
+    assert able.loop.args.max_grad_norm == limit
+
+
+def test_a_ramp_is_ended_and_a_lasting_cut_is_not():
+    able = LoopAbilities(loop(), LearningRateScale(kept=0.5))
+    ramp = RewarmLearningRate(factor=0.5, ramp_steps=10)
+    ramp.apply(able)
+    assert able.rate_scale.value == 0.25
+    assert "that of the schedule" in ramp.undo().apply(able).text
+    assert able.rate_scale.value == 0.5
