@@ -182,6 +182,21 @@ def newest_for_an_incident(states: Iterable[SavedState], onset: int | None) -> S
     )
 
 
+MUCH_OLDER = 4
+"""How many times as far back a state lies that counts as a much older one."""
+
+
+def at_depth(states: Iterable[SavedState], newest: SavedState, *, depth: int, step: int) -> SavedState:
+    """Return an older state than the newest that will do: much older at depth 1, the oldest at depth 2."""
+    older = [each for each in states if each.step < newest.step and each.verdict.survives_a_crash]
+    if depth == 0 or not older:
+        return newest
+    far = [each for each in older if step - each.step >= MUCH_OLDER * (step - newest.step)]
+    if depth == 1 and far:
+        return max(far, key=lambda each: each.step)
+    return min(older, key=lambda each: each.step)
+
+
 def _newest(states: Iterable[SavedState]) -> SavedState | None:
     return max(states, key=lambda state: state.step, default=None)
 

@@ -23,6 +23,7 @@ from ...snapshots.verdicts import (
     Tier,
     after_incident,
     after_observation,
+    at_depth,
     newest_for_a_crash,
     newest_for_an_incident,
     verdict_when_taken,
@@ -39,8 +40,6 @@ if TYPE_CHECKING:
 
 MOST_SLOTS = 6
 """States besides the first one; with exponential ages more would add little."""
-MUCH_OLDER = 4
-"""How many times as old a state is when the newest one that can be trusted did not help."""
 
 
 class Settings(Protocol):
@@ -349,13 +348,7 @@ class StateKeeper:
         else:
             onset = before_step if before_step is not None or self._open is None else self._open.onset
             newest = newest_for_an_incident(usable, onset)
-        if newest is None or depth == 0:
-            return newest
-        older = [each for each in usable if each.step < newest.step and each.verdict.survives_a_crash]
-        far = [each for each in older if step - each.step >= MUCH_OLDER * (step - newest.step)]
-        if depth == 1 and far:
-            return max(far, key=lambda each: each.step)
-        return min(older, key=lambda each: each.step, default=newest)
+        return None if newest is None else at_depth(usable, newest, depth=depth, step=step)
 
     def newest_good(self) -> SavedState | None:
         """Return the newest state that has proved itself."""
