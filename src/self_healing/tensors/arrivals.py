@@ -74,6 +74,12 @@ def _leave() -> None:
         is_done.wait(AT_EXIT_S)
 
 
+def wait_for_devices() -> None:
+    """Wait until devices have their memory back that snapshots were staged in: somebody has found too little."""
+    if arriving.is_alive():
+        arriving.wait()
+
+
 def wait_for_workers() -> None:
     """Wait until nothing more is done about any snapshot."""
     arriving.wait()

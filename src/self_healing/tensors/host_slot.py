@@ -198,7 +198,7 @@ class HostCopies(Copies):
         return pieces + (self.slot.lay_out(on_host, pinned=False, after=self._used) if on_host else [])
 
     def _choose_way(self, places: list[Place], like: Arrangement | None) -> None:
-        # The device is asked once, and not for the little that comes besides: that takes as long as all the rest.
+        # The device is not asked for the little that comes besides.
         if like is not None and like.bundles:
             is_staged = not like.is_direct
         elif self._way == "auto":

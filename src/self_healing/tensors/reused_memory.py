@@ -12,6 +12,7 @@ from torch import Tensor
 from .copies import Contents
 from .host_layout import ALIGNED_BYTES, Filling, Piece, Place
 from .host_memory import HostBlock
+from .side_stream import has_room
 from .staging import Staging
 
 Way = Literal["auto", "staged", "direct"]
@@ -44,8 +45,16 @@ class Arrangement:
     """How those on devices are copied there."""
 
     def is_for(self, bundles: Sequence[Bundle], way: Way) -> bool:
-        """Say whether it is that of these bundles, in this order."""
-        return way == self.way and list(map(id, bundles)) == list(map(id, self.bundles))
+        """Say whether it is that of these bundles, in this order, and still the way to go."""
+        is_same = way == self.way and list(map(id, bundles)) == list(map(id, self.bundles))
+        return is_same and (way != "auto" or not self._room_has_changed())
+
+    def _room_has_changed(self) -> bool:
+        sizes: dict[torch.device, int] = {}
+        for piece in self.pieces:
+            if piece.device.type == "cuda":
+                sizes[piece.device] = sizes.get(piece.device, 0) + piece.end - piece.start
+        return bool(sizes) and self.is_direct == all(has_room(device, nbytes) for device, nbytes in sizes.items())
 
 
 class HostSlot:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +16,44 @@ MARGIN_BYTES = 1 << 30
 """What must stay free on a device besides a staged copy."""
 
 
+@dataclass
+class _Busiest:
+    """What is known of how much a device needs at the busiest moment of a step."""
+
+    peak_bytes: int
+    """The most that was in use while nothing was staged."""
+    ooms: int
+    staged_bytes: int = 0
+    """The most that was staged since: the peak may hold as much of it."""
+
+
+_busiest: dict[torch.device, _Busiest] = {}
+
+
 def has_room(device: torch.device, nbytes: int) -> bool:
-    """Say whether a device can hold so much more."""
-    free, _ = torch.cuda.mem_get_info(device)
-    idle = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    return free + idle >= nbytes + MARGIN_BYTES
+    """Say whether a device can hold so much more even at the busiest moment of a step so far.
+
+    Between two steps, when this is asked, much is free that the next one needs. Where memory has run out since something
+    was first staged, it is not risked again.
+    """
+    free, total = torch.cuda.mem_get_info(device)
+    stats = torch.cuda.memory_stats(device)
+    peak, ooms = stats["allocated_bytes.all.peak"], stats["num_ooms"]
+    known = _busiest.setdefault(device, _Busiest(peak, ooms))
+    if not known.staged_bytes:
+        known.peak_bytes, known.ooms = peak, ooms
+    usable = min(free + stats["reserved_bytes.all.current"], int(_most_of(device) * total))
+    needed = max(known.peak_bytes, peak - known.staged_bytes) + nbytes + MARGIN_BYTES
+    if ooms > known.ooms or usable < needed:
+        return False
+    known.staged_bytes = max(known.staged_bytes, nbytes)
+    return True
+
+
+def _most_of(device: torch.device) -> float:
+    """Return the share of a device that this process may use."""
+    asked = getattr(torch.cuda, "get_per_process_memory_fraction", None)  # not in all versions
+    return 1.0 if asked is None else float(asked(device))
 
 
 _side_streams: dict[torch.device, torch.cuda.Stream] = {}

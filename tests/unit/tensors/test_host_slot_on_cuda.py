@@ -215,16 +215,6 @@ def test_the_device_has_its_memory_back_afterwards(way):
         assert torch.cuda.memory_allocated() - before < 1 << 20
 
 
-def test_without_room_the_tensors_themselves_are_read(monkeypatch):
-    made = noise((8 << 20,), torch.float32)
-    for margin, is_direct in ((0, False), (1 << 60, True)):
-        monkeypatch.setattr(side_stream, "MARGIN_BYTES", margin)
-        copies = HostCopies(HostSlot())
-        keep(made, copies, until_update=True)
-        copies.start()
-        assert copies.is_direct == is_direct
-
-
 def test_a_copy_that_finds_no_memory_on_the_device_goes_without():
     made = [noise((32 << 20,), torch.float32), noise((1 << 20, 16), torch.float32, 1)[:, ::2]]
     expected = [bits(each) for each in made]

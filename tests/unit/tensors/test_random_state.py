@@ -108,7 +108,8 @@ def test_the_current_cuda_device_is_included():
 def test_the_devices_of_a_model_are_those_of_its_parameters():
     model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2, device="meta"))
     assert devices_of(model) == {torch.device("cpu"), torch.device("meta")}
-    assert devices_of(torch.nn.DataParallel(torch.nn.Linear(2, 2))) >= devices_of(torch.nn.Linear(2, 2))
+    wrapped = torch.nn.DataParallel(torch.nn.Linear(2, 2))  # moves what it wraps to a GPU where there is one
+    assert devices_of(wrapped) >= devices_of(wrapped.module)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

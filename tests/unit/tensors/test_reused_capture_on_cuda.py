@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 
 import pytest
@@ -96,12 +97,16 @@ def test_room_that_is_gone_at_a_later_snapshot_is_done_without_and_asked_for_aga
     total = torch.cuda.get_device_properties(0).total_memory
     for is_short in (False, True, False):
         before = everything(model, optimizer)
-        copies = HostCopies(slot)
+        copies = HostCopies(slot, way="staged")
         held = capture([model, optimizer], copies=copies)
         gc.collect()
         torch.cuda.empty_cache()
+        fillers = []
         if is_short:
             torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (8 << 20)) / total)
+            with contextlib.suppress(torch.cuda.OutOfMemoryError):
+                while True:  # nor is there room between what other tests have left
+                    fillers.append(torch.empty(copies.nbytes // 4, dtype=torch.uint8, device="cuda"))
         try:
             copies.start()
             copies.norms()

@@ -151,6 +151,8 @@ class MicroBatchRetry:
 
     def _undo(self, run: _Run, failure: Exception) -> None:
         """Make it as though the failed attempt had not been, and free its memory."""
+        from ...tensors.arrivals import wait_for_devices
+
         if run.pieces is not None and run.pieces.has_begun:
             run.pieces.failed()
         else:
@@ -161,6 +163,7 @@ class MicroBatchRetry:
                 run.micro_batch.random_state.restore()
             if run.micro_batch.put_back is not None:
                 run.micro_batch.put_back()
+        wait_for_devices()
         came_from = let_go(failure, expected=run.in_use)
         run.came_from, run.in_use = run.came_from or came_from, allocated()
         _forget_offloaded(self.trainer)

@@ -115,7 +115,8 @@ class MemorySnapshots:
         while len(self._kept) >= self.slots:
             self._kept.remove(self._make_room(self._kept))
         trainer = self.trainer
-        copies = HostCopies(self._free_memory())
+        # How much of the device a step needs is known after the first one.
+        copies = HostCopies(self._free_memory(), way="auto" if self._taken else "direct")
         capture = TrainerCapture(trainer, copies=copies, only_trainable=self._leaves_out_frozen())
         for part in self._more(copies):
             capture.add(part)
