@@ -20,7 +20,9 @@ class HostCopy:
     __slots__ = ("_kept", "nbytes")
 
     def __init__(self, batch: Any) -> None:
-        self._kept = _rebuilt(batch, _keep_leaf)
+        keeping = _Keeping()
+        self._kept = _rebuilt(batch, keeping.leaf)
+        keeping.all_sent()
         self.nbytes = _size(self._kept)
 
     def batch(self) -> Any:
@@ -32,8 +34,8 @@ class HostCopy:
 class _HostTensor:
     values: Any
     device: Any
-    arrived: Any = None
-    """The event after which the values are complete, where a device still writes them."""
+    arrived: Mapping[Any, Any] | None = None
+    """The event by device after which the values are complete, where a device still writes them."""
 
     def back(self) -> Any:
         import torch
@@ -41,7 +43,7 @@ class _HostTensor:
         if self.device.type == "cpu":
             return self.values.clone()
         if self.arrived is not None:  # the device waits for it, not the host
-            torch.cuda.current_stream(self.device).wait_event(self.arrived)
+            torch.cuda.current_stream(self.device).wait_event(self.arrived[self.device])
         return self.values.to(self.device, non_blocking=True)
 
 
@@ -57,37 +59,79 @@ class _HostObject:
         return again if self.device is None else again.to(self.device)
 
 
-def _keep_leaf(leaf: Any) -> Any:
-    import torch
+class _Keeping:
+    """Copies what one batch consists of; each device is told once what to wait for, and once what others wait for."""
 
-    if isinstance(leaf, torch.Tensor):
-        return _keep_tensor(leaf.detach())
-    if callable(getattr(leaf, "to", None)):
-        device = getattr(leaf, "device", None)
-        return _HostObject(copy.deepcopy(leaf if device is None else leaf.to("cpu")), device)
-    return _copied_array(leaf)
+    def __init__(self) -> None:
+        self._arrived: dict[Any, Any] = {}
+
+    def leaf(self, leaf: Any) -> Any:
+        """Return a copy of something in a batch."""
+        import torch
+
+        if isinstance(leaf, torch.Tensor):
+            return self._tensor(leaf.detach())
+        if callable(getattr(leaf, "to", None)):
+            device = getattr(leaf, "device", None)
+            return _HostObject(copy.deepcopy(leaf if device is None else leaf.to("cpu")), device)
+        return _copied_array(leaf)
+
+    def all_sent(self) -> None:
+        """Note when everything will have arrived."""
+        for device in self._arrived:
+            self._arrived[device] = _copying_stream(device).record_event()
+
+    def _tensor(self, tensor: Any) -> _HostTensor:
+        import torch
+
+        device = tensor.device
+        if device.type == "cpu":
+            return _HostTensor(tensor.clone(), device)
+        if device.type != "cuda" or tensor.layout is not torch.strided or tensor.is_nested:
+            return _HostTensor(tensor.to("cpu"), device)
+        # To wait for the copy would be to wait for every step that the device still has before it: that is left to a
+        # stream of its own and to pinned memory, which the device can write without the host.
+        stream = _copying_stream(device)
+        if device not in self._arrived:
+            stream.wait_stream(torch.cuda.current_stream(device))
+            self._arrived[device] = None
+        values = _pinned.empty_like(tensor)
+        with torch.cuda.stream(stream):
+            values.copy_(tensor, non_blocking=True)
+        tensor.record_stream(stream)
+        return _HostTensor(values, device, self._arrived)
 
 
-def _keep_tensor(tensor: Any) -> _HostTensor:
-    import torch
+class PinnedPool:
+    """Pinned memory for many small tensors: to pin some for each takes longer than the step it is kept for.
 
-    device = tensor.device
-    if device.type == "cpu":
-        return _HostTensor(tensor.clone(), device)
-    if device.type != "cuda" or tensor.layout is not torch.strided or tensor.is_nested:
-        return _HostTensor(tensor.to("cpu"), device)
-    # To wait for the copy would be to wait for every step that the device still has before it: that is left to a
-    # stream of its own and to pinned memory, which the device can write without the host.
-    values = torch.empty_like(tensor, device="cpu", pin_memory=True)
-    stream = _copying_stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
-        values.copy_(tensor, non_blocking=True)
-        arrived = stream.record_event()
-    tensor.record_stream(stream)
-    return _HostTensor(values, device, arrived)
+    A chunk is given back to torch when the last tensor in it is gone.
+    """
+
+    CHUNK_BYTES = 32 << 20
+    ALIGNED_BYTES = 64
+
+    def __init__(self, *, pin: bool = True) -> None:
+        self._pin = pin
+        self._chunk: Any = None
+        self._used = 0
+
+    def empty_like(self, tensor: Any) -> Any:
+        """Return memory on the host for the values of a tensor."""
+        import torch
+
+        size = int(tensor.numel() * tensor.element_size())
+        if not size or size > self.CHUNK_BYTES // 4 or not tensor.is_contiguous():
+            return torch.empty_like(tensor, device="cpu", pin_memory=self._pin)
+        if self._chunk is None or self._used + size > self.CHUNK_BYTES:
+            self._chunk = torch.empty(self.CHUNK_BYTES, dtype=torch.uint8, pin_memory=self._pin)
+            self._used = 0
+        begin = self._used
+        self._used += -(-size // self.ALIGNED_BYTES) * self.ALIGNED_BYTES
+        return self._chunk[begin : begin + size].view(tensor.dtype).view(tensor.shape)
 
 
+_pinned = PinnedPool()
 _streams: dict[Any, Any] = {}
 
 
