@@ -44,7 +44,6 @@ def test_without_room_the_tensors_themselves_are_read(margin, way, state, unknow
 def test_room_is_what_is_left_at_the_busiest_moment_under_the_limit_of_the_process(state, unknown_device, monkeypatch):
     monkeypatch.setattr(side_stream, "MARGIN_BYTES", 0)
     slot = HostSlot()
-    assert way_taken(state, slot) == "staged"
     total = torch.cuda.get_device_properties(0).total_memory
     busy_with = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")  # and the state takes 32 MiB
     peak = torch.cuda.max_memory_allocated()
