@@ -53,11 +53,18 @@ class TrainerCapture:
                 self._parts.append(capture(thing, copies=copies))
         self._references = {name: getattr(trainer, name) for name in ("model", "optimizer", "lr_scheduler")}
         self._counts = {
-            name: (vars(trainer)[name], keep(vars(trainer)[name], copies)) if name in vars(trainer) else None
+            name: (vars(trainer)[name], keep(vars(trainer)[name], copies, f"trainer.{name}"))
+            if name in vars(trainer)
+            else None
             for name in (*COUNTS, *TRL_COUNTS)
         }
-        self._objects = [(name, getattr(trainer, name), _kept(getattr(trainer, name), copies)) for name in OBJECTS]
-        self._callbacks = [(callback, keep(callback.state(), copies)) for callback in _with_state(trainer)]
+        self._objects = [
+            (name, getattr(trainer, name), _kept(getattr(trainer, name), copies, f"trainer.{name}")) for name in OBJECTS
+        ]
+        self._callbacks = [
+            (callback, keep(callback.state(), copies, f"callback.{type(callback).__name__}"))
+            for callback in _with_state(trainer)
+        ]
         self._added: list[Captured] = []
         self._random = capture(RandomState)
 
@@ -115,7 +122,7 @@ OBJECTS = ("state", "control")
 """What the trainer hands to callbacks: the same objects are used again, with their former contents."""
 
 
-def _kept(thing: Any, copies: Copies) -> Any:
+def _kept(thing: Any, copies: Copies, name: str) -> Any:
     """Keep the attributes of a thing; of its log, which grows with the run, only the newest entry is copied.
 
     Nobody writes to an entry after the next one, and to copy them all would take longer with every step.
@@ -124,9 +131,9 @@ def _kept(thing: Any, copies: Copies) -> Any:
 
     log = vars(thing).get("log_history")
     if not isinstance(log, list):
-        return keep(vars(thing), copies)
-    kept = keep({**vars(thing), "log_history": []}, copies)
-    kept["log_history"] = [*log[:-1], *keep(log[-1:], copies)]
+        return keep(vars(thing), copies, name)
+    kept = keep({**vars(thing), "log_history": []}, copies, name)
+    kept["log_history"] = [*log[:-1], *keep(log[-1:], copies, f"{name}.log_history")]
     return kept
 
 
