@@ -30,6 +30,8 @@ FIELDS = {  # key: default, another value, values refused
     "good_after": (32, 8, (0, *WHOLE)),
     "min_batch_size": (1, 2, (0, *WHOLE)),
     "snapshot_memory_fraction": (0.5, 0, (1.0, *NUMBER)),
+    "shared_memory": (True, False, (1, 0, "yes", None)),
+    "shared_memory_max_fraction": (0.5, 0.25, (0, 1.0, *NUMBER)),
     "backoff_base_s": (30.0, 0, NUMBER),
     "quarantine_fraction": (0.001, 0.5, (1.5, *NUMBER)),
     "quarantine_records": (10, 0, WHOLE),

@@ -267,9 +267,14 @@ class SharedSlot:
                 self.run.take_away(temporary)
         return self._is_published
 
-    def withdraw(self) -> None:
-        """Have nobody find it any more: its memory is about to be written to, or it is not to be trusted."""
+    def withdraw(self, only: object = None) -> None:
+        """Have nobody find it any more: its memory is about to be written to, or it is not to be trusted.
+
+        With a ticket only what was, or is to be, published with that one: whoever comes late withdraws nothing newer.
+        """
         with self._lock:
+            if only is not None and self._ticket is not only:
+                return
             self._ticket = None
             if self._is_published:
                 self.run.take_away(self._name)

@@ -57,6 +57,9 @@ class Backing(Protocol):
     def withdraw(self) -> None:
         """Have nobody find what is in it: it is about to be written to."""
 
+    def discard(self) -> None:
+        """Let go of the memory."""
+
 
 class HostBlock:
     """A stretch of host memory that is kept as long as the slot it belongs to."""

@@ -79,6 +79,16 @@ class HostSlot:
         """How much host memory it takes."""
         return sum(block.capacity for block in self._blocks)
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes can find all of it."""
+        return bool(self._blocks) and all(block.file is not None for block in self._blocks)
+
+    def discard(self) -> None:
+        """Have others find nothing of it any more; what still refers to its memory may go on doing so."""
+        if self.backing is not None:
+            self.backing.discard()
+
     def begin(self) -> int:
         """Begin with the next snapshot: nobody else may find the former one from now on. Return its number."""
         self.generation += 1

@@ -229,6 +229,17 @@ class OptimizerState:
             for key, value in group.items()
         }
 
+    def values(self) -> dict[str, Any]:
+        """Return what there is besides the state's tensors, with tensors kept."""
+        names = self._copies.name_of
+        return {
+            "groups": [
+                {**entries, "params": [names(p) or "" for p in entries.get("params", ())]}
+                for _, entries in self._groups
+            ],
+            "others": {names(parameter) or "": kept for parameter, kept in self._others.items()},
+        }
+
     def restore(self) -> None:
         """Put them back; groups are the same dictionaries again."""
         self._copies.before_restore()
@@ -268,7 +279,7 @@ class ModuleContents:
         ]
         paths = {id(each): path for path, each in module.named_modules()}
         self.buffers = [
-            keep(dict(each._buffers), copies, prefix + paths.get(id(each), ""))  # noqa: SLF001
+            keep(dict(each._buffers), copies, (prefix + paths.get(id(each), "")).rstrip("."))  # noqa: SLF001
             for each in self.modules
         ]
         self._noted: Sight | None = None
@@ -348,6 +359,10 @@ class ScalerState:
         # Not its state_dict: that leaves out which optimizers were unscaled, and waits for the device.
         self._kept = keep(vars(scaler), self._copies, "scaler")
 
+    def values(self) -> Any:
+        """Return it with tensors kept."""
+        return self._kept
+
     def restore(self) -> None:
         """Put it back."""
         self._copies.before_restore()
@@ -363,6 +378,10 @@ class StateDict:
         self._thing = thing
         self._copies = Clones() if copies is None else copies
         self._kept = keep(thing.state_dict(), self._copies, type(thing).__name__)
+
+    def values(self) -> Any:
+        """Return it with tensors kept."""
+        return self._kept
 
     def restore(self) -> None:
         """Load it."""

@@ -31,6 +31,7 @@ from .first_losses import FirstLosses
 from .harm import is_unhealthy, may_have_harmed
 from .in_loop import RollbackLoop, RollBackTo
 from .memory_snapshots import Furthest, Snapshot
+from .shared_states import SharedStates
 from .state_audit import StateAudit
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Settings(Protocol):
     max_lost_steps: int
     snapshot_memory_fraction: float
     good_after: int
+    shared_memory: bool
+    shared_memory_max_fraction: float
 
 
 class StateKeeper:
@@ -72,6 +75,8 @@ class StateKeeper:
         )
         self.loop.choose_instead = self._older_than
         self.loop.before_return = self.about_to_return
+        self.shared = SharedStates(trainer, settings, self._tell)
+        self.loop.snapshots.backing = self.shared.slot
         self.states: tuple[SavedState, ...] = ()
         self.on_return: Callable[[int], None] = lambda _step: None
         """Is told the step that the run has returned to."""
@@ -153,6 +158,10 @@ class StateKeeper:
         self._took_at = step
         self._next = step + self._interval(step)
         self._judge_what_is_measured()
+        self._share()
+
+    def _share(self) -> None:
+        self.shared.update(self.states, self.loop.snapshots.get)
 
     def _interval(self, step: int) -> int:
         settings = self.settings
@@ -180,7 +189,7 @@ class StateKeeper:
                 self._stop_taking(f"a state takes {size:,} bytes of host memory, of which {free:,} are free")
                 return False
             if self.states:
-                self._slots = slots
+                self._slots = slots = self.shared.limited(slots, size, FEWEST_SLOTS)
                 self.loop.snapshots.slots = 1 + slots
         return len(self.states) <= (self._slots or 0) or self._place() is not None
 
@@ -193,6 +202,7 @@ class StateKeeper:
             f"(snapshot_memory_fraction = {self.settings.snapshot_memory_fraction:g})",
         )
         self._drop(self.states)
+        self._share()
 
     def _place(self) -> int | None:
         """Return which of the states after the first one makes room; None where each is worth more than a new one."""
@@ -280,6 +290,7 @@ class StateKeeper:
             healthy=not any(map(is_unhealthy, known)),
             needed={Tier.MEMORY: self.settings.good_after},
         )
+        self._share()
 
     def _suspect(self, incident: Incident) -> None:
         onset = incident.onset_step if incident.onset_step is not None else incident.step
@@ -381,6 +392,7 @@ class StateKeeper:
         self.audit.returned(snapshot.step, snapshot.norms() or {})
         self._next = snapshot.step + 1  # it is kept already; the next one as soon as there is something new
         self._losses.returned(None if asked.skip else self.state_of(snapshot.key))
+        self._share()
         self.on_return(snapshot.step)
 
     def _step(self) -> int:
