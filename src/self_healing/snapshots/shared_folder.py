@@ -242,6 +242,7 @@ def take_run(path: Path, name: str) -> tuple[OwnFolder, OwnFolder, Lock]:
             folder = OwnFolder(path / name, within=root, create=True)
             lock = _try_lock(folder)
         except (FolderGoneError, FileNotFoundError):
+            time.sleep(_PAUSE_S)
             continue
         except OSError as error:
             raise SharedMemoryError(f"{path / name} cannot be locked: {error.strerror}") from error

@@ -6,7 +6,7 @@ Nothing is mapped: a file that is cut off while it is read is an error here, and
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +14,7 @@ from pathlib import Path
 import xxhash
 
 from .shared_folder import STATE, FolderGoneError, OwnFolder, SharedMemoryError, root_path
-from .shared_index import LONGEST, BlockMark, StateIndex, decoded
+from .shared_index import LONGEST, BlockMark, StateIndex, TensorMark, decoded
 
 _CHUNK = 8 << 20
 _MOST_THREADS = 8
@@ -47,6 +47,11 @@ class PublishedState:
     def step(self) -> int:
         """The last step whose update it holds."""
         return self.index.step
+
+    @property
+    def tensors(self) -> Mapping[str, TensorMark]:
+        """Where each tensor lies."""
+        return self.index.tensors
 
     def read(self, name: str) -> bytearray:
         """Return the bytes of a tensor, in the order of memory.

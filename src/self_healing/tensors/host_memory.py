@@ -119,7 +119,20 @@ def _hash(memory: memoryview) -> int:
 # -- pinning ---------------------------------------------------------------------------------------------
 
 
+_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_of_parent: list[mmap.mmap] = []
+"""What a process that was forked has no part in: to give it back would free whatever lies there in the child."""
+
+
+def _keep_in_child() -> None:
+    _of_parent.extend(_maps)
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
+
+
 def _mapped(memory: mmap.mmap) -> Tensor:
+    _maps.add(memory)
     # Not for workers that are forked: a child would be given a copy of all of it. Huge pages are pinned faster.
     for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
         with contextlib.suppress(OSError):
