@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import xxhash
 
 from self_healing.snapshots.shared_index import BlockMark, StateIndex
 from self_healing.snapshots.shared_memory import SharedRun
+from self_healing.snapshots.shared_reader import PublishedState, RefusedState
 from self_healing.snapshots.verdicts import Condition, StateVerdict
 
 INTACT = StateVerdict(Condition.INTACT, "finite")
@@ -48,16 +50,47 @@ def child(*arguments: str, wait: bool = True, **environ: str):
     return subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+SHM = Path("/dev/shm")
+
+
+def root(base):
+    return base / f"self-healing-{os.geteuid()}"
+
+
+def killed(base, name="run", how="kill", step=10, *more):
+    ended = child(str(base), name, how, str(step), *map(str, more))
+    assert ended.returncode == (0 if how == "leaves" else -signal.SIGKILL), ended.stderr
+    return root(base) / name
+
+
+def steps(found):
+    return [each.step for each in found if isinstance(each, PublishedState)]
+
+
+def reasons(found):
+    return [each.because for each in found if isinstance(each, RefusedState)]
+
+
+def files(folder, kind):
+    return sorted(folder.glob(f"*.{kind}-*"))
+
+
 def main(base: str, name: str, how: str, step: str, *room: str) -> None:
-    nbytes, fraction = room or ("10000", "0.5")
+    size, fraction = room or ("10000", "0.5")
     run = SharedRun.open(name, base=Path(base), fraction=float(fraction))
+    nbytes = int(float(size))
     good, newest = run.slot(), run.slot()
     healthy = StateVerdict(Condition.GOOD, "32 healthy observations")
-    write_state(run, good, int(step), verdict=healthy, nbytes=int(nbytes))
-    block = write_state(run, newest, int(step) + 1, nbytes=int(nbytes))
+    write_state(run, good, int(step), verdict=healthy, nbytes=nbytes)
+    block = write_state(run, newest, int(step) + 1, nbytes=nbytes)
     if how == "torn":  # killed while the next state is being written
         newest.withdraw()
         block.memory[:100] = b"\xff" * 100
+    if how == "forks" and os.fork() == 0:  # as the workers of a loader, which live on for a while
+        print(os.getpid(), flush=True)
+        os.close(1)
+        time.sleep(60)
+        os._exit(0)
     if how == "waits":
         print("ready", flush=True)
         sys.stdin.readline()
