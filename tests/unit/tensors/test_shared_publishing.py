@@ -38,7 +38,7 @@ class Run:
         tell = lambda name, text: self.notes.append((name, text))  # noqa: E731
         self.shared = SharedStates(SimpleNamespace(args=args), settings, tell)
         self.model, self.optimizer = made()
-        self.snapshots, self.states = {}, {}
+        self.snapshots, self.states, self.held = {}, {}, []
 
     def take(self, step, slot=None):
         trained_step(self.model, self.optimizer)
@@ -68,6 +68,7 @@ class Run:
     def hold_worker(self):
         """Keep the other thread busy until the event that is returned is set."""
         go_on = threading.Event()
+        self.held.append(go_on)
         self.shared._do(go_on.wait)
         return go_on
 
@@ -78,6 +79,8 @@ def run(tmp_path, monkeypatch):
     monkeypatch.setenv(VARIABLE, base)
     run = Run(tmp_path)
     yield run
+    for go_on in run.held:
+        go_on.set()
     run.shared.end(for_good=True)
     assert list(Path(base).iterdir()) == []
     shutil.rmtree(base)
