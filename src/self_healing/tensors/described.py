@@ -62,10 +62,11 @@ def describe(
 ) -> Described:
     """Put a snapshot into words."""
     numbers = {block: number for number, block in enumerate(used)}
-    fixed = list(told_apart(_named(arrangement.bundles)))
-    if not arrangement.described:
+    if not arrangement.described:  # once, for there may be thousands
+        fixed = list(told_apart(_named(arrangement.bundles)))
+        arrangement.names.update((place, name) for name, place in reversed(fixed))
         arrangement.described.update((name, _entry(place, numbers)) for name, place in fixed)
-    others = list(told_apart(_named([loose]), (name for name, _ in fixed)))
+    others = list(told_apart(_named([loose]), arrangement.described))
     left = iter(hashes)
     return Described(
         blocks=[
@@ -76,7 +77,7 @@ def describe(
         fixed=arrangement.described,
         others={name: _entry(place, numbers) for name, place in others},
         left_out=[name or UNNAMED for bundle in (*arrangement.bundles, loose) for name in bundle.odd],
-        names={place: name for name, place in reversed([*fixed, *others])},
+        names={**{place: name for name, place in reversed(others)}, **arrangement.names},
     )
 
 

@@ -49,7 +49,9 @@ class Arrangement:
     staging: dict[Piece, Staging | None] = field(default_factory=dict)
     """How those on devices are copied there."""
     described: dict[str, Entry] = field(default_factory=dict)
-    """Where each tensor lies, in words, once somebody has asked."""
+    """Where each tensor lies, in words, once somebody has asked, ..."""
+    names: dict[Place, str] = field(default_factory=dict)
+    """... and what it is called."""
 
     def is_for(self, bundles: Sequence[Bundle], way: Way) -> bool:
         """Say whether it is that of these bundles, in this order."""

@@ -45,7 +45,7 @@ class Run:
         copies = HostCopies(slot or HostSlot(self.shared.slot()))
         capture([self.model, self.optimizer], copies=copies)
         copies.start()
-        kept = SimpleNamespace(copies=copies, values=lambda: {"step": step})
+        kept = SimpleNamespace(copies=copies, values=lambda: {"step": step}, random_numbers=dict)
         self.snapshots[str(step)] = Snapshot(str(step), step, None, copies.nbytes, kept)
         self.judge(step, Condition.INTACT)
         return copies.slot

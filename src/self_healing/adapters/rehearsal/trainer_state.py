@@ -88,8 +88,14 @@ class TrainerCapture:
             "counts": {name: count[1] for name, count in self._counts.items() if count is not None},
             "objects": {name: _without_log(kept) for name, _, kept in self._objects},
             "callbacks": [[type(callback).__name__, kept] for callback, kept in self._callbacks],
-            "random": _as_lists(self._random),
         }
+
+    def random_numbers(self) -> dict[str, Any]:
+        """Return where the random generators stood, as numbers and lists alone; `RandomState.from_state` takes it."""
+        random: Any = self._random
+        state: dict[str, Any] = random.state_dict()
+        devices = {name: generator.tolist() for name, generator in state["devices"].items()}
+        return {**state, "cpu": state["cpu"].tolist(), "devices": devices}
 
     def restore(self, *, with_added: bool = True) -> None:
         """Put everything back, and remove the counts that did not exist yet."""
@@ -146,12 +152,6 @@ def _kept(thing: Any, copies: Copies, name: str) -> Any:
     kept = keep({**vars(thing), "log_history": []}, copies, name)
     kept["log_history"] = [*log[:-1], *keep(log[-1:], copies, f"{name}.log_history")]
     return kept
-
-
-def _as_lists(random: Any) -> dict[str, Any]:
-    state: dict[str, Any] = random.state_dict()
-    devices = {name: generator.tolist() for name, generator in state["devices"].items()}
-    return {**state, "cpu": state["cpu"].tolist(), "devices": devices}
 
 
 def _without_log(kept: Any) -> Any:

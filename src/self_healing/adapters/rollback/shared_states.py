@@ -202,5 +202,5 @@ def _state(snapshot: Snapshot, described: Described) -> Mapping[str, object]:
         "place": None if place is None else [place.epoch.number, place.index, place.fetched],
         **snapshot.capture.values(),
     }
-    plain: Mapping[str, object] = to_plain(values, described.names)
-    return plain
+    # The generators are thousands of numbers, which need not be looked at one by one.
+    return {**to_plain(values, described.names), "random": snapshot.capture.random_numbers()}
