@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -17,3 +20,16 @@ def quiet_frameworks():
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_shared_memory():
+    """Keep what tests leave in shared memory away from what real runs have left there."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield None
+        return
+    folder = tempfile.mkdtemp(prefix="test-self-healing-", dir="/dev/shm")
+    os.environ["SELF_HEALING_SHARED_MEMORY"] = folder
+    yield Path(folder)
+    del os.environ["SELF_HEALING_SHARED_MEMORY"]
+    shutil.rmtree(folder)

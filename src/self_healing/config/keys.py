@@ -108,6 +108,10 @@ class HealingConfig(LayeredConfig):
     """Steps between two states kept in memory at most, and so about the most that are trained once more."""
     snapshot_memory_fraction: Annotated[float, Field(ge=0, le=0.95)] = 0.5
     """Share of the free host memory that kept states may take, for all processes of a machine; 0 keeps none."""
+    shared_memory: bool = True
+    """Keep states in shared memory (`/dev/shm`), where they outlive the process; else, or without room, in its own."""
+    shared_memory_max_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.5
+    """Share of what is free in shared memory that kept states may take, for all processes of a machine."""
     good_after: Count = 32
     """Healthy observations after which a kept state counts as good."""
     average_neighbours: bool = False

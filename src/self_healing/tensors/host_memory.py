@@ -1,7 +1,7 @@
 """Host memory for snapshots: plain, or pinned, so that a device writes it without the host; and what it holds, hashed.
 
 Pinned memory is registered by us rather than taken from torch's own allocator: that one rounds each request up to a
-power of two, 42 GB to 64, and never gives it back.
+power of two, 42 GB to 64, and never gives it back. Both kinds can be memory that other processes find as a file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
 
 import torch
 import xxhash
@@ -32,17 +33,52 @@ PORTABLE = 1
 """The flag with which registered memory is pinned for all devices."""
 
 
+class SharedBlock(Protocol):
+    """Memory that is a file too."""
+
+    @property
+    def name(self) -> str:
+        """What the file is called."""
+
+    @property
+    def memory(self) -> mmap.mmap:
+        """The memory."""
+
+
+class Backing(Protocol):
+    """Where a slot has its memory from, so that others find what is in it."""
+
+    def allocate(self, nbytes: int) -> SharedBlock | None:
+        """Return memory, None where there is no more."""
+
+    def give_back(self, name: str) -> None:
+        """Take memory back that cannot be used, by the name of its file."""
+
+    def withdraw(self) -> None:
+        """Have nobody find what is in it: it is about to be written to."""
+
+    def discard(self) -> None:
+        """Let go of the memory."""
+
+
 class HostBlock:
     """A stretch of host memory that is kept as long as the slot it belongs to."""
 
-    def __init__(self, nbytes: int, *, pinned: bool) -> None:
+    def __init__(self, nbytes: int, *, pinned: bool, backing: Backing | None = None) -> None:
         self.devices: set[torch.device] = set()
         """The devices that may be writing to it or reading from it."""
         self.is_for_devices = pinned
         """Whether it was meant to be pinned, which is refused now and then."""
-        memory = _registered(nbytes) if pinned else None
-        self.is_registered = memory is not None
-        self.bytes: Tensor = _from_torch(nbytes, pinned=pinned) if memory is None else memory
+        shared = backing.allocate(nbytes) if backing is not None else None
+        memory = None if shared is None else shared.memory
+        values = _registered(nbytes, memory) if pinned else None if memory is None else _mapped(memory)
+        self.is_registered = pinned and values is not None
+        if shared is not None and backing is not None and values is None:  # the device does not take it
+            backing.give_back(shared.name)
+            shared = None
+        self.file = shared.name if shared is not None else None
+        """What other processes find it by, None where they do not."""
+        self.bytes: Tensor = _from_torch(nbytes, pinned=pinned) if values is None else values
         self.is_pinned = self.is_registered or (pinned and self.bytes.is_pinned())
         if self.is_registered:
             unpin = weakref.finalize(self, _unregister, self.bytes, self.devices, os.getpid())
@@ -83,19 +119,36 @@ def _hash(memory: memoryview) -> int:
 # -- pinning ---------------------------------------------------------------------------------------------
 
 
-def _registered(nbytes: int) -> Tensor | None:
-    """Return memory that is registered with the device, None where that is refused."""
-    nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES
-    try:
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        logger.warning("%d bytes of host memory could not be had: %s", nbytes, error)
-        return None
+_maps: weakref.WeakSet[mmap.mmap] = weakref.WeakSet()
+_of_parent: list[mmap.mmap] = []
+"""What a process that was forked has no part in: to give it back would free whatever lies there in the child."""
+
+
+def _keep_in_child() -> None:
+    _of_parent.extend(_maps)
+
+
+os.register_at_fork(after_in_child=_keep_in_child)
+
+
+def _mapped(memory: mmap.mmap) -> Tensor:
+    _maps.add(memory)
     # Not for workers that are forked: a child would be given a copy of all of it. Huge pages are pinned faster.
     for advice in (mmap.MADV_DONTFORK, mmap.MADV_HUGEPAGE):
         with contextlib.suppress(OSError):
             memory.madvise(advice)
-    values = torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def _registered(nbytes: int, memory: mmap.mmap | None = None) -> Tensor | None:
+    """Return memory that is registered with the device, None where that is refused."""
+    nbytes = -(-nbytes // PAGE_BYTES) * PAGE_BYTES if memory is None else len(memory)
+    try:
+        memory = memory or mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        logger.warning("%d bytes of host memory could not be had: %s", nbytes, error)
+        return None
+    values = _mapped(memory)
     values.fill_(0)  # by all threads; the driver would touch the pages one after the other
     refused = int(torch.cuda.cudart().cudaHostRegister(values.data_ptr(), nbytes, PORTABLE))
     if refused == 0:

@@ -21,6 +21,7 @@ from torch import Tensor
 from .arrivals import Measured, arriving, hashing, measure_copy, measure_loads, read
 from .carrying import Load, Shipment, carry_at_once, staged
 from .copies import Copies, Found, TensorCopy, clone_of
+from .described import Described, describe, told_apart
 from .host_layout import Piece, Place, is_odd
 from .host_memory import HostBlock, hashes_at_once, hashes_one_by_one
 from .norms import HALF
@@ -91,6 +92,7 @@ class HostCopies(Copies):
         self._must_arrange = False
         self._generation: int | None = None
         self._shipment = Shipment()
+        self._arrangement: Arrangement | None = None
         self._used: dict[HostBlock, int] = {}
         self._norms: dict[Place, float] = {}
         self._hashes: list[int] | None = None
@@ -125,6 +127,7 @@ class HostCopies(Copies):
         bundle = self._current
         if is_odd(tensor):
             bundle.is_reusable = False
+            bundle.odd.append(name)
             clone = clone_of(tensor, "cpu")
             self.nbytes += clone.nbytes
             return clone
@@ -141,6 +144,7 @@ class HostCopies(Copies):
             place.until_update &= until_update
             place.is_measured |= is_measured
             self._must_arrange = True
+        bundle.named.append((name, place))
         if is_measured:
             bundle.measured.append((name, place))
         return HostCopy(self if bundle is self._loose else None, place)
@@ -170,8 +174,7 @@ class HostCopies(Copies):
         """Send everything on its way; returns as soon as that is arranged, for tensors of the host when it is done."""
         assert self._generation is None, "started twice"
         slot = self.slot
-        slot.generation += 1
-        self._generation = slot.generation
+        self._generation = slot.begin()
         bundles = list(self._bundles.values())
         arrangement = slot.arrangement
         if arrangement is None or self._must_arrange or not arrangement.is_for(bundles, self._way):
@@ -179,7 +182,7 @@ class HostCopies(Copies):
             will_last = all(bundle.is_reusable for bundle in bundles)
             staging = {piece: staging_of(piece) for piece in pieces} if will_last else {}
             arrangement = Arrangement(bundles, self._way, pieces, self.is_direct, staging)
-        self.is_direct = arrangement.is_direct
+        self._arrangement, self.is_direct = arrangement, arrangement.is_direct
         self._note_used(arrangement.pieces)
         loose = self._laid_out(self._loose.places, like=arrangement)
         self._note_used(loose)
@@ -295,18 +298,16 @@ class HostCopies(Copies):
         Nothing where they never arrived, because the device failed or the slot was given away at once.
         """
         self._settled.wait()
-        named: dict[str, float] = {}
-        if not self._measures:
-            return named
-        for wanted, place in (each for bundle in (*self._bundles.values(), self._loose) for each in bundle.measured):
-            if place.nbytes and place not in self._norms:
-                return {}
-            name, count = wanted, 1
-            while name in named:
-                count += 1
-                name = f"{wanted} ({count})"
-            named[name] = self._norms.get(place, 0.0)
-        return named
+        measured = [each for bundle in (*self._bundles.values(), self._loose) for each in bundle.measured]
+        if not self._measures or any(place.nbytes and place not in self._norms for _, place in measured):
+            return {}
+        return {name: self._norms.get(place, 0.0) for name, place in told_apart(measured)}
+
+    def described(self) -> Described | None:
+        """Return what lies where, with its hashes; None while they are not known, or where they never will be."""
+        if not self._settled.is_set() or self._hashes is None or self._arrangement is None or not self.is_kept():
+            return None
+        return describe(self._arrangement, self._loose, self._used, self._hashes)
 
     def is_settled(self) -> bool:
         """Say whether `norms` and `verify` answer without waiting."""

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from .copies import Contents
 from .host_layout import ALIGNED_BYTES, Filling, Piece, Place
-from .host_memory import HostBlock
+from .host_memory import Backing, HostBlock
 from .side_stream import has_room
 from .staging import Staging
 
 Way = Literal["auto", "staged", "direct"]
+Entry = list[Any]
+"""A tensor in words: its type, shape, stride, the number of its block and where it begins in that."""
 HEADROOM_BYTES = 64 << 20
 """How much more memory is taken at most than is needed: counts and prepared inputs differ in size now and then."""
 
@@ -28,6 +30,10 @@ class Bundle:
     places: list[Place] = field(default_factory=list)
     known: dict[tuple[Any, ...], Place] = field(default_factory=dict)
     measured: list[tuple[str, Place]] = field(default_factory=list)
+    named: list[tuple[str, Place]] = field(default_factory=list)
+    """Each tensor by what it is called; one that was found twice is there twice."""
+    odd: list[str] = field(default_factory=list)
+    """Tensors that cannot lie in a slot."""
     nbytes: int = 0
     is_reusable: bool = True
     """Everything of it lies in the slot, and nothing of it belongs to another one."""
@@ -43,6 +49,10 @@ class Arrangement:
     is_direct: bool
     staging: dict[Piece, Staging | None] = field(default_factory=dict)
     """How those on devices are copied there."""
+    described: dict[str, Entry] = field(default_factory=dict)
+    """Where each tensor lies, in words, once somebody has asked, ..."""
+    names: dict[Place, str] = field(default_factory=dict)
+    """... and what it is called."""
 
     def is_for(self, bundles: Sequence[Bundle], way: Way) -> bool:
         """Say whether it is that of these bundles, in this order, and still the way to go."""
@@ -61,10 +71,11 @@ class HostSlot:
     """Reusable memory for one snapshot; what it held before is lost when the next one is copied into it.
 
     It grows by another block where a snapshot does not fit, and never moves: pinning memory takes a second for some
-    gigabytes, and the first snapshot of a run has no moments yet.
+    gigabytes, and the first snapshot of a run has no moments yet. With a backing its memory is where others find it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, backing: Backing | None = None) -> None:
+        self.backing = backing
         self.generation = 0
         """How many snapshots it has held; all but the newest are gone."""
         self.gathered: dict[tuple[object, ...], Bundle] = {}
@@ -78,6 +89,23 @@ class HostSlot:
     def nbytes(self) -> int:
         """How much host memory it takes."""
         return sum(block.capacity for block in self._blocks)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes can find all of it."""
+        return bool(self._blocks) and all(block.file is not None for block in self._blocks)
+
+    def discard(self) -> None:
+        """Have others find nothing of it any more; what still refers to its memory may go on doing so."""
+        if self.backing is not None:
+            self.backing.discard()
+
+    def begin(self) -> int:
+        """Begin with the next snapshot: nobody else may find the former one from now on. Return its number."""
+        self.generation += 1
+        if self.backing is not None:
+            self.backing.withdraw()
+        return self.generation
 
     def reserve(self, nbytes: int, *, pinned: bool) -> None:
         """Take memory in advance, so that the first snapshot does not have to wait for it."""
@@ -108,6 +136,6 @@ class HostSlot:
         return self._numbers[:count]
 
     def _grow(self, nbytes: int, *, pinned: bool) -> HostBlock:
-        block = HostBlock(nbytes + min(nbytes // 8, HEADROOM_BYTES), pinned=pinned)
+        block = HostBlock(nbytes + min(nbytes // 8, HEADROOM_BYTES), pinned=pinned, backing=self.backing)
         self._blocks.append(block)
         return block

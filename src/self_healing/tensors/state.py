@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -102,44 +102,55 @@ class KeptTensor:
 
 
 def keep(value: Any, copies: Copies | None = None, name: str = "", **how: bool) -> Any:
-    """Return containers copied all the way down with their tensors kept; other objects are kept by reference."""
+    """Return containers copied all the way down with their tensors kept; other objects are kept by reference.
+
+    A tensor is called after where it was found: `name.key.0`.
+    """
     if type(value) in PLAIN:
         return value
     copies = Clones() if copies is None else copies
     if isinstance(value, Tensor):
         return KeptTensor.of(value, copies, name, **how)
-    return _rebuilt(value, lambda inner: keep(inner, copies, name, **how))
+    return _rebuilt(value, lambda inner, key: keep(inner, copies, _name_within(name, key), **how))
+
+
+def _name_within(name: str, key: object) -> str:
+    # Other keys may be tensors, whose text is their values, which would have to come from a device first.
+    label = str(key) if isinstance(key, str | int | torch.device) else type(key).__name__
+    return f"{name}.{label}" if name else label
 
 
 def give_back(kept: Any) -> Any:
     """Return what `keep` was given: new containers of the same kinds, the same tensors with their former values."""
     if type(kept) in PLAIN:
         return kept
-    return kept.back() if isinstance(kept, KeptTensor) else _rebuilt(kept, give_back)
+    return kept.back() if isinstance(kept, KeptTensor) else _rebuilt(kept, lambda inner, _key: give_back(inner))
 
 
 def _again(kept: Any, copies: Copies) -> Any:
-    return kept.again(copies) if isinstance(kept, KeptTensor) else _rebuilt(kept, lambda inner: _again(inner, copies))
+    if isinstance(kept, KeptTensor):
+        return kept.again(copies)
+    return _rebuilt(kept, lambda inner, _key: _again(inner, copies))
 
 
-def _rebuilt(value: Any, of: Any) -> Any:
+def _rebuilt(value: Any, of: Callable[[Any, object], Any]) -> Any:
     if isinstance(value, dict):
         empty = copy.copy(value)  # keeps the kind: a defaultdict its factory
         empty.clear()
-        empty.update((key, of(inner)) for key, inner in value.items())
+        empty.update((key, inner if type(inner) in PLAIN else of(inner, key)) for key, inner in value.items())
         return empty
     if isinstance(value, UserDict):  # what tokenizers return
         other = copy.copy(value)
-        other.data = of(value.data)
+        other.data = of(value.data, "data")
         return other
-    if isinstance(value, list):
-        filled = copy.copy(value)
-        filled[:] = [of(inner) for inner in value]
-        return filled
-    if isinstance(value, deque):
-        return deque((of(inner) for inner in value), value.maxlen)
-    if isinstance(value, tuple):
-        inner = [of(each) for each in value]
+    if isinstance(value, list | deque | tuple):
+        inner = [each if type(each) in PLAIN else of(each, place) for place, each in enumerate(value)]
+        if isinstance(value, deque):
+            return deque(inner, value.maxlen)
+        if isinstance(value, list):
+            filled = copy.copy(value)
+            filled[:] = inner
+            return filled
         return type(value)(*inner) if hasattr(value, "_fields") else tuple(inner)
     if isinstance(value, set):
         return set(value)
@@ -205,12 +216,29 @@ class OptimizerState:
         self._contents = contents = copies.gathered(
             ("optimizer", id(optimizer), *map(id, copies.names)), lambda: OptimizerContents(optimizer, copies)
         )
-        self._others = keep(contents.others(), copies, until_update=True)
-        self._groups = [(group, self._kept_group(group)) for group in optimizer.param_groups]
+        self._others = {
+            parameter: keep(others, copies, f"optimizer/{name}", until_update=True)
+            for parameter, name, others in contents.others()
+        }
+        self._groups = [(group, self._kept_group(number, group)) for number, group in enumerate(optimizer.param_groups)]
 
-    def _kept_group(self, group: Mapping[str, Any]) -> dict[str, Any]:
+    def _kept_group(self, number: int, group: Mapping[str, Any]) -> dict[str, Any]:
         # The parameters are only named here: their values are the module's.
-        return {key: list(value) if key == "params" else keep(value, self._copies) for key, value in group.items()}
+        return {
+            key: list(value) if key == "params" else keep(value, self._copies, f"optimizer.groups.{number}.{key}")
+            for key, value in group.items()
+        }
+
+    def values(self) -> dict[str, Any]:
+        """Return what there is besides the state's tensors, with tensors kept."""
+        names = self._copies.name_of
+        return {
+            "groups": [
+                {**entries, "params": [names(p) or "" for p in entries.get("params", ())]}
+                for _, entries in self._groups
+            ],
+            "others": {names(parameter) or "": kept for parameter, kept in self._others.items()},
+        }
 
     def restore(self) -> None:
         """Put them back; groups are the same dictionaries again."""
@@ -246,8 +274,14 @@ class ModuleContents:
             for name, p in named
             if p.requires_grad or not only_trainable
         ]
-        self.gradients = [None if p.grad is None else KeptTensor.of(p.grad, copies) for p in self.parameters]
-        self.buffers = [keep(dict(each._buffers), copies) for each in self.modules]  # noqa: SLF001
+        self.gradients = [
+            None if p.grad is None else KeptTensor.of(p.grad, copies, f"gradient/{prefix}{name}") for name, p in named
+        ]
+        paths = {id(each): path for path, each in module.named_modules()}
+        self.buffers = [
+            keep(dict(each._buffers), copies, (prefix + paths.get(id(each), "")).rstrip("."))  # noqa: SLF001
+            for each in self.modules
+        ]
         self._noted: Sight | None = None
 
     def note(self) -> None:
@@ -271,7 +305,7 @@ class OptimizerContents:
         self._optimizer = optimizer
         self._names = list(copies.names)  # the key under which this is found names them by their numbers
         self._are_kept: list[bool] = []
-        self._others: list[tuple[Tensor, list[str] | None]] = []
+        self._others: list[tuple[Tensor, str, list[str] | None]] = []
         self.kept = [
             (parameter, self._kept(parameter, state, copies, copies.name_of(parameter) or f"parameter {index}"))
             for index, (parameter, state) in enumerate(optimizer.state.items())
@@ -284,7 +318,7 @@ class OptimizerContents:
         are_kept = [isinstance(value, Tensor) for value in state.values()] if is_dict else [False]
         if not all(are_kept):
             keys = [key for key, is_kept in zip(state, are_kept, strict=True) if not is_kept] if is_dict else None
-            self._others.append((parameter, keys))
+            self._others.append((parameter, name, keys))
         if not is_dict:
             return None
         self._are_kept += are_kept
@@ -296,13 +330,13 @@ class OptimizerContents:
             )
         return kept
 
-    def others(self) -> dict[Tensor, Any]:
-        """Return what parameters have besides tensors at this moment: it is captured each time."""
+    def others(self) -> list[tuple[Tensor, str, Any]]:
+        """Return what parameters have besides tensors at this moment, by name: it is captured each time."""
         state: Any = self._optimizer.state
-        return {
-            parameter: state[parameter] if keys is None else {key: state[parameter][key] for key in keys}
-            for parameter, keys in self._others
-        }
+        return [
+            (parameter, name, state[parameter] if keys is None else {key: state[parameter][key] for key in keys})
+            for parameter, name, keys in self._others
+        ]
 
     def note(self) -> None:
         """Note what is there."""
@@ -323,7 +357,11 @@ class ScalerState:
         self._scaler = scaler
         self._copies = Clones() if copies is None else copies
         # Not its state_dict: that leaves out which optimizers were unscaled, and waits for the device.
-        self._kept = keep(vars(scaler), self._copies)
+        self._kept = keep(vars(scaler), self._copies, "scaler")
+
+    def values(self) -> Any:
+        """Return it with tensors kept."""
+        return self._kept
 
     def restore(self) -> None:
         """Put it back."""
@@ -339,7 +377,11 @@ class StateDict:
     def __init__(self, thing: Any, *, copies: Copies | None = None) -> None:
         self._thing = thing
         self._copies = Clones() if copies is None else copies
-        self._kept = keep(thing.state_dict(), self._copies)
+        self._kept = keep(thing.state_dict(), self._copies, type(thing).__name__)
+
+    def values(self) -> Any:
+        """Return it with tensors kept."""
+        return self._kept
 
     def restore(self) -> None:
         """Load it."""

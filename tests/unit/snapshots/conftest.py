@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +64,13 @@ def flip_bit():
         path.write_bytes(bytes(content))
 
     return flip
+
+
+@pytest.fixture
+def base():
+    """A folder of the real shared memory, in the place of /dev/shm itself."""
+    if not os.access("/dev/shm", os.W_OK):
+        pytest.skip("there is no shared memory here")
+    folder = Path(tempfile.mkdtemp(prefix="test-self-healing-", dir="/dev/shm"))
+    yield folder
+    shutil.rmtree(folder)

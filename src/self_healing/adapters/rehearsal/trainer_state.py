@@ -48,16 +48,23 @@ class TrainerCapture:
         """Everything that was copied: its size, its norms, whether it is there and whether it is whole."""
         self._parts: list[Captured] = [ModuleState(trainer.model, copies=copies, only_trainable=only_trainable)]
         scaler = getattr(trainer.accelerator, "scaler", None)
-        for thing in (trainer.optimizer, trainer.lr_scheduler, scaler):
-            if thing is not None:
-                self._parts.append(capture(thing, copies=copies))
+        things = {"optimizer": trainer.optimizer, "lr_scheduler": trainer.lr_scheduler, "scaler": scaler}
+        self._names = [name for name, thing in things.items() if thing is not None]
+        self._parts += [capture(thing, copies=copies) for thing in things.values() if thing is not None]
         self._references = {name: getattr(trainer, name) for name in ("model", "optimizer", "lr_scheduler")}
         self._counts = {
-            name: (vars(trainer)[name], keep(vars(trainer)[name], copies)) if name in vars(trainer) else None
+            name: (vars(trainer)[name], keep(vars(trainer)[name], copies, f"trainer.{name}"))
+            if name in vars(trainer)
+            else None
             for name in (*COUNTS, *TRL_COUNTS)
         }
-        self._objects = [(name, getattr(trainer, name), _kept(getattr(trainer, name), copies)) for name in OBJECTS]
-        self._callbacks = [(callback, keep(callback.state(), copies)) for callback in _with_state(trainer)]
+        self._objects = [
+            (name, getattr(trainer, name), _kept(getattr(trainer, name), copies, f"trainer.{name}")) for name in OBJECTS
+        ]
+        self._callbacks = [
+            (callback, keep(callback.state(), copies, f"callback.{type(callback).__name__}"))
+            for callback in _with_state(trainer)
+        ]
         self._added: list[Captured] = []
         self._random = capture(RandomState)
 
@@ -72,6 +79,23 @@ class TrainerCapture:
     def nbytes(self) -> int:
         """Return how much memory all copies of tensors take: weights, optimizer state, buffers, gradients, counts."""
         return self.copies.nbytes
+
+    def values(self) -> dict[str, Any]:
+        """Return what there is besides weights and moments by name, with tensors kept; the log, which grows, is left out."""
+        parts = [part.values() for part in self._parts if hasattr(part, "values")]
+        return {
+            "parts": dict(zip(self._names, parts, strict=True)),
+            "counts": {name: count[1] for name, count in self._counts.items() if count is not None},
+            "objects": {name: _without_log(kept) for name, _, kept in self._objects},
+            "callbacks": [[type(callback).__name__, kept] for callback, kept in self._callbacks],
+        }
+
+    def random_numbers(self) -> dict[str, Any]:
+        """Return where the random generators stood, as numbers and lists alone; `RandomState.from_state` takes it."""
+        random: Any = self._random
+        state: dict[str, Any] = random.state_dict()
+        devices = {name: generator.tolist() for name, generator in state["devices"].items()}
+        return {**state, "cpu": state["cpu"].tolist(), "devices": devices}
 
     def restore(self, *, with_added: bool = True) -> None:
         """Put everything back, and remove the counts that did not exist yet."""
@@ -115,7 +139,7 @@ OBJECTS = ("state", "control")
 """What the trainer hands to callbacks: the same objects are used again, with their former contents."""
 
 
-def _kept(thing: Any, copies: Copies) -> Any:
+def _kept(thing: Any, copies: Copies, name: str) -> Any:
     """Keep the attributes of a thing; of its log, which grows with the run, only the newest entry is copied.
 
     Nobody writes to an entry after the next one, and to copy them all would take longer with every step.
@@ -124,10 +148,14 @@ def _kept(thing: Any, copies: Copies) -> Any:
 
     log = vars(thing).get("log_history")
     if not isinstance(log, list):
-        return keep(vars(thing), copies)
-    kept = keep({**vars(thing), "log_history": []}, copies)
-    kept["log_history"] = [*log[:-1], *keep(log[-1:], copies)]
+        return keep(vars(thing), copies, name)
+    kept = keep({**vars(thing), "log_history": []}, copies, name)
+    kept["log_history"] = [*log[:-1], *keep(log[-1:], copies, f"{name}.log_history")]
     return kept
+
+
+def _without_log(kept: Any) -> Any:
+    return {name: value for name, value in kept.items() if name != "log_history"}
 
 
 def _same_container(container: Any, contents: Any) -> Any:

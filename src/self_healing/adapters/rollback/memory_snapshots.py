@@ -12,7 +12,8 @@ from .guard_state import GuardState
 
 if TYPE_CHECKING:
     from ...tensors.copies import Copies
-    from ...tensors.host_slot import HostSlot
+    from ...tensors.host_memory import Backing
+    from ...tensors.host_slot import HostCopies, HostSlot
     from ...tensors.state import Captured
     from ..rehearsal.trainer_state import TrainerCapture
     from ..trainer.trainer_guard import TrainerGuard
@@ -35,6 +36,17 @@ class Snapshot:
     """The data since then are no longer kept: it can be returned to only by entering `train()` anew."""
     at_s: float = field(default_factory=time.perf_counter)
     """When the run was last in this state."""
+
+    @property
+    def copies(self) -> HostCopies:
+        """What was copied to host memory."""
+        copies: Any = self.capture.copies
+        return copies  # type: ignore[no-any-return]
+
+    @property
+    def slot(self) -> HostSlot:
+        """Where it lies."""
+        return self.copies.slot
 
     def norms(self) -> dict[str, float] | None:
         """Return the norms of what it holds by name; None while they are on their way from a device."""
@@ -71,6 +83,7 @@ class MemorySnapshots:
         guard: TrainerGuard | None = None,
         only_trainable: bool | None = None,
         make_room: Callable[[Sequence[Snapshot]], Snapshot] = oldest,
+        backing: Callable[[], Backing | None] = lambda: None,
     ) -> None:
         if slots < 1:
             raise ValueError(f"slots = {slots}: at least one state must be kept to return to it")
@@ -80,6 +93,8 @@ class MemorySnapshots:
         self._only_trainable = only_trainable
         """None leaves out what does not train wherever something does not, as with LoRA."""
         self._make_room = make_room
+        self.backing = backing
+        """Where the memory for one state after the other comes from; None is that of this process alone."""
         self._kept: list[Snapshot] = []
         self.furthest: Furthest | None = None
         """A sound state of steps that were undone since, for a run that ends before it has come as far again."""
@@ -189,6 +204,8 @@ class MemorySnapshots:
         """Let go of all of them."""
         self._kept.clear()
         self.furthest = None
+        for each in self._memory:
+            each.discard()
         self._memory.clear()
 
     def _free_memory(self) -> HostSlot:
@@ -199,7 +216,7 @@ class MemorySnapshots:
         used = [each.copies for each in (captures if self.furthest is None else [*captures, self.furthest.capture])]
         free = next((each for each in self._memory if not any(copies.is_in(each) for copies in used)), None)
         if free is None:
-            free = HostSlot()
+            free = HostSlot(self.backing())
             self._memory.append(free)
         return free
 

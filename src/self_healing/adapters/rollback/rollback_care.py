@@ -13,6 +13,7 @@ from ..trainer.wrapping import Wrapping
 from .abilities import RollbackAbilities
 from .in_loop import RollbackLoop, RollBackTo
 from .restart import MemoryRestart
+from .shared_states import ENDED_FOR_GOOD
 from .state_keeper import StateKeeper
 
 if TYPE_CHECKING:
@@ -61,9 +62,15 @@ class RollbackCare:
         keeper.loop.on_error = lambda error: self._answer(error, raised)
         keeper.loop.attach(self._wrapping)
 
+    def ended(self, exit_reason: str) -> None:
+        """Leave the newest states to the next attempt where there may be one."""
+        if self.keeper is not None:
+            self.keeper.shared.end(for_good=exit_reason in ENDED_FOR_GOOD)
+
     def detach(self) -> None:
         """Put the trainer's methods back and let go of all states."""
         if self.keeper is not None:
+            self.keeper.shared.end(for_good=False)  # nobody said how it ended
             self.keeper.loop.end()
         self._wrapping.restore()
 

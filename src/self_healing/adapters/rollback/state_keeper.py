@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,9 +29,11 @@ from ...snapshots.verdicts import (
 )
 from .best_checkpoint import keeping_all_checkpoints
 from .first_losses import FirstLosses
+from .furthest import furthest_sound
 from .harm import is_unhealthy, may_have_harmed
 from .in_loop import RollbackLoop, RollBackTo
-from .memory_snapshots import Furthest, Snapshot
+from .memory_snapshots import Snapshot
+from .shared_states import SharedStates
 from .state_audit import StateAudit
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class Settings(Protocol):
     max_lost_steps: int
     snapshot_memory_fraction: float
     good_after: int
+    shared_memory: bool
+    shared_memory_max_fraction: float
 
 
 class StateKeeper:
@@ -72,6 +75,8 @@ class StateKeeper:
         )
         self.loop.choose_instead = self._older_than
         self.loop.before_return = self.about_to_return
+        self.shared = SharedStates(trainer, settings, self._tell)
+        self.loop.snapshots.backing = self.shared.slot
         self.states: tuple[SavedState, ...] = ()
         self.on_return: Callable[[int], None] = lambda _step: None
         """Is told the step that the run has returned to."""
@@ -155,6 +160,10 @@ class StateKeeper:
         self._took_at = step
         self._next = step + self._interval(step)
         self._judge_what_is_measured()
+        self._share()
+
+    def _share(self) -> None:
+        self.shared.update(self.states, self.loop.snapshots.get)
 
     def _interval(self, step: int) -> int:
         settings = self.settings
@@ -182,7 +191,7 @@ class StateKeeper:
                 self._stop_taking(f"a state takes {size:,} bytes of host memory, of which {free:,} are free")
                 return False
             if self.states:
-                self._slots = slots
+                self._slots = slots = self.shared.limited(slots, size, FEWEST_SLOTS)
                 self.loop.snapshots.slots = 1 + slots
         return len(self.states) <= (self._slots or 0) or self._place() is not None
 
@@ -195,6 +204,7 @@ class StateKeeper:
             f"(snapshot_memory_fraction = {self.settings.snapshot_memory_fraction:g})",
         )
         self._drop(self.states)
+        self._share()
 
     def _place(self) -> int | None:
         """Return which of the states after the first one makes room; None where each is worth more than a new one."""
@@ -287,6 +297,7 @@ class StateKeeper:
             healthy=not any(map(is_unhealthy, known)),
             needed={Tier.MEMORY: self.settings.good_after},
         )
+        self._share()
 
     def _suspect(self, incident: Incident) -> None:
         onset = incident.onset_step if incident.onset_step is not None else incident.step
@@ -322,20 +333,10 @@ class StateKeeper:
 
     def about_to_return(self) -> None:
         """Keep the furthest sound state, in case the run ends before it has come as far again."""
-        snapshots, step = self.loop.snapshots, self._step()
-        known = [snapshots.furthest] if snapshots.furthest is not None else []
-        for state in self.states:
-            snapshot = snapshots.get(state.key)
-            if snapshot is not None and state.verdict.survives_a_crash:
-                known.append(Furthest(snapshot.step, snapshot.updates, snapshot.capture))
-        furthest = max(known, key=lambda each: each.updates, default=None)
         is_sound = self._open is None and not self._is_unexplained
-        if is_sound and (furthest is None or self.updates > furthest.updates):
-            # What was wrong was held back, so that the weights are those of the last update.
-            present = snapshots.present()
-            if all(math.isfinite(norm) for norm in present.copies.norms().values()):
-                furthest = Furthest(step, self.updates, present)
-        snapshots.furthest = furthest
+        self.loop.snapshots.furthest = furthest_sound(
+            self.loop.snapshots, self.states, step=self._step(), updates=self.updates, is_sound=is_sound
+        )
 
     def choose(self, *, before_step: int | None, depth: int, min_steps: int | None) -> SavedState | None:
         """Return the state to go back to, None where memory holds none that will do."""
@@ -384,6 +385,7 @@ class StateKeeper:
         self._next = snapshot.step + 1  # it is kept already; the next one as soon as there is something new
         repeats = not (asked.skip or asked.brings_other_data)
         self._losses.returned(self.state_of(snapshot.key) if repeats else None, onset=asked.onset)
+        self._share()
         self.on_return(snapshot.step)
 
     def _step(self) -> int:

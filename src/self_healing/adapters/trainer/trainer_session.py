@@ -338,6 +338,7 @@ class TrainerSession:
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""
         self._trackers.tell_losses()
+        self.rollback.ended(exit_reason)
         self.desk.ended(exit_reason, error, {**self.log_figures.figures(), **self.memory.figures()})
 
     def saved(self) -> None:

@@ -1,0 +1,27 @@
+"""The furthest state of a run that was sound: a run that is given up keeps it, not the one it last returned to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ...snapshots.verdicts import SavedState
+from .memory_snapshots import Furthest, MemorySnapshots
+
+
+def furthest_sound(
+    snapshots: MemorySnapshots, states: Iterable[SavedState], *, step: int, updates: int, is_sound: bool
+) -> Furthest | None:
+    """Return the furthest sound state there is: one that is kept, else that of this moment where that is sound."""
+    known = [snapshots.furthest] if snapshots.furthest is not None else []
+    for state in states:
+        snapshot = snapshots.get(state.key)
+        if snapshot is not None and state.verdict.survives_a_crash:
+            known.append(Furthest(snapshot.step, snapshot.updates, snapshot.capture))
+    furthest = max(known, key=lambda each: each.updates, default=None)
+    if is_sound and (furthest is None or updates > furthest.updates):
+        # What was wrong was held back, so that the weights are those of the last update.
+        present = snapshots.present()
+        if all(math.isfinite(norm) for norm in present.copies.norms().values()):
+            furthest = Furthest(step, updates, present)
+    return furthest
