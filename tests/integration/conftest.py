@@ -22,9 +22,9 @@ def quiet_frameworks():
     transformers.logging.set_verbosity_error()
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def own_shared_memory():
-    """Keep what tests leave in shared memory away from what real runs have left there."""
+    """Keep what tests leave in shared memory away from what real runs, and tests of other things, have left there."""
     if not os.access("/dev/shm", os.W_OK):
         yield None
         return

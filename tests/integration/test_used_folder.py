@@ -8,6 +8,7 @@ import shutil
 import pytest
 
 from self_healing import SelfHealingCallback, SelfHealingTrainer
+from self_healing.core.errors import LedgerError
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.readers import open_recording
@@ -99,12 +100,11 @@ def test_a_callback_starts_afresh_too_and_goes_on_where_it_resumes(used):
 
 
 def test_a_training_that_could_not_begin_leaves_the_folder_to_the_next_one(tmp_path):
-    lists = tmp_path / "healing" / "quarantine.jsonl"
-    lists.parent.mkdir()
-    lists.write_text("[" * 100_000)  # deeper than Python reads
-    with pytest.raises(RecursionError):
+    ledger = tmp_path / "healing" / "ledger.jsonl"
+    ledger.mkdir(parents=True)  # where a file is expected
+    with pytest.raises(LedgerError, match="ledger"):
         SelfHealingTrainer(tiny_trainer(tmp_path, max_steps=2)).train()
-    lists.unlink()
+    ledger.rmdir()
     SelfHealingTrainer(tiny_trainer(tmp_path, max_steps=2)).train()
     assert [a["attempt"] for a in read_postmortem(tmp_path / "postmortem.json").attempts] == [1]
 

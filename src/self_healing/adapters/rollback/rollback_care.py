@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from ...snapshots.verdicts import StateVerdict
     from ..trainer.make_up import AppliedStep
     from ..trainer.run_desk import RunDesk
-    from ..trainer.trainer_guard import StepReading, TrainerGuard
+    from ..trainer.step_reading import StepReading
+    from ..trainer.trainer_guard import TrainerGuard
     from .checkpoint_care import CheckpointCare
 
 
@@ -131,7 +132,7 @@ class RollbackCare:
         """Take note of an update, and see whether the first one after a return is what it was the first time."""
         if self._abilities is not None and self.keeper is not None:
             if reading.is_applied:
-                self.keeper.applied(reading.step, self._rate(reading.rate), reading.norm * reading.coefficient)
+                self.keeper.applied(reading.step, reading.largest_rate, reading.norm * reading.coefficient)
             else:
                 self.keeper.audit.held_back(reading.step)
             rejected = self.keeper.first_loss(reading.step, reading.loss)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from types import NoneType
 from typing import TYPE_CHECKING, Any
@@ -31,32 +30,13 @@ from .learning_rate import LearningRateScale
 from .loss_sum import LossSum
 from .make_up import MakeUp
 from .step_buffers import StepBuffers
+from .step_reading import StepReading
 from .trl_counters import Counters
 from .window import MicroBatch, Window
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ..memory.micro_batch_retry import MicroBatchRetry
-
-
-@dataclass(frozen=True, slots=True)
-class StepReading:
-    """What the device said of one optimizer step."""
-
-    step: int
-    """Global step after the update."""
-    loss: float
-    is_sound: bool
-    """Loss and gradients were finite."""
-    is_applied: bool
-    """The update was applied at once; False where it was skipped or held back behind a skipped one."""
-    norm: float
-    coefficient: float
-    z: float
-    is_outlier: bool
-    rate: float
-    is_routine_overflow: bool
-    """A GradScaler has skipped the step, and its scale is not yet so small that the gradients are to blame."""
 
 
 class TrainerGuard:
@@ -90,6 +70,8 @@ class TrainerGuard:
         """True once the trainer was seen to prepare its inputs inside `training_step`."""
         self._way = "host"
         self.rate = 0.0
+        self._rates: dict[int, tuple[float, float]] = {}
+        """Of steps that are not read yet: the rate of the first group and the largest one."""
         """Learning rate of the newest update, cuts included."""
         self._step_wrapping = Wrapping()
 
@@ -264,12 +246,14 @@ class TrainerGuard:
         optimizer = self.trainer.optimizer
         groups = optimizer.param_groups
         window.rates = [float(group["lr"]) for group in groups]
+        rates = [rate * self.rate_scale.value for rate in window.rates] or [0.0]
         with self.rate_scale.applied(groups):
             result = SkippingOptimizer(optimizer).step_unless(self.gate.skip, step) if self._may_skip() else step()
         if self.acts:
             self.kept.append(window)
         self.ring.push(window.step + 1, self.gate.telemetry())
-        self.rate = window.rates[0] * self.rate_scale.value if window.rates else 0.0
+        self.rate = rates[0]
+        self._rates[window.step + 1] = rates[0], max(rates)
         return result
 
     def _may_skip(self) -> bool:
@@ -343,10 +327,11 @@ class TrainerGuard:
             rows = self.ring.ready()
         for step, values in rows:
             row = dict(zip(READING, values, strict=True))
+            rate, largest_rate = self._rates.pop(step, (self.rate, self.rate))
             reading = StepReading(
                 step=step, loss=row["loss"], is_sound=row["is_sound"] > 0.5, is_applied=row["is_applied"] > 0.5,
                 norm=row["norm"], coefficient=row["coefficient"], z=row["z"], is_outlier=row["is_outlier"] > 0.5,
-                rate=self.rate, is_routine_overflow=self._is_routine_overflow(row),
+                rate=rate, largest_rate=largest_rate, is_routine_overflow=self._is_routine_overflow(row),
             )  # fmt: skip
             if self.acts and reading.is_applied and self.kept:
                 self.making_up.spare = self.kept.popleft()

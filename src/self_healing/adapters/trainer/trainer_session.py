@@ -36,7 +36,7 @@ from .wrapping import Wrapping
 if TYPE_CHECKING:
     from ...config import HealingConfig
     from ...tensors.gate import GradientGate
-    from .trainer_guard import StepReading
+    from .step_reading import StepReading
 
 logger = logging.getLogger("self_healing.trainer")
 
