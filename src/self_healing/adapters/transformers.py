@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import UnrecoverableError, give_up
+from ..core.errors import DeviceLost, UnrecoverableError, give_up
 from ..core.failure import Mode
 from ..snapshots.resume import Chosen, resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
+from .trainer.device_errors import is_device_lost
 from .trainer.exceptions import came_from_a_callback, is_pruning
+from .trainer.leaving import lose_device
 from .trainer.trainer_session import LeaveLoopError, TrainerSession
 from .trainer.wrapping import Wrapping
 
@@ -127,7 +129,7 @@ def train_guarded(
         session.ended("completed" if session.interrupted_by is None else session.interrupted_by.name.lower(), None)
         return _with_figures(output, session)
     except BaseException as error:
-        session.ended(_reason(error), error)
+        session.ended(_reason(error), error.__cause__ if isinstance(error, DeviceLost) else error)
         raise
     finally:
         session.close()
@@ -162,6 +164,8 @@ def _answer(session: TrainerSession, error: Exception) -> None:
     """Have an exception that has left the loop looked at; it is raised again unless training can be entered anew."""
     if is_pruning(error):
         raise error
+    if session.mode is Mode.HEAL and is_device_lost(error):  # whoever has met it first, be it a callback
+        lose_device(session, error)
     if came_from_a_callback(error):  # a decision of its owner, or a fault that no training of ours can mend
         if session.mode is Mode.HEAL:
             session.note("emergency", session.emergency_checkpoint())
@@ -193,6 +197,8 @@ def _resuming_from(
 def _reason(error: BaseException) -> str:
     if isinstance(error, UnrecoverableError):
         return "unrecoverable"
+    if isinstance(error, DeviceLost):
+        return "device_lost"
     if is_pruning(error):
         return "pruned"
     return "sigint" if isinstance(error, KeyboardInterrupt) else "exception"

@@ -41,6 +41,16 @@ class UnrecoverableError(SelfHealingError):
     """Training was given up where no original exception exists to re-raise."""
 
 
+class DeviceLost(SelfHealingError, SystemExit):
+    """This process can never use its device again; another one can. An uncaught one ends the process with code 77."""
+
+    exit_code = 77
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = self.exit_code
+
+
 def give_up(reason: str, original: BaseException | None) -> NoReturn:
     """End the run: re-raise the exception that started the trouble, with a note, or say that there was none."""
     if original is None:

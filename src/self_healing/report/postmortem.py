@@ -41,6 +41,8 @@ class ExitReason(StrEnum):
     SIGINT = "sigint"
     PRUNED = "pruned"
     """A hyperparameter search has seen enough of this trial: a decision, no failure."""
+    DEVICE_LOST = "device_lost"
+    """The context of the device is broken for this process; the next one can go on."""
     UNRECOVERABLE = "unrecoverable"
     """Training was given up."""
     KILLED = "killed"

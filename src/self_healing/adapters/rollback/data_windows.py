@@ -64,6 +64,8 @@ class EpochData:
     """The loader has raised: its iterator is over and cannot say where it stood, so that nothing follows what is kept."""
     left_out_next: int = 0
     """Batches that are left out when the loader is next asked."""
+    random_before: RandomState | None = None
+    """Where the generators stood before the epoch was entered: a resume at its beginning puts them there."""
 
     @property
     def number(self) -> int:

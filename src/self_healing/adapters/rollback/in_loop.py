@@ -165,12 +165,16 @@ class RollbackLoop:
     # -- epochs --------------------------------------------------------------------------------------
 
     def _begin_epoch(self, call: dict[str, Any]) -> EpochData:
+        from ...tensors.random_state import RandomState
+
         is_first = call["epoch"] == call["epochs_trained"]
         if is_first:  # `train()` was entered: other data, and perhaps another optimizer
             self.end()
         is_resumed = is_first and call["resume_from_checkpoint"] is not None and not self.trainer.args.ignore_data_skip
         before = call["steps_trained_in_current_epoch"] // self._accumulation() if is_resumed else 0
-        return self.data.begin_epoch(call, first_step=self._step(), steps_before=before)
+        epoch = self.data.begin_epoch(call, first_step=self._step(), steps_before=before)
+        epoch.random_before = RandomState.capture()
+        return epoch
 
     def _run_epochs(self, original: Callable[..., Any], first: EpochData) -> None:
         """Run an epoch; after a return to an earlier one, that one from there on and all up to the newest."""
@@ -203,9 +207,12 @@ class RollbackLoop:
 
     def _begin_again(self, epoch: EpochData) -> None:
         """Begin an epoch that follows one that was run again, as the loop does for each of them."""
+        from ...tensors.random_state import RandomState
+
         trainer = self.trainer
         trainer.control = trainer.callback_handler.on_epoch_begin(trainer.args, trainer.state, trainer.control)
         epoch.first_step = self._step()
+        epoch.random_before = RandomState.capture()
         if epoch.was_begun:
             epoch.rewind(0, silent_until=0)
 

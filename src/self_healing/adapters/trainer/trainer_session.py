@@ -19,10 +19,12 @@ from ..memory.memory_care import MemoryCare
 from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
+from .device_errors import is_device_lost
 from .engines import Surroundings
 from .examination import Examiner
 from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
-from .interrupts import WARNINGS, Interrupts, signals_left_to_us
+from .interrupts import Interrupts, signals_left_to_us
+from .leaving import answer_interrupt, emergency_checkpoint
 from .log_figures import LogFigures
 from .make_up import AppliedStep
 from .reflexes import Reflex
@@ -95,6 +97,7 @@ class TrainerSession:
         self._attached = False
         self._saved_steps: set[int] = set()
         """Checkpoints of this training; others in the same folder may be another run's."""
+        self._began_at = 0
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     # -- life ----------------------------------------------------------------------------------------
@@ -146,6 +149,7 @@ class TrainerSession:
 
     def begin_training(self) -> None:
         """Note how steps can be skipped and what is known of the run."""
+        self._began_at = self._step()
         way = self.guard.attach_optimizer()
         self.log_figures.begin()
         self.rollback.begin()
@@ -215,7 +219,7 @@ class TrainerSession:
             self.rollback.made_up(applied, self.guard.rate)
         if must_know or unsound:
             self.desk.settle()
-        self._answer_interrupt()
+        answer_interrupt(self)
 
     def _report(self, step: int, loss: float, norm: float | None, rate: float) -> None:
         values = {"loss": loss, "learning_rate": rate, "step_time_s": self._step_time_s}
@@ -286,45 +290,17 @@ class TrainerSession:
         self.rollback.suspect()
         return mended
 
-    def _answer_interrupt(self) -> None:
-        """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
-        number = self.interrupts.take()
-        if number is not None:
-            self.desk.settle()  # what is written must be known to be sick or sound
-            self.note("interrupted", f"{number.name} came; {self.emergency_checkpoint()}")
-            if number in WARNINGS:
-                self.interrupts.pass_on(number)
-            else:
-                self.interrupted_by = number
-        if self.interrupted_by is not None:  # also at the end of the epoch, which comes after that of the last step
-            control = self.trainer.control
-            control.should_training_stop = True
-            control.should_evaluate = False  # whoever sends a signal does not wait for long
-            control.should_save = control.should_save and self._step() not in self._saved_steps
-
     def emergency_checkpoint(self) -> str:
         """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
-        step = self._step()
-        if step == 0:
-            return "no step is complete yet, nothing to save"
-        impossible = self.surroundings.why_nothing_is_saved()
-        if impossible is not None:
-            return impossible
-        if step in self._saved_steps:
-            return f"checkpoint-{step} was there already"
-        try:  # on a device that has failed even looking at the weights does
-            self.guard.abandon_step()
-            if any(not reading.is_applied for reading in self.guard.readings(wait=True)):
-                self.guard.make_up()  # the device has skipped a step that nobody has read of yet
-            if not self.weights_are_finite():
-                return "the weights are not finite, no checkpoint was written"
-            self.trainer._save_checkpoint(self.trainer.model, None)  # noqa: SLF001  # what the loop itself calls
-        except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
-            return f"the emergency checkpoint failed: {type(error).__name__}: {error}"
-        if self.checkpoints is not None and self.checkpoints.failed is not None:
-            return f"the emergency checkpoint failed: {self.checkpoints.failed}"
-        self.saved()
-        return f"checkpoint-{step} was written"
+        return emergency_checkpoint(self)
+
+    def is_saved(self, step: int) -> bool:
+        """Say whether the state after a step is on disk: written by this training, or what it began with."""
+        return step in self._saved_steps or (step == self._began_at and self.desk.resumes)
+
+    def mark_saved(self, step: int) -> None:
+        """Take note of a checkpoint that the trainer has not written itself."""
+        self._saved_steps.add(step)
 
     def weights_are_finite(self) -> bool:
         """Look at every parameter; waits for the device."""
@@ -360,6 +336,8 @@ class TrainerSession:
         """Look at an exception while there is still a loop to return to an earlier state in."""
         if isinstance(error, LeaveLoopError) or is_pruning(error) or came_from_a_callback(error):
             return
+        if is_device_lost(error):  # no state can be returned to in here
+            return
         if self.trainer.args.auto_find_batch_size or self.interrupts.received is not None:
             return  # accelerate has an answer of its own outside; and who is asked to end does not begin again
         self.answered = error
@@ -367,7 +345,7 @@ class TrainerSession:
 
     def raised(self, error: Exception) -> Plan | None:
         """Report an exception that left the loop and carry out what can be done inside the process."""
-        if self.mode is Mode.HEAL and not self.surroundings.is_one_of_several:
+        if self.mode is Mode.HEAL and not self.surroundings.is_one_of_several and not self.guard.device_is_lost:
             blame_the_model_if_other_data_fail(self.guard, error)
         told = describe(error)
         told["message"] = "\n".join((told["message"], *remarks_on(error)))
