@@ -31,6 +31,11 @@ FIELDS = {  # key: default, another value, values refused
     "min_batch_size": (1, 2, (0, *WHOLE)),
     "snapshot_memory_fraction": (0.5, 0, (1.0, *NUMBER)),
     "average_neighbours": (False, True, (1, "yes", None)),
+    "preemption_signals": (
+        ("SIGTERM", "SIGUSR1"),
+        ("SIGHUP",),
+        (3, True, "SIGTERM", ["SIGKILL"], ["sigterm"], [15], None),
+    ),
     "grace_seconds": (25.0, 110, (0, *NUMBER)),
     "backoff_base_s": (30.0, 0, NUMBER),
     "quarantine_fraction": (0.001, 0.5, (1.5, *NUMBER)),

@@ -17,7 +17,7 @@ from ..snapshots.resume import Chosen, resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .trainer.device_errors import is_device_lost
 from .trainer.exceptions import came_from_a_callback, is_pruning
-from .trainer.leaving import lose_device
+from .trainer.leaving import answer_interrupt, asked_to_end, is_put_down_to, leave_as_asked, lose_device
 from .trainer.trainer_session import LeaveLoopError, TrainerSession
 from .trainer.wrapping import Wrapping
 
@@ -111,6 +111,8 @@ def train_guarded(
     resumes = bool(wanted) if chosen is None else chosen.path is not None
     session = TrainerSession(trainer, config, mode, resumes=resumes)
     callback = make_callback(session)
+    output: Any = None
+    failed: BaseException | None = None
     try:
         _guarded_now.add(id(trainer))
         trainer.add_callback(callback)
@@ -123,21 +125,22 @@ def train_guarded(
             if chosen.path is not None and session.checkpoints is not None:
                 session.checkpoints.disk.resumed(chosen.path)
             args, kwargs = _resuming_from(None if chosen.path is None else str(chosen.path), args, kwargs)
-        output = _train_until_done(session, train, args, kwargs)
+        trained = _train_until_done(session, train, args, kwargs)
+        answer_interrupt(session)  # one that came after the last step: what has been trained is saved all the same
         if session.abilities.stop_reason is not None:
             give_up(session.abilities.stop_reason, None)
         session.ended("completed" if session.interrupted_by is None else session.interrupted_by.name.lower(), None)
-        return _with_figures(output, session)
+        output = _with_figures(trained, session)
     except BaseException as error:
-        session.ended(_reason(error), error.__cause__ if isinstance(error, DeviceLost) else error)
+        failed = error
+        session.ended(_reason(session, error), error.__cause__ if isinstance(error, DeviceLost) else error)
         raise
     finally:
         session.close()
         _guarded_now.discard(id(trainer))
         trainer.remove_callback(callback)
-        pending = session.interrupted_by or session.interrupts.take()  # one that came after the last step too
-        if pending is not None:  # saved and put in order: now the signal may do what it came for
-            session.interrupts.pass_on(pending)
+        leave_as_asked(session, failed, output)  # saved and put in order: now the signal may do what it came for
+    return output
 
 
 def _train_until_done(
@@ -194,13 +197,16 @@ def _resuming_from(
     return args, {**kwargs, "resume_from_checkpoint": path}
 
 
-def _reason(error: BaseException) -> str:
+def _reason(session: TrainerSession, error: BaseException) -> str:
     if isinstance(error, UnrecoverableError):
         return "unrecoverable"
     if isinstance(error, DeviceLost):
         return "device_lost"
     if is_pruning(error):
         return "pruned"
+    number = asked_to_end(session)
+    if number is not None and is_put_down_to(session, error):
+        return number.name.lower()
     return "sigint" if isinstance(error, KeyboardInterrupt) else "exception"
 
 

@@ -51,6 +51,26 @@ class DeviceLost(SelfHealingError, SystemExit):
         self.code = self.exit_code
 
 
+class Preempted(SystemExit):
+    """A signal has asked the run to end, and it is saved. Uncaught, it ends the process with code 75 (EX_TEMPFAIL).
+
+    It is no `Exception`: nothing is wrong, and to be started again is all that is needed.
+    """
+
+    exit_code = 75
+
+    def __init__(self, text: str, *, signal: str, output: object = None) -> None:
+        super().__init__(self.exit_code)
+        self.text = text
+        self.signal = signal
+        """The name of the signal."""
+        self.output = output
+        """What `train()` would have returned; None where an exception has ended it."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def give_up(reason: str, original: BaseException | None) -> NoReturn:
     """End the run: re-raise the exception that started the trouble, with a note, or say that there was none."""
     if original is None:

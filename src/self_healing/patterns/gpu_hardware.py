@@ -55,7 +55,10 @@ PATTERNS: tuple[Pattern, ...] = (
             "torch.AcceleratorError: CUDA error: unspecified launch failure",
             "torch.AcceleratorError: CUDA error: the launch timed out and was terminated",
         ),
-        but_not=("RuntimeError: CUDA error: invalid configuration argument", "RuntimeError: an unspecified launch failure"),
+        but_not=(
+            "RuntimeError: CUDA error: invalid configuration argument",
+            "RuntimeError: an unspecified launch failure",
+        ),
         source="CUDA runtime API, error 700",
     ),
     Pattern(

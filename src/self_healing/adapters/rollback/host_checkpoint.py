@@ -86,7 +86,9 @@ def write_from_memory(trainer: Any, snapshot: Snapshot) -> Path:
 def _refuse_what_is_only_on_a_device(model: Any, weights: dict[str, Any]) -> None:
     if hasattr(model, "peft_config"):  # of which only the adapters are saved, and those train
         return
-    missing = [name for name, value in weights.items() if getattr(getattr(value, "device", None), "type", "cpu") != "cpu"]
+    missing = [
+        name for name, value in weights.items() if getattr(getattr(value, "device", None), "type", "cpu") != "cpu"
+    ]
     if missing:
         raise CannotWriteError(
             f"{len(missing)} tensors that do not train, such as {missing[0]}, were never copied to host memory"
@@ -109,7 +111,9 @@ def _random_state_of(snapshot: Snapshot, values: HostValues) -> RandomState:
     """
     place = snapshot.place
     begins = place.index == 0 and place.epoch.steps_before == 0
-    found: RandomState = place.epoch.random_before if begins and place.epoch.random_before is not None else values.random
+    found: RandomState = (
+        place.epoch.random_before if begins and place.epoch.random_before is not None else values.random
+    )
     return found
 
 
@@ -118,7 +122,7 @@ def _write_random_state(path: Path, random: RandomState) -> None:
     import numpy as np
     import torch
 
-    numpy = np.random.RandomState()  # noqa: NPY002  # the form in which the trainer keeps the global generator
+    numpy = np.random.RandomState()  # the form in which the trainer keeps the global generator
     numpy.set_state(dict(random.numpy) if random.numpy is not None else np.random.get_state())  # noqa: NPY002
     states: dict[str, Any] = {"python": random.python, "numpy": numpy.get_state(), "cpu": random.cpu}
     devices = {name: state for name, state in random.devices.items() if name.startswith("cuda:")}

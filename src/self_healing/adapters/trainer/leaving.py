@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 from typing import TYPE_CHECKING, NoReturn
 
 from ...core.capability import capabilities_of
-from ...core.errors import DeviceLost
+from ...core.errors import DeviceLost, Preempted, UnrecoverableError
 from ..rollback.host_checkpoint import newest_whole, write_from_memory
 from .device_errors import DeadDevice
-from .interrupts import WARNINGS
 
 if TYPE_CHECKING:
     from .trainer_session import TrainerSession
@@ -22,9 +23,11 @@ def answer_interrupt(session: TrainerSession) -> None:
     interrupts = session.interrupts
     number = interrupts.take()
     if number is not None:
+        if not interrupts.is_warning(number):
+            session.grace.answered()
         session.desk.settle()  # what is written must be known to be sick or sound
         session.note("interrupted", f"{number.name} came; {session.emergency_checkpoint()}")
-        if number in WARNINGS:
+        if interrupts.is_warning(number):
             interrupts.pass_on(number)
         else:
             session.interrupted_by = number
@@ -100,8 +103,63 @@ def lose_device(session: TrainerSession, error: Exception) -> NoReturn:
     session.note("device-lost", told, level=logging.DEBUG)  # it is said below, with its traceback
     # The interpreter shows no traceback of what ends a process with a code of its own.
     logger.error("%s", told, exc_info=error)
-    what_to_do = (
-        'Nothing in this process can use the device again: run the script again, with train(resume_from_checkpoint="auto")'
+    what_to_do = 'Nothing in this process can use the device again: run the script again, with train(resume_from_checkpoint="auto")'
+    where = (
+        "which goes on from there" if is_saved else "which goes on from the newest checkpoint on disk, if there is one"
     )
-    where = "which goes on from there" if is_saved else "which goes on from the newest checkpoint on disk, if there is one"
     raise DeviceLost(f"{told}. {what_to_do}, {where}.") from error
+
+
+def asked_to_end(session: TrainerSession) -> signal.Signals | None:
+    """Return the signal that asks the run to end, be it answered or not."""
+    waiting = session.interrupts.received
+    return session.interrupted_by or (None if waiting is None or session.interrupts.is_warning(waiting) else waiting)
+
+
+def is_put_down_to(session: TrainerSession, error: BaseException) -> bool:
+    """Say whether a signal explains an exception: schedulers send it to the workers of a loader and to servers too."""
+    explains = isinstance(error, Exception) and not isinstance(error, UnrecoverableError | DeviceLost)
+    return explains and asked_to_end(session) is not None
+
+
+def leave_as_asked(session: TrainerSession, failed: BaseException | None, output: object) -> None:
+    """Do what a signal has come for, now that the run is saved and put in order.
+
+    Raises:
+        Preempted: it takes the machine away, and the program has no handler of its own for it.
+
+    """
+    number = asked_to_end(session)
+    if number is None:
+        return
+    if not session.interrupts.is_preemption(number):
+        session.interrupts.pass_on(number)
+    elif failed is None or is_put_down_to(session, failed):
+        step = int(session.trainer.state.global_step)
+        text = (
+            f"{number.name} has ended the training at step {step}, and it is saved: run the script again, with "
+            'train(resume_from_checkpoint="auto"), and it goes on from there'
+        )
+        logger.warning("%s", text, exc_info=failed)
+        raise Preempted(text, signal=number.name, output=output) from failed
+
+
+def leave_at_once(session: TrainerSession, number: int) -> None:
+    """End the process from another thread than the one that trains, which has not come to the end of its step in time."""
+    came = signal.Signals(number)
+    if not session.interrupts.is_preemption(came):  # the program has a handler, and may know what else to do
+        return
+    try:
+        session.note("interrupted", f"{came.name} came; the step has not ended within {session.grace.grace_s:g} s")
+        session.desk.ended(came.name.lower(), None, {})
+        if session.checkpoints is not None:
+            session.checkpoints.disk.close(1.0)
+    finally:
+        os._exit(Preempted.exit_code)  # what hangs would hang the end of the interpreter too
+
+
+def secure_in_time(session: TrainerSession, within_s: float) -> bool:
+    """Put the newest state of host memory on disk while a step is running; say whether it is there."""
+    said, is_saved = save_from_memory(session, within_s=within_s)
+    session.note("secured", f"a signal came, and the step that is running does not end: {said}")
+    return is_saved

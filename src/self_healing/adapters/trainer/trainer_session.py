@@ -6,6 +6,7 @@ import logging
 import math
 import signal
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...core.failure import Effect, FailureType, Mode
@@ -23,8 +24,9 @@ from .device_errors import is_device_lost
 from .engines import Surroundings
 from .examination import Examiner
 from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
-from .interrupts import Interrupts, signals_left_to_us
-from .leaving import answer_interrupt, emergency_checkpoint
+from .grace import GraceWatch
+from .interrupts import Interrupts, nobody_listens, signals_left_to_us
+from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, secure_in_time
 from .log_figures import LogFigures
 from .make_up import AppliedStep
 from .reflexes import Reflex
@@ -80,7 +82,9 @@ class TrainerSession:
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
         self.guard.retry = self.memory.micro_batches if acts else None
         self.checkpoints = CheckpointCare(trainer, self.desk, folder, self.weights_are_finite) if may_act else None
-        self.interrupts = Interrupts(signals_left_to_us(trainer.args))
+        preempting = [signal.Signals[name] for name in config.preemption_signals]
+        self.interrupts = Interrupts(signals_left_to_us(trainer.args, preempting), preempting)
+        self.grace = GraceWatch(config.grace_seconds, partial(secure_in_time, self), partial(leave_at_once, self))
         self.interrupted_by: signal.Signals | None = None
         self.data = TrainerData(
             trainer, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
@@ -114,6 +118,8 @@ class TrainerSession:
         self.log_figures.attach(self._changes)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
+            self.interrupts.on_signal = self.grace.came
+            self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
             self._trackers.attach(self.trainer.callback_handler.callbacks)
             self.memory.attach(self._changes)
         if self.checkpoints is not None:
@@ -122,7 +128,9 @@ class TrainerSession:
 
     def detach(self) -> None:
         """Take it out again and put the trainer's settings back."""
+        self.grace.end()
         self.interrupts.restore()
+        self.interrupts.on_signal = nobody_listens
         if self._attached:
             self.abilities.put_back()  # in the reverse order: it has wrapped what others had wrapped before
             self.guard.detach()
