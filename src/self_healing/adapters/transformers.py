@@ -7,17 +7,20 @@ begins and are the originals again when it ends, also after an exception.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import DeviceLost, UnrecoverableError, give_up
 from ..core.failure import Mode
+from ..core.goodput import TimeAccount
 from ..snapshots.resume import Chosen, resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .trainer.device_errors import is_device_lost
 from .trainer.exceptions import came_from_a_callback, is_pruning
 from .trainer.leaving import answer_interrupt, asked_to_end, is_put_down_to, leave_as_asked, lose_device
+from .trainer.log_figures import GOODPUT
 from .trainer.trainer_session import LeaveLoopError, TrainerSession
 from .trainer.wrapping import Wrapping
 
@@ -106,10 +109,11 @@ def train_guarded(
     if (args[1] if len(args) > 1 else kwargs.get("trial")) is not None:
         logger.warning(NOT_GUARDED)
         return train(*args, **kwargs)
+    account = TimeAccount(time.perf_counter)
     wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
     chosen = _trusted_checkpoint(trainer, wanted) if wanted and mode is Mode.HEAL else None
     resumes = bool(wanted) if chosen is None else chosen.path is not None
-    session = TrainerSession(trainer, config, mode, resumes=resumes)
+    session = TrainerSession(trainer, config, mode, resumes=resumes, account=account)
     callback = make_callback(session)
     output: Any = None
     failed: BaseException | None = None
@@ -153,6 +157,7 @@ def _train_until_done(
             pass
         except Exception as error:  # noqa: BLE001  # the fence: becomes a signal; healed or raised again
             _answer(session, error)
+        session.spent.account.steps_left()
         restart, session.abilities.restart = session.abilities.restart, None
         path = restart.path if restart is not None else None
         logger.warning("training goes on from %s", path or "the start")
@@ -220,6 +225,7 @@ def _with_figures(output: Any, session: TrainerSession) -> Any:
         **session.log_figures.figures_of_others(),
         **session.memory.figures(),
         **session.data.figures(),
+        GOODPUT: round(session.spent.goodput(), 6),
     }
     if not hasattr(output, "_replace"):  # a trainer with a loop of its own may return what it likes
         return output

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
 from typing import Any
 
@@ -26,6 +27,8 @@ class Interrupts:
         self.received: signal.Signals | None = None
         """The signal that has come and was not acted on yet."""
         self.on_signal: Callable[[int], None] = nobody_listens
+        self.while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Goes around every pause that ends early where a signal comes."""
         self._before: dict[signal.Signals, Any] = {}
         self._former: dict[signal.Signals, Any] = {}
         """The handlers that were there before, also when they are back in place."""

@@ -6,10 +6,12 @@ import logging
 import math
 import signal
 import time
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...core.failure import Effect, FailureType, Mode
+from ...core.goodput import Spending, TimeAccount
 from ...core.plan import Plan
 from ...core.run_directory import healing_folder
 from ...core.signal import Raised, SnapshotTaken
@@ -24,6 +26,7 @@ from .device_errors import is_device_lost
 from .engines import Surroundings
 from .examination import Examiner
 from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
+from .gradient_gate import gate_of
 from .grace import GraceWatch
 from .interrupts import Interrupts, nobody_listens, signals_left_to_us
 from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, secure_in_time
@@ -32,6 +35,7 @@ from .make_up import AppliedStep
 from .reflexes import Reflex
 from .run_desk import RunDesk, facts_of_run
 from .step_profile import StepProfile
+from .time_spent import TimeSpent
 from .trackers import TrackerFence
 from .trl_counters import generates_for_several_steps
 from .window import Window
@@ -39,7 +43,6 @@ from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from ...tensors.gate import GradientGate
     from .trainer_guard import StepReading
 
 logger = logging.getLogger("self_healing.trainer")
@@ -52,8 +55,18 @@ class LeaveLoopError(Exception):
 class TrainerSession:
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
-    def __init__(self, trainer: Any, config: HealingConfig, mode: Mode, *, resumes: bool = False) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        config: HealingConfig,
+        mode: Mode,
+        *,
+        resumes: bool = False,
+        account: TimeAccount | None = None,
+    ) -> None:
         from .trainer_guard import TrainerGuard
+
+        self.spent = TimeSpent(account or TimeAccount(time.perf_counter))
 
         self.trainer = trainer
         self.config = config
@@ -62,7 +75,7 @@ class TrainerSession:
             mode = Mode.ADVISE
         self.mode = mode
         acts = mode is Mode.HEAL
-        self.guard = TrainerGuard(trainer, _gate(config, acts=acts), acts=acts)
+        self.guard = TrainerGuard(trainer, gate_of(config, acts=acts), acts=acts)
         self.guard.making_up.on_unsound = self._examine
         self.guard.making_up.may_replace = config.settings().max_effect is Effect.RECIPE
         self.guard.lets_through = config.nan_action == "warn"
@@ -95,7 +108,7 @@ class TrainerSession:
         self._trackers = TrackerFence(self.note)
         # One process is enough: all would write to the same files.
         self.profile = StepProfile(config.profile_steps if trainer.args.process_index == 0 else (), folder)
-        self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures)
+        self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures, self.spent.goodput)
         self._step_began = time.perf_counter()
         self._step_time_s = 0.0
         self._attached = False
@@ -125,12 +138,14 @@ class TrainerSession:
         if self.checkpoints is not None:
             self.checkpoints.audit = self.rollback.audit_checkpoint
             self.checkpoints.attach(self._changes)
+        self.interrupts.while_waiting = self.spent.stalled
+        self.spent.attach(self.trainer, self.rollback.keeper, self._changes)
 
     def detach(self) -> None:
         """Take it out again and put the trainer's settings back."""
         self.grace.end()
         self.interrupts.restore()
-        self.interrupts.on_signal = nobody_listens
+        self.interrupts.on_signal, self.interrupts.while_waiting = nobody_listens, nullcontext
         if self._attached:
             self.abilities.put_back()  # in the reverse order: it has wrapped what others had wrapped before
             self.guard.detach()
@@ -168,11 +183,18 @@ class TrainerSession:
 
     def begin_of_step(self) -> None:
         """Take the state before the step where it is time."""
+        self.spent.account.steps_begin(self._step())
         self.profile.step_begins(self._step() + 1)
-        self.rollback.step_begins(self._step_time_s)
+        if self.rollback.is_due():
+            with self.spent.spent_on(Spending.SNAPSHOTTING):
+                self.rollback.step_begins(self._step_time_s)
+        else:
+            self.rollback.step_begins(self._step_time_s)
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it."""
+        self.spent.account.step_done(self._step())
+        self.spent.tell_now_and_then(self.desk)
         self.profile.step_ends(self._step())
         now = time.perf_counter()
         self._step_time_s, self._step_began = now - self._step_began, now
@@ -256,7 +278,8 @@ class TrainerSession:
         self._found_unsound = False
         began, making_up = time.perf_counter(), self.guard.making_up
         before = making_up.replaced_steps, making_up.skipped_steps
-        made_up = self.guard.make_up()
+        with self.spent.spent_on(Spending.MADE_UP):
+            made_up = self.guard.make_up()
         if made_up and not self._found_unsound:
             self.desk.learn(self._examiner.was_transient())
         replaced, left_out = making_up.replaced_steps - before[0], making_up.skipped_steps - before[1]
@@ -322,6 +345,8 @@ class TrainerSession:
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""
         self._trackers.tell_losses()
+        self.spent.account.steps_over()
+        self.spent.tell(self.desk)
         self.desk.ended(exit_reason, error, {**self.log_figures.figures(), **self.memory.figures()})
 
     def saved(self) -> None:
@@ -334,6 +359,7 @@ class TrainerSession:
 
     def _returned(self, to_step: int) -> None:
         """Go on from an earlier state: what is counted since then has not happened."""
+        self.spent.account.returned(to_step)
         self._saved_steps = {step for step in self._saved_steps if step <= to_step}
         self.log_figures.begin()
         if self.checkpoints is not None:
@@ -367,16 +393,3 @@ class TrainerSession:
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
-
-
-def _gate(config: HealingConfig, *, acts: bool) -> GradientGate:
-    """Return the gate that the configuration asks for."""
-    from ...tensors.adagc import AdaGC
-    from ...tensors.gate import GradientGate
-    from ...tensors.zclip import ZClip
-
-    if not acts or config.settings().max_effect is not Effect.RECIPE:
-        return GradientGate(clip_outliers=False)
-    if config.zclip_enabled and config.resolved()["zclip_mode"] == "always":
-        return GradientGate(always=ZClip(z_threshold=config.zclip_z_threshold))
-    return GradientGate(clip_outliers=config.zclip_enabled, per_tensor=AdaGC() if config.adagc_enabled else None)
