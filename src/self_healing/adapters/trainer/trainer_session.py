@@ -26,8 +26,8 @@ from .device_errors import is_device_lost
 from .engines import Surroundings
 from .examination import Examiner
 from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
-from .gradient_gate import gate_of
 from .grace import GraceWatch
+from .gradient_gate import gate_of
 from .interrupts import Interrupts, nobody_listens, signals_left_to_us
 from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, secure_in_time
 from .log_figures import LogFigures
