@@ -187,6 +187,23 @@ def test_a_damaged_or_sick_state_is_passed_over(tmp_path):
     assert checkpoints(tmp_path) == ["checkpoint-12"]
 
 
+def test_a_lost_device_is_not_given_the_furthest_state_back(tmp_path):
+    """The run has returned from step 17 to 16 and dies there: it ends, and what it had reached before is no concern."""
+    trainer, raised = tiny_trainer(tmp_path), []
+
+    def fail_once(module, args):
+        if trainer.state.global_step == 17 and not raised:
+            raised.append(1)
+            dies.step = 16
+            raise RuntimeError("something that may not come again")
+
+    trainer.model.register_forward_pre_hook(fail_once)
+    with Dies(trainer, None) as dies, pytest.raises(DeviceLost):
+        SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=4)).train()
+    assert dies.mode.touched == 0
+    assert checkpoints(tmp_path) == ["checkpoint-16"]
+
+
 def test_without_states_the_process_ends_all_the_same_and_names_what_is_left(tmp_path):
     trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=10)
     lost, _ = train_until_the_device_dies(trainer, 18, HealingConfig(snapshot_memory_fraction=0))

@@ -19,7 +19,7 @@ from .test_trainer_interrupts import send_at
 pytestmark = pytest.mark.torch
 
 SCRIPT = """
-import ctypes, os, signal, sys, time, torch
+import ctypes, os, signal, sys, threading, time, torch
 torch.set_num_threads(1)
 from self_healing import HealingConfig, SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_trainer
@@ -30,7 +30,7 @@ def ask(number=signal.SIGTERM):
     os.kill(os.getpid(), number)
 
 def hang_in_c():
-    ask()
+    threading.Timer(0.3, ask).start()  # when it hangs already
     c, mutex = ctypes.CDLL(None), (ctypes.c_char * 64)()
     for _ in range(2):  # the second time for ever: the interpreter runs no handler meanwhile
         c.pthread_mutex_lock(mutex)
