@@ -42,7 +42,7 @@ FENCES = {
     "adapters/rollback/in_loop.py": 1,  # an exception inside an epoch: an earlier state is returned to, or it is raised again
     "adapters/trainer/meanwhile.py": 1,  # a look during the backward pass failed: raised again on the training thread
     "adapters/trainer/trackers.py": 1,  # a report callback failed: said in the ledger and counted, or raised again
-    "adapters/trainer/trainer_session.py": 1,  # an emergency checkpoint failed: said in the ledger, the first error stays
+    "adapters/trainer/leaving.py": 2,  # an emergency checkpoint failed: said in the ledger, the first error stays
     "api.py": 1,  # opening a run failed: the lock is given back and the error raised again
     "tensors/probe.py": 2,  # the probed step raises: a finding; the probe itself fails: kind unknown, with the reason
     "core/detect.py": 1,  # a rule crashes: becomes a rule-crashed incident

@@ -33,6 +33,12 @@ FIELDS = {  # key: default, another value, values refused
     "average_neighbours": (False, True, (1, "yes", None)),
     "shared_memory": (True, False, (1, 0, "yes", None)),
     "shared_memory_max_fraction": (0.5, 0.25, (0, 1.0, *NUMBER)),
+    "preemption_signals": (
+        ("SIGTERM", "SIGUSR1"),
+        ("SIGHUP",),
+        (3, True, "SIGTERM", ["SIGKILL"], ["sigterm"], [15], None),
+    ),
+    "grace_seconds": (25.0, 110, (0, *NUMBER)),
     "backoff_base_s": (30.0, 0, NUMBER),
     "quarantine_fraction": (0.001, 0.5, (1.5, *NUMBER)),
     "quarantine_records": (10, 0, WHOLE),

@@ -7,17 +7,22 @@ begins and are the originals again when it ends, also after an exception.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import UnrecoverableError, give_up
+from ..core.errors import DeviceLost, UnrecoverableError, give_up
 from ..core.failure import Mode
+from ..core.goodput import TimeAccount
 from ..snapshots.resume import Chosen, resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .rollback.in_loop import RollBackTo
 from .trainer.abilities import Restart
+from .trainer.device_errors import is_device_lost
 from .trainer.exceptions import came_from_a_callback, is_pruning
+from .trainer.leaving import answer_interrupt, asked_to_end, is_put_down_to, leave_as_asked, lose_device
+from .trainer.log_figures import GOODPUT
 from .trainer.trainer_session import LeaveLoopError, TrainerSession
 from .trainer.wrapping import Wrapping
 
@@ -106,11 +111,14 @@ def train_guarded(
     if (args[1] if len(args) > 1 else kwargs.get("trial")) is not None:
         logger.warning(NOT_GUARDED)
         return train(*args, **kwargs)
+    account = TimeAccount(time.perf_counter)
     wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
     chosen = _trusted_checkpoint(trainer, wanted) if wanted and mode is Mode.HEAL else None
     resumes = bool(wanted) if chosen is None else chosen.path is not None
-    session = TrainerSession(trainer, config, mode, resumes=resumes)
+    session = TrainerSession(trainer, config, mode, resumes=resumes, account=account)
     callback = make_callback(session)
+    output: Any = None
+    failed: BaseException | None = None
     try:
         _guarded_now.add(id(trainer))
         trainer.add_callback(callback)
@@ -123,21 +131,22 @@ def train_guarded(
             if chosen.path is not None and session.checkpoints is not None:
                 session.checkpoints.disk.resumed(chosen.path)
             args, kwargs = _resuming_from(None if chosen.path is None else str(chosen.path), args, kwargs)
-        output = _train_until_done(session, train, args, kwargs)
+        trained = _train_until_done(session, train, args, kwargs)
+        answer_interrupt(session)  # one that came after the last step: what has been trained is saved all the same
         if session.abilities.stop_reason is not None:
             give_up(session.abilities.stop_reason, None)
         session.ended("completed" if session.interrupted_by is None else session.interrupted_by.name.lower(), None)
-        return _with_figures(output, session)
+        output = _with_figures(trained, session)
     except BaseException as error:
-        session.ended(_reason(error), error)
+        failed = error
+        session.ended(_reason(session, error), error.__cause__ if isinstance(error, DeviceLost) else error)
         raise
     finally:
         session.close()
         _guarded_now.discard(id(trainer))
         trainer.remove_callback(callback)
-        pending = session.interrupted_by or session.interrupts.take()  # one that came after the last step too
-        if pending is not None:  # saved and put in order: now the signal may do what it came for
-            session.interrupts.pass_on(pending)
+        leave_as_asked(session, failed, output)  # saved and put in order: now the signal may do what it came for
+    return output
 
 
 def _train_until_done(
@@ -152,6 +161,7 @@ def _train_until_done(
             _enter_anew(session, asked)
         except Exception as error:  # noqa: BLE001  # the fence: becomes a signal; healed or raised again
             _answer(session, error)
+        session.spent.account.steps_left()
         restart, session.abilities.restart = session.abilities.restart, None
         path = restart.path if restart is not None else None
         session.rollback.goes_on_from(path)
@@ -167,6 +177,8 @@ def _answer(session: TrainerSession, error: Exception) -> None:
     """Have an exception that has left the loop looked at; it is raised again unless training can be entered anew."""
     if is_pruning(error):
         raise error
+    if session.mode is Mode.HEAL and is_device_lost(error):  # whoever has met it first, be it a callback
+        lose_device(session, error)
     if came_from_a_callback(error):  # a decision of its owner, or a fault that no training of ours can mend
         if session.mode is Mode.HEAL:
             session.note("emergency", session.emergency_checkpoint())
@@ -209,11 +221,16 @@ def _resuming_from(
     return args, {**kwargs, "resume_from_checkpoint": path}
 
 
-def _reason(error: BaseException) -> str:
+def _reason(session: TrainerSession, error: BaseException) -> str:
     if isinstance(error, UnrecoverableError):
         return "unrecoverable"
+    if isinstance(error, DeviceLost):
+        return "device_lost"
     if is_pruning(error):
         return "pruned"
+    number = asked_to_end(session)
+    if number is not None and is_put_down_to(session, error):
+        return number.name.lower()
     return "sigint" if isinstance(error, KeyboardInterrupt) else "exception"
 
 
@@ -227,6 +244,7 @@ def _with_figures(output: Any, session: TrainerSession) -> Any:
         **session.log_figures.figures_of_others(),
         **session.memory.figures(),
         **session.data.figures(),
+        GOODPUT: round(session.spent.goodput(), 6),
     }
     if not hasattr(output, "_replace"):  # a trainer with a loop of its own may return what it likes
         return output

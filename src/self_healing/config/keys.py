@@ -116,6 +116,10 @@ class HealingConfig(LayeredConfig):
     """Healthy observations after which a kept state counts as good."""
     average_neighbours: bool = False
     """Where no state can be returned to, replace weights that are NaN by the average of the neighbouring layers'."""
+    preemption_signals: tuple[Literal["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"], ...] = ("SIGTERM", "SIGUSR1")
+    """Signals that take the machine away: the run is saved and the process ends with code 75, to be started again."""
+    grace_seconds: Annotated[float, Field(gt=0, le=86_400)] = 25.0
+    """Seconds within which a run that is asked to end has its checkpoint on disk; schedulers kill soon afterwards."""
     backoff_base_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     """Seconds before the first retry of a failed operation; each further one waits longer."""
     quarantine_fraction: Annotated[float, Field(ge=0, le=1)] = 0.001

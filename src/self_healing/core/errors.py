@@ -41,6 +41,36 @@ class UnrecoverableError(SelfHealingError):
     """Training was given up where no original exception exists to re-raise."""
 
 
+class DeviceLost(SelfHealingError, SystemExit):
+    """This process can never use its device again; another one can. An uncaught one ends the process with code 77."""
+
+    exit_code = 77
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.code = self.exit_code
+
+
+class Preempted(SystemExit):
+    """A signal has asked the run to end, and it is saved. Uncaught, it ends the process with code 75 (EX_TEMPFAIL).
+
+    It is no `Exception`: nothing is wrong, and to be started again is all that is needed.
+    """
+
+    exit_code = 75
+
+    def __init__(self, text: str, *, signal: str, output: object = None) -> None:
+        super().__init__(self.exit_code)
+        self.text = text
+        self.signal = signal
+        """The name of the signal."""
+        self.output = output
+        """What `train()` would have returned; None where an exception has ended it."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
 def give_up(reason: str, original: BaseException | None) -> NoReturn:
     """End the run: re-raise the exception that started the trouble, with a note, or say that there was none."""
     if original is None:

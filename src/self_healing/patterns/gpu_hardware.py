@@ -40,8 +40,9 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.CRASH,
         fine="illegal_memory_access",
         text=(
-            r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS|CUDA error: misaligned address"
-            r"|CUDA error: unspecified launch failure"
+            r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS|CUDA_ERROR_LAUNCH_FAILED"
+            r"|(?:CUDA|HIP) error: (?:misaligned address|unspecified launch failure|invalid program counter"
+            r"|hardware stack error|an illegal instruction was encountered|the launch timed out and was terminated)"
         ),
         weight=0.93,
         remedy=START_AGAIN,
@@ -49,8 +50,15 @@ PATTERNS: tuple[Pattern, ...] = (
             "Suspect custom kernels first: run without them, or under compute-sanitizer.",
             "If it moves from place to place and from batch to batch, suspect the GPU and read dmesg for Xid.",
         ),
-        matches=("RuntimeError: CUDA error: an illegal memory access was encountered",),
-        but_not=("RuntimeError: CUDA error: invalid configuration argument",),
+        matches=(
+            "RuntimeError: CUDA error: an illegal memory access was encountered",
+            "torch.AcceleratorError: CUDA error: unspecified launch failure",
+            "torch.AcceleratorError: CUDA error: the launch timed out and was terminated",
+        ),
+        but_not=(
+            "RuntimeError: CUDA error: invalid configuration argument",
+            "RuntimeError: an unspecified launch failure",
+        ),
         source="CUDA runtime API, error 700",
     ),
     Pattern(

@@ -7,7 +7,7 @@ import os
 import stat
 import traceback
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -39,8 +39,13 @@ class ExitReason(StrEnum):
     EXCEPTION = "exception"
     SIGTERM = "sigterm"
     SIGINT = "sigint"
+    SIGUSR1 = "sigusr1"
+    SIGUSR2 = "sigusr2"
+    SIGHUP = "sighup"
     PRUNED = "pruned"
     """A hyperparameter search has seen enough of this trial: a decision, no failure."""
+    DEVICE_LOST = "device_lost"
+    """The context of the device is broken for this process; the next one can go on."""
     UNRECOVERABLE = "unrecoverable"
     """Training was given up."""
     KILLED = "killed"
@@ -74,6 +79,7 @@ class Postmortem:
     versions: dict[str, Any]
     hardware: dict[str, Any]
     ledger: str
+    goodput: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the postmortem as its file holds it."""
@@ -155,6 +161,7 @@ def build_postmortem(
         versions=_plain(versions, clean),
         hardware=_plain(hardware, clean),
         ledger=clean.line(ledger),
+        goodput=story.spent.to_json(),
     )
 
 
@@ -258,6 +265,8 @@ def read_postmortem(path: str | os.PathLike[str]) -> Postmortem:
         )
     values: dict[str, Any] = {}
     for item in fields(Postmortem):
+        if item.name not in raw and item.default_factory is not MISSING:  # added since version 1 was first written
+            continue
         if item.name not in raw:
             raise InputError(f"{path}: is not a whole postmortem: {item.name} is missing")
         values[item.name] = raw[item.name]

@@ -13,6 +13,7 @@ from ..core.failure import Effect, Severity
 from ..core.ledger import CONTINUES, Entry
 from .changes import Changes, spelled
 from .clean import Cleaner, as_text, number_of, seconds_of, step_of
+from .spent_time import SpentTime
 from .step_times import StepTimes
 
 MOST_LISTED = 500
@@ -84,6 +85,7 @@ class Story:
         self.seconds_lost = 0.0
         self.skipped_steps = 0
         self.lines_lost = self.unreadable = 0
+        self.spent = SpentTime()
         # All of the attempt being read: a new process opens its own incidents.
         self._latest: dict[Key, dict[str, object]] = {}
         self._diagnoses: dict[Key, Mapping[str, object]] = {}
@@ -220,6 +222,8 @@ class Story:
             case "record-left-out":
                 said = self._clean.line(entry.body.get("text", ""))
                 self.quarantined.append({"step": entry.step, "attempt": entry.attempt, "said": said})
+            case "goodput":
+                self.spent.take(entry)
             case "lines-lost":
                 self.lines_lost += step_of(entry.body.get("lines")) or 0
 

@@ -292,6 +292,10 @@ class HostCopies(Copies):
         self._settled.wait()
         return self._hashes is not None and hashes_at_once(self._slices()) == self._hashes
 
+    def is_whole_within(self, seconds: float) -> bool:
+        """Say whether all has arrived and is what was captured; of a device that has failed nothing is asked."""
+        return self._settled.wait(seconds) and self.verify()
+
     def norms(self) -> dict[str, float]:
         """Return the norms by name, in the order of capture; waits until they are there.
 

@@ -80,5 +80,6 @@ class TrainerData:
 def _wait(interrupts: Interrupts, seconds: float) -> None:
     """Wait for the network, but only until a signal asks the run to end."""
     until = time.monotonic() + seconds
-    while interrupts.received is None and (left := until - time.monotonic()) > 0:
-        time.sleep(min(left, LOOK_UP_S))
+    with interrupts.while_waiting():
+        while interrupts.received is None and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_UP_S))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -28,6 +29,25 @@ TRL_COUNTS = (
     "_logs",
 )
 """What TRL's trainers count and buffer besides."""
+
+
+@dataclass(slots=True, eq=False)
+class HostValues:
+    """What a checkpoint of a trainer is made of, in host memory."""
+
+    weights: dict[str, Any]
+    """The model's `state_dict`; what does not train may be the model's own tensors, on the device they are on."""
+    random: Any
+    """Where the random generators stood."""
+    optimizer: dict[str, Any] | None = None
+    scheduler: Any = None
+    scaler: dict[str, Any] | None = None
+    state: Any = None
+    control: Any = None
+    callbacks: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """What callbacks with a state of their own had to export, by the name of their class."""
+    flos: float = 0.0
+    """Operations that were counted and not yet added to the state's."""
 
 
 class TrainerCapture:
@@ -96,6 +116,30 @@ class TrainerCapture:
         state: dict[str, Any] = random.state_dict()
         devices = {name: generator.tolist() for name, generator in state["devices"].items()}
         return {**state, "cpu": state["cpu"].tolist(), "devices": devices}
+
+    def on_the_host(self) -> HostValues:
+        """Return what a checkpoint is made of, from host memory: neither the trainer nor a device is touched."""
+        from ...tensors.apart import Apart, as_it_was
+        from ...tensors.state import ModuleState, OptimizerState, ScalerState, StateDict
+
+        read = Apart()
+        found = HostValues(weights={}, random=self._random)
+        for part in self._parts:
+            match part:
+                case ModuleState():
+                    found.weights = read.module(part, self._references["model"])
+                case OptimizerState():
+                    found.optimizer = read.optimizer(part)
+                case ScalerState():
+                    found.scaler = read.scaler(part)
+                case StateDict():
+                    found.scheduler = read.state_dict(part)
+        objects = {name: as_it_was(thing, **read.of(kept)) for name, thing, kept in self._objects}
+        found.state, found.control = objects["state"], objects["control"]
+        found.callbacks = [(type(callback).__name__, read.of(kept)) for callback, kept in self._callbacks]
+        count = self._counts.get("current_flos")
+        found.flos = float(read.of(count[1])) if count is not None else 0.0
+        return found
 
     def restore(self, *, with_added: bool = True) -> None:
         """Put everything back, and remove the counts that did not exist yet."""

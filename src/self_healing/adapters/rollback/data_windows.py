@@ -83,6 +83,11 @@ class EpochData:
     again: Iterator[Any] | None = None
 
     @property
+    def random_before(self) -> RandomState | None:
+        """Where the generators stood before the epoch was entered: a resume at its beginning puts them there."""
+        return None if self.start is None else self.start.random_state
+
+    @property
     def number(self) -> int:
         """Which epoch it is, counted from zero."""
         return int(self.call["epoch"])

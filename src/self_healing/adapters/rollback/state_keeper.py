@@ -27,6 +27,7 @@ from ...snapshots.verdicts import (
     newest_for_an_incident,
     verdict_when_taken,
 )
+from ..trainer.device_errors import is_device_lost
 from .best_checkpoint import keeping_all_checkpoints
 from .first_losses import FirstLosses
 from .furthest import furthest_sound
@@ -143,11 +144,9 @@ class StateKeeper:
             return
         try:
             snapshot = self.loop.take()
-        except (
-            MemoryError,
-            OSError,
-            RuntimeError,
-        ) as error:  # of torch too: memory cannot be had, a tensor not be read
+        except (MemoryError, OSError, RuntimeError) as error:  # of torch too: no memory, a tensor cannot be read
+            if is_device_lost(error):  # found out here by chance: the states that there are must not be given up for it
+                raise
             self._stop_taking(f"the state of step {step} could not be taken ({type(error).__name__}: {error})")
             return
         if snapshot is None:  # a step before it is still to be made up

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from .trainer_guard import TrainerGuard
 
 
+GOODPUT = "healing/goodput"
+"""The share of the time that went into steps which count in the end."""
+
+
 class LogFigures:
     """Corrects and completes every dictionary that goes through the trainer's `log`.
 
@@ -18,11 +22,18 @@ class LogFigures:
     nothing has happened the logs stay what they would be; from then on they carry `healing/*`.
     """
 
-    def __init__(self, trainer: Any, guard: TrainerGuard, more: Callable[[], dict[str, float]] = dict) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        guard: TrainerGuard,
+        more: Callable[[], dict[str, float]] = dict,
+        goodput: Callable[[], float] | None = None,
+    ) -> None:
         self.trainer = trainer
         self.guard = guard
         self._more = more
         """Returns figures of others, where there are any."""
+        self._goodput = goodput
         self._last_step = 0
         self._last_skipped = 0
         self._was_scaled = False
@@ -63,7 +74,10 @@ class LogFigures:
                 if "grad_norm" in logs and applied and applied[-1].step == int(self.trainer.state.global_step):
                     logs["grad_norm"] = applied[-1].norm  # the loop has kept that of the first attempt
             if "loss" in logs or "train_loss" in logs:
-                logs.update(self.figures())
+                figures = self.figures()
+                if figures and self._goodput is not None:
+                    figures[GOODPUT] = round(self._goodput(), 6)
+                logs.update(figures)
             return original(logs, *args, **kwargs)
 
         return log

@@ -129,6 +129,10 @@ class RunDesk:
         logger.log(level, "%s", text)
         self._write(name, self.step(), {"text": text})
 
+    def record(self, name: str, body: dict[str, Any]) -> None:
+        """Write something into the ledger that is not worth a line of the log."""
+        self._write(name, self.step(), body)
+
     def reflex(self, reflex: Reflex) -> None:
         """Record what was done at once, inside a step."""
         self._write(NOTE, reflex.step, reflex.body())

@@ -49,6 +49,8 @@ class TrainerGuard:
         """False only measures: nothing is clipped, skipped or made up."""
         self.lets_through = False
         """True applies unsound updates too, as the user has asked for."""
+        self.device_is_lost = False
+        """The device is never asked for anything again."""
         engines = engines_of(trainer)
         self.clips = acts and not any(engine.clips_itself for engine in engines)
         self.is_one_of_several = int(trainer.args.world_size) > 1
@@ -118,7 +120,8 @@ class TrainerGuard:
         """Put every method back."""
         self._step_wrapping.restore()
         self._wrapping.restore()
-        self.ring.drain()  # the device may still be writing to it
+        if not self.device_is_lost:  # else nothing more will come of it
+            self.ring.drain()  # the device may still be writing to it
         draws_on((), self)
         self.kept.clear()
         self._window = None

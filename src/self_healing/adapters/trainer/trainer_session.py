@@ -6,9 +6,12 @@ import logging
 import math
 import signal
 import time
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...core.failure import Effect, FailureType, Mode
+from ...core.goodput import Spending, TimeAccount
 from ...core.plan import Plan
 from ...core.run_directory import healing_folder
 from ...core.signal import Raised, SnapshotTaken
@@ -19,15 +22,20 @@ from ..memory.memory_care import MemoryCare
 from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
+from .device_errors import is_device_lost
 from .engines import Surroundings
 from .examination import Examiner
 from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
-from .interrupts import WARNINGS, Interrupts, signals_left_to_us
+from .grace import GraceWatch
+from .gradient_gate import gate_of
+from .interrupts import Interrupts, nobody_listens, signals_left_to_us
+from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, secure_in_time
 from .log_figures import LogFigures
 from .make_up import AppliedStep
 from .reflexes import Reflex
 from .run_desk import RunDesk, facts_of_run
 from .step_profile import StepProfile
+from .time_spent import TimeSpent
 from .trackers import TrackerFence
 from .trl_counters import generates_for_several_steps
 from .window import Window
@@ -35,7 +43,6 @@ from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from ...tensors.gate import GradientGate
     from .step_reading import StepReading
 
 logger = logging.getLogger("self_healing.trainer")
@@ -48,8 +55,18 @@ class LeaveLoopError(Exception):
 class TrainerSession:
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
-    def __init__(self, trainer: Any, config: HealingConfig, mode: Mode, *, resumes: bool = False) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        config: HealingConfig,
+        mode: Mode,
+        *,
+        resumes: bool = False,
+        account: TimeAccount | None = None,
+    ) -> None:
         from .trainer_guard import TrainerGuard
+
+        self.spent = TimeSpent(account or TimeAccount(time.perf_counter))
 
         self.trainer = trainer
         self.config = config
@@ -58,7 +75,7 @@ class TrainerSession:
             mode = Mode.ADVISE
         self.mode = mode
         acts = mode is Mode.HEAL
-        self.guard = TrainerGuard(trainer, _gate(config, acts=acts), acts=acts)
+        self.guard = TrainerGuard(trainer, gate_of(config, acts=acts), acts=acts)
         self.guard.making_up.on_unsound = self._examine
         self.guard.making_up.may_replace = config.settings().max_effect is Effect.RECIPE
         self.guard.lets_through = config.nan_action == "warn"
@@ -78,7 +95,9 @@ class TrainerSession:
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
         self.guard.retry = self.memory.micro_batches if acts else None
         self.checkpoints = CheckpointCare(trainer, self.desk, folder, self.weights_are_finite) if may_act else None
-        self.interrupts = Interrupts(signals_left_to_us(trainer.args))
+        preempting = [signal.Signals[name] for name in config.preemption_signals]
+        self.interrupts = Interrupts(signals_left_to_us(trainer.args, preempting), preempting)
+        self.grace = GraceWatch(config.grace_seconds, partial(secure_in_time, self), partial(leave_at_once, self))
         self.interrupted_by: signal.Signals | None = None
         self.data = TrainerData(
             trainer, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
@@ -89,12 +108,13 @@ class TrainerSession:
         self._trackers = TrackerFence(self.note)
         # One process is enough: all would write to the same files.
         self.profile = StepProfile(config.profile_steps if trainer.args.process_index == 0 else (), folder)
-        self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures)
+        self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures, self.spent.goodput)
         self._step_began = time.perf_counter()
         self._step_time_s = 0.0
         self._attached = False
         self._saved_steps: set[int] = set()
         """Checkpoints of this training; others in the same folder may be another run's."""
+        self._began_at = 0
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     # -- life ----------------------------------------------------------------------------------------
@@ -111,15 +131,21 @@ class TrainerSession:
         self.log_figures.attach(self._changes)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
+            self.interrupts.on_signal = self.grace.came
+            self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
             self._trackers.attach(self.trainer.callback_handler.callbacks)
             self.memory.attach(self._changes)
         if self.checkpoints is not None:
             self.checkpoints.audit = self.rollback.audit_checkpoint
             self.checkpoints.attach(self._changes)
+        self.interrupts.while_waiting = self.spent.stalled
+        self.spent.attach(self.trainer, self.rollback.keeper, self._changes)
 
     def detach(self) -> None:
         """Take it out again and put the trainer's settings back."""
+        self.grace.end()
         self.interrupts.restore()
+        self.interrupts.on_signal, self.interrupts.while_waiting = nobody_listens, nullcontext
         if self._attached:
             self.abilities.put_back()  # in the reverse order: it has wrapped what others had wrapped before
             self.guard.detach()
@@ -146,6 +172,7 @@ class TrainerSession:
 
     def begin_training(self) -> None:
         """Note how steps can be skipped and what is known of the run."""
+        self._began_at = self._step()
         way = self.guard.attach_optimizer()
         self.log_figures.begin()
         self.rollback.begin()
@@ -156,11 +183,18 @@ class TrainerSession:
 
     def begin_of_step(self) -> None:
         """Take the state before the step where it is time."""
+        self.spent.account.steps_begin(self._step())
         self.profile.step_begins(self._step() + 1)
-        self.rollback.step_begins(self._step_time_s)
+        if self.rollback.is_due():
+            with self.spent.spent_on(Spending.SNAPSHOTTING):
+                self.rollback.step_begins(self._step_time_s)
+        else:
+            self.rollback.step_begins(self._step_time_s)
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it."""
+        self.spent.account.step_done(self._step())
+        self.spent.tell_now_and_then(self.desk)
         self.profile.step_ends(self._step())
         now = time.perf_counter()
         self._step_time_s, self._step_began = now - self._step_began, now
@@ -215,7 +249,7 @@ class TrainerSession:
             self.rollback.made_up(applied, self.guard.rate)
         if must_know or unsound:
             self.desk.settle()
-        self._answer_interrupt()
+        answer_interrupt(self)
 
     def _report(self, step: int, loss: float, norm: float | None, rate: float) -> None:
         values = {"loss": loss, "learning_rate": rate, "step_time_s": self._step_time_s}
@@ -244,7 +278,8 @@ class TrainerSession:
         self._found_unsound = False
         began, making_up = time.perf_counter(), self.guard.making_up
         before = making_up.replaced_steps, making_up.skipped_steps
-        made_up = self.guard.make_up()
+        with self.spent.spent_on(Spending.MADE_UP):
+            made_up = self.guard.make_up()
         if made_up and not self._found_unsound:
             self.desk.learn(self._examiner.was_transient())
         replaced, left_out = making_up.replaced_steps - before[0], making_up.skipped_steps - before[1]
@@ -286,45 +321,17 @@ class TrainerSession:
         self.rollback.suspect()
         return mended
 
-    def _answer_interrupt(self) -> None:
-        """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
-        number = self.interrupts.take()
-        if number is not None:
-            self.desk.settle()  # what is written must be known to be sick or sound
-            self.note("interrupted", f"{number.name} came; {self.emergency_checkpoint()}")
-            if number in WARNINGS:
-                self.interrupts.pass_on(number)
-            else:
-                self.interrupted_by = number
-        if self.interrupted_by is not None:  # also at the end of the epoch, which comes after that of the last step
-            control = self.trainer.control
-            control.should_training_stop = True
-            control.should_evaluate = False  # whoever sends a signal does not wait for long
-            control.should_save = control.should_save and self._step() not in self._saved_steps
-
     def emergency_checkpoint(self) -> str:
         """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
-        step = self._step()
-        if step == 0:
-            return "no step is complete yet, nothing to save"
-        impossible = self.surroundings.why_nothing_is_saved()
-        if impossible is not None:
-            return impossible
-        if step in self._saved_steps:
-            return f"checkpoint-{step} was there already"
-        try:  # on a device that has failed even looking at the weights does
-            self.guard.abandon_step()
-            if any(not reading.is_applied for reading in self.guard.readings(wait=True)):
-                self.guard.make_up()  # the device has skipped a step that nobody has read of yet
-            if not self.weights_are_finite():
-                return "the weights are not finite, no checkpoint was written"
-            self.trainer._save_checkpoint(self.trainer.model, None)  # noqa: SLF001  # what the loop itself calls
-        except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
-            return f"the emergency checkpoint failed: {type(error).__name__}: {error}"
-        if self.checkpoints is not None and self.checkpoints.failed is not None:
-            return f"the emergency checkpoint failed: {self.checkpoints.failed}"
-        self.saved()
-        return f"checkpoint-{step} was written"
+        return emergency_checkpoint(self)
+
+    def is_saved(self, step: int) -> bool:
+        """Say whether the state after a step is on disk: written by this training, or what it began with."""
+        return step in self._saved_steps or (step == self._began_at and self.desk.resumes)
+
+    def mark_saved(self, step: int) -> None:
+        """Take note of a checkpoint that the trainer has not written itself."""
+        self._saved_steps.add(step)
 
     def weights_are_finite(self) -> bool:
         """Look at every parameter; waits for the device."""
@@ -339,6 +346,8 @@ class TrainerSession:
         """Write how the run ended."""
         self._trackers.tell_losses()
         self.rollback.ended(exit_reason)
+        self.spent.account.steps_over()
+        self.spent.tell(self.desk)
         self.desk.ended(exit_reason, error, {**self.log_figures.figures(), **self.memory.figures()})
 
     def saved(self) -> None:
@@ -351,6 +360,7 @@ class TrainerSession:
 
     def _returned(self, to_step: int) -> None:
         """Go on from an earlier state: what is counted since then has not happened."""
+        self.spent.account.returned(to_step)
         self._saved_steps = {step for step in self._saved_steps if step <= to_step}
         self.log_figures.begin()
         if self.checkpoints is not None:
@@ -361,6 +371,8 @@ class TrainerSession:
         """Look at an exception while there is still a loop to return to an earlier state in."""
         if isinstance(error, LeaveLoopError) or is_pruning(error) or came_from_a_callback(error):
             return
+        if is_device_lost(error):  # no state can be returned to in here
+            return
         if self.trainer.args.auto_find_batch_size or self.interrupts.received is not None:
             return  # accelerate has an answer of its own outside; and who is asked to end does not begin again
         self.answered = error
@@ -368,7 +380,7 @@ class TrainerSession:
 
     def raised(self, error: Exception) -> Plan | None:
         """Report an exception that left the loop and carry out what can be done inside the process."""
-        if self.mode is Mode.HEAL and not self.surroundings.is_one_of_several:
+        if self.mode is Mode.HEAL and not self.surroundings.is_one_of_several and not self.guard.device_is_lost:
             blame_the_model_if_other_data_fail(self.guard, error)
         told = describe(error)
         told["message"] = "\n".join((told["message"], *remarks_on(error)))
@@ -382,16 +394,3 @@ class TrainerSession:
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
-
-
-def _gate(config: HealingConfig, *, acts: bool) -> GradientGate:
-    """Return the gate that the configuration asks for."""
-    from ...tensors.adagc import AdaGC
-    from ...tensors.gate import GradientGate
-    from ...tensors.zclip import ZClip
-
-    if not acts or config.settings().max_effect is not Effect.RECIPE:
-        return GradientGate(clip_outliers=False)
-    if config.zclip_enabled and config.resolved()["zclip_mode"] == "always":
-        return GradientGate(always=ZClip(z_threshold=config.zclip_z_threshold))
-    return GradientGate(clip_outliers=config.zclip_enabled, per_tensor=AdaGC() if config.adagc_enabled else None)

@@ -1,0 +1,165 @@
+"""How a run is left before its end: what is on disk by then, and what whoever started the process is told."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+from typing import TYPE_CHECKING, NoReturn
+
+from ...core.capability import capabilities_of
+from ...core.errors import DeviceLost, Preempted, UnrecoverableError
+from ..rollback.host_checkpoint import newest_whole, write_from_memory
+from .device_errors import DeadDevice
+
+if TYPE_CHECKING:
+    from .trainer_session import TrainerSession
+
+logger = logging.getLogger("self_healing.trainer")
+
+
+def answer_interrupt(session: TrainerSession) -> None:
+    """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
+    interrupts = session.interrupts
+    number = interrupts.take()
+    if number is not None:
+        if not interrupts.is_warning(number):
+            session.grace.answered()
+        session.desk.settle()  # what is written must be known to be sick or sound
+        session.note("interrupted", f"{number.name} came; {session.emergency_checkpoint()}")
+        if interrupts.is_warning(number):
+            interrupts.pass_on(number)
+        else:
+            session.interrupted_by = number
+    if session.interrupted_by is not None:  # also at the end of the epoch, which comes after that of the last step
+        control = session.trainer.control
+        control.should_training_stop = True
+        control.should_evaluate = False  # whoever sends a signal does not wait for long
+        control.should_save = control.should_save and not session.is_saved(int(session.trainer.state.global_step))
+
+
+def emergency_checkpoint(session: TrainerSession) -> str:
+    """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
+    trainer = session.trainer
+    step = int(trainer.state.global_step)
+    if step == 0:
+        return "no step is complete yet, nothing to save"
+    impossible = session.surroundings.why_nothing_is_saved()
+    if impossible is not None:
+        return impossible
+    if session.is_saved(step):
+        return f"checkpoint-{step} was there already"
+    try:  # on a device that has failed even looking at the weights does
+        session.guard.abandon_step()
+        if any(not reading.is_applied for reading in session.guard.readings(wait=True)):
+            session.guard.make_up()  # the device has skipped a step that nobody has read of yet
+        if not session.weights_are_finite():
+            return "the weights are not finite, no checkpoint was written"
+        trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
+    except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
+        return f"the emergency checkpoint failed: {type(error).__name__}: {error}"
+    if session.checkpoints is not None and session.checkpoints.failed is not None:
+        return f"the emergency checkpoint failed: {session.checkpoints.failed}"
+    session.saved()
+    return f"checkpoint-{step} was written"
+
+
+def save_from_memory(session: TrainerSession, *, within_s: float) -> tuple[str, bool]:
+    """Write the newest whole state of host memory to disk, touching neither trainer nor device; say what came of it.
+
+    The second value says whether everything up to that state is on disk now.
+    """
+    keeper = session.rollback.keeper
+    found = newest_whole(keeper, within_s) if keeper is not None else None
+    if found is None:
+        return "host memory holds no state that could be written", False
+    snapshot, verdict = found
+    name = f"checkpoint-{snapshot.step}"
+    if snapshot.step == 0:
+        return "no step is complete in the states that host memory holds", False
+    if session.is_saved(snapshot.step):
+        return f"{name}, the newest state that host memory holds, was on disk already", True
+    try:
+        folder = write_from_memory(session.trainer, snapshot)
+    except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
+        return f"{name} could not be written from host memory: {type(error).__name__}: {error}", False
+    if session.checkpoints is not None:
+        session.checkpoints.disk.saved(folder, is_finite=None, known=verdict)
+    session.mark_saved(snapshot.step)
+    return f"{name} was written from host memory", True
+
+
+def lose_device(session: TrainerSession, error: Exception) -> NoReturn:
+    """End a run whose device is lost: nothing is tried in this process, and what host memory holds goes to disk."""
+    session.guard.device_is_lost = True
+    dead = DeadDevice()
+    session.desk.abilities, session.desk.healer.capabilities = dead, capabilities_of(dead)
+    session.desk.meanwhile.forget()  # what would follow from it can no longer be done
+    step = int(session.trainer.state.global_step)
+    said, is_saved = save_from_memory(session, within_s=session.config.grace_seconds)
+    session.raised(error)
+    first_line = str(error).strip().split("\n", 1)[0][:300]
+    told = f"the device is lost to this process at step {step} ({type(error).__name__}: {first_line}); {said}"
+    session.note("device-lost", told, level=logging.DEBUG)  # it is said below, with its traceback
+    # The interpreter shows no traceback of what ends a process with a code of its own.
+    logger.error("%s", told, exc_info=error)
+    what_to_do = 'Nothing in this process can use the device again: run the script again, with train(resume_from_checkpoint="auto")'
+    where = (
+        "which goes on from there" if is_saved else "which goes on from the newest checkpoint on disk, if there is one"
+    )
+    raise DeviceLost(f"{told}. {what_to_do}, {where}.") from error
+
+
+def asked_to_end(session: TrainerSession) -> signal.Signals | None:
+    """Return the signal that asks the run to end, be it answered or not."""
+    waiting = session.interrupts.received
+    return session.interrupted_by or (None if waiting is None or session.interrupts.is_warning(waiting) else waiting)
+
+
+def is_put_down_to(session: TrainerSession, error: BaseException) -> bool:
+    """Say whether a signal explains an exception: schedulers send it to the workers of a loader and to servers too."""
+    explains = isinstance(error, Exception) and not isinstance(error, UnrecoverableError | DeviceLost)
+    return explains and asked_to_end(session) is not None
+
+
+def leave_as_asked(session: TrainerSession, failed: BaseException | None, output: object) -> None:
+    """Do what a signal has come for, now that the run is saved and put in order.
+
+    Raises:
+        Preempted: it takes the machine away, and the program has no handler of its own for it.
+
+    """
+    number = asked_to_end(session)
+    if number is None:
+        return
+    if not session.interrupts.is_preemption(number):
+        session.interrupts.pass_on(number)
+    elif failed is None or is_put_down_to(session, failed):
+        step = int(session.trainer.state.global_step)
+        text = (
+            f"{number.name} has ended the training at step {step}, and it is saved: run the script again, with "
+            'train(resume_from_checkpoint="auto"), and it goes on from there'
+        )
+        logger.warning("%s", text, exc_info=failed)
+        raise Preempted(text, signal=number.name, output=output) from failed
+
+
+def leave_at_once(session: TrainerSession, number: int) -> None:
+    """End the process from another thread than the one that trains, which has not come to the end of its step in time."""
+    came = signal.Signals(number)
+    if not session.interrupts.is_preemption(came):  # the program has a handler, and may know what else to do
+        return
+    try:
+        session.note("interrupted", f"{came.name} came; the step has not ended within {session.grace.grace_s:g} s")
+        session.desk.ended(came.name.lower(), None, {})
+        if session.checkpoints is not None:
+            session.checkpoints.disk.close(1.0)
+    finally:
+        os._exit(Preempted.exit_code)  # what hangs would hang the end of the interpreter too
+
+
+def secure_in_time(session: TrainerSession, within_s: float) -> bool:
+    """Put the newest state of host memory on disk while a step is running; say whether it is there."""
+    said, is_saved = save_from_memory(session, within_s=within_s)
+    session.note("secured", f"a signal came, and the step that is running does not end: {said}")
+    return is_saved
