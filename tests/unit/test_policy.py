@@ -242,6 +242,15 @@ def test_what_could_not_be_carried_out_is_asked_for_once_however_often_it_may_be
     assert book.plan(crash).rung == "halve-batch-size", "another time it may be possible"
 
 
+def test_an_end_that_could_not_be_carried_out_is_not_asked_for_again_before_the_run_has_gone_on():
+    book = Book(ladder=(rung(StopRun(), success=1.0),))
+    crash = incident(failure=FailureType.CRASH)
+    book.carry_out(book.plan(crash), status="failed")
+    assert book.plan(crash) is None
+    book.go(1)
+    assert book.plan(crash).rung == "stop-run"
+
+
 def test_a_rung_cools_down_twice_as_long_each_time():
     ladder = (rung(RollBack(), SkipBatches()), rung(StopRun()))
     book = Book(ladder=ladder, max_recovery_attempts=100)

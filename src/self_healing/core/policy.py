@@ -124,8 +124,10 @@ class Policy:
         missing = sorted({c for action in rung.actions if (c := action.capability()) and c not in now.capabilities})
         if missing:
             return f"this run has no {', '.join(missing)}"
-        if rung.is_final:
-            return None
+        if rung.is_final:  # asked for again as soon as the run has gone on; at once would be for ever
+            key = diagnosis.failure, rung.name
+            has_just_failed = key in memory.impossible and memory.rungs[key].last_used == memory.trained_steps
+            return "it could not be carried out just now" if has_just_failed else None
         if rung.effect > Effect.NOTHING and exhausted and any(action.counts for action in rung.actions):
             return f"budget spent: {exhausted}"
         return self._reason_from_the_past(rung, diagnosis, memory, now)
