@@ -107,6 +107,22 @@ def test_a_reader_that_leaves_early_is_no_error():
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_reader_that_leaves_between_two_tables_is_no_error():
+    script = """
+import os, sys
+reader, writer = os.pipe()
+os.dup2(writer, 1)
+from self_healing.cli.output import show, show_table
+show("read")
+os.close(reader)
+show_table("not read", ["a"], [["b"]])
+sys.exit(3)
+"""
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, env=buffered)
+    assert (done.returncode, done.stderr) == (3, "")
+
+
 def test_the_log_level_comes_from_the_environment(heal, monkeypatch):
     monkeypatch.setenv("SELF_HEALING_LOG_LEVEL", "loud")
     code, _, err = heal("rules")

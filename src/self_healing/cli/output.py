@@ -29,7 +29,14 @@ def console() -> Console:
     if not sys.stdout.isatty():
         asked = os.environ.get("COLUMNS", "")
         width = int(asked) if asked.isdecimal() and 40 <= int(asked) <= 1000 else PIPED_WIDTH
-    return Console(width=width, markup=False, emoji=False, highlight=False)
+
+    class Screen(Console):
+        """Flushes what others have written, and where nobody reads it any more would end the command as failed."""
+
+        def on_broken_pipe(self) -> None:
+            leave_the_pipe()
+
+    return Screen(width=width, markup=False, emoji=False, highlight=False)
 
 
 def write(text: str) -> None:
