@@ -1,0 +1,63 @@
+"""What the ledger says of the attempt before this one: how it ended, and which run it belonged to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...core.ledger import CONTINUES, iter_ledger
+from .data_facts import DATA_FACTS
+
+ENDED = "run-ended"
+"""Name of the line that every attempt ends with, unless it is killed."""
+KILLED = "killed"
+
+
+@dataclass(slots=True)
+class LastAttempt:
+    """The newest attempt in a ledger."""
+
+    number: int = 0
+    exit_reason: str = KILLED
+    """As the attempt wrote it, `killed` where it had no time to write anything."""
+    last_step: int = 0
+    run_began_s: float = 0.0
+    """When the first attempt of the same run began; what is older in the folder belongs to another one."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """What was known of the run when it was first entered."""
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the process ended without a word."""
+        return self.exit_reason == KILLED
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether nobody wanted the run to end: it was killed, or its machine was taken away from it.
+
+        A signal from the keyboard is a person's decision, and an exception is for a person to look at.
+        """
+        return self.was_killed or (self.exit_reason.startswith("sig") and self.exit_reason != "sigint")
+
+
+def last_attempt(ledger: Path) -> LastAttempt | None:
+    """Return what a ledger says of its newest attempt; None where there is none."""
+    last: LastAttempt | None = None
+    knows_facts = False
+    for entry in iter_ledger(ledger) if ledger.exists() else ():
+        if last is None or entry.attempt != last.number:
+            began_s = entry.time if last is None else last.run_began_s
+            last = LastAttempt(entry.attempt, run_began_s=began_s, facts={} if last is None else last.facts)
+            knows_facts = False
+        if entry.kind == "config" and entry.body.get(CONTINUES) is False:
+            last.run_began_s, last.facts = entry.time, {}
+        if entry.kind == "note" and entry.name == ENDED:
+            last.exit_reason = str(entry.body.get("exit_reason", KILLED))
+        if entry.kind == "signal":
+            last.last_step = max(last.last_step, entry.step)
+            facts = entry.body.get("facts")
+            # The first of an attempt are its user's: later ones may be what healing has made of them.
+            if isinstance(facts, Mapping) and not knows_facts and DATA_FACTS & facts.keys():
+                knows_facts, last.facts = True, {name: facts[name] for name in DATA_FACTS & facts.keys()}
+    return last
