@@ -20,7 +20,7 @@ from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
 from ..trainer.data_facts import data_facts, differences
 from ..trainer.engines import Surroundings
-from ..trainer.last_attempt import LastAttempt, last_attempt
+from ..trainer.last_attempt import LastAttempt, last_attempt, that_tells
 from .left_state import LeftState, StateDoesNotFitError
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class GoingOn:
         self._args = args
         self._wanted = wanted
         self._model_only = bool(getattr(args, "save_only_model", False))
-        self._before = last_attempt(ledger_path(args.output_dir, args.process_index))
+        self._before = that_tells(last_attempt(ledger_path(args.output_dir, args.process_index)))
         self.passed_over: list[str] = []
         """States in shared memory that are not used, and why."""
         self._is_by_itself = wanted is None and _was_cut_short(trainer, self._before)
@@ -58,11 +58,7 @@ class GoingOn:
             self._left = self._left_states()
             self._next = next(self._left, None)
             if self._is_by_itself and self.changed and (self._next is not None or self._on_disk().path is not None):
-                raise ConfigError(
-                    f"the run in {args.output_dir} was cut short after step {self._step_before()} and cannot be gone on with: "
-                    f"{'; '.join(self.changed)}. Put that back to go on, resume_from_checkpoint=False to start over, or "
-                    "name a checkpoint to go on from it all the same."
-                )
+                raise ConfigError(self._cannot_go_on("; ".join(self.changed)))
         else:
             self._left, self._next = iter(()), None
             self._disk = resolve(wanted, args.output_dir, model_only=self._model_only)
@@ -91,29 +87,43 @@ class GoingOn:
         if self._next is not None:
             self.passed_over.append(f"{self._next.key}: {error}")
             self._next = next(self._left, None)
+        if self._is_by_itself and self._next is None and self._on_disk().path is None:
+            raise ConfigError(self._cannot_go_on(str(error))) from error
         return self._enter(session)
+
+    def _cannot_go_on(self, because: str) -> str:
+        return (
+            f"the run in {self._args.output_dir} was cut short after step {self._step_before()} and cannot be gone on with: "
+            f"{because}. Put that back to go on, resume_from_checkpoint=False to start over, or name a checkpoint to go on "
+            "from it all the same."
+        )
 
     def _enter(self, session: TrainerSession) -> str | None:
         left, newest = self._next, self._newest_folder()
         disk = self._on_disk() if left is None or newest > left.step else None
         if left is not None and (disk is None or disk.path is None or (disk.step or 0) <= left.step):
-            session.note("resuming", self._told(left), level=logging.WARNING if self.passed_over else logging.INFO)
+            session.note("resuming", self._told(left), level=self._level(is_as_wanted=not self.passed_over))
             return session.rollback.go_on_at(left)
         disk = self._on_disk()
         told = [str(disk), *self.passed_over, *self.changed]
         is_as_wanted = disk.path is not None and len(told) == 1 and not disk.passed_over
-        session.note("resuming", "; ".join(told), level=logging.INFO if is_as_wanted else logging.WARNING)
+        session.note("resuming", "; ".join(told), level=self._level(is_as_wanted=is_as_wanted))
         if disk.path is None:
             return None
         if session.checkpoints is not None:
             session.checkpoints.disk.resumed(disk.path)
         return str(disk.path)
 
+    def _level(self, *, is_as_wanted: bool) -> int:
+        return logging.INFO if is_as_wanted and not self._is_by_itself else logging.WARNING  # nobody has asked for it
+
     def _told(self, left: LeftState) -> str:
         said = (
             f"training goes on after step {left.step} from shared memory, where the last attempt has left its state "
-            f"{max(0.0, time.time() - left.created_s):.0f} s ago; it was at step {self._step_before()}"
+            f"{max(0.0, time.time() - left.created_s):.0f} s ago"
         )
+        if self._step_before() > left.step:
+            said += f", and has trained up to step {self._step_before()} at least"
         return "; ".join([said, *self.passed_over])
 
     def _step_before(self) -> int:

@@ -12,6 +12,7 @@ from .data_facts import DATA_FACTS
 ENDED = "run-ended"
 """Name of the line that every attempt ends with, unless it is killed."""
 KILLED = "killed"
+FAILED = frozenset({"exception", "unrecoverable"})
 
 
 @dataclass(slots=True)
@@ -22,10 +23,13 @@ class LastAttempt:
     exit_reason: str = KILLED
     """As the attempt wrote it, `killed` where it had no time to write anything."""
     last_step: int = 0
+    has_trained: bool = False
     run_began_s: float = 0.0
     """When the first attempt of the same run began; what is older in the folder belongs to another one."""
     facts: Mapping[str, object] = field(default_factory=dict)
     """What was known of the run when it was first entered."""
+    before: LastAttempt | None = None
+    """The attempt before it, of the same run."""
 
     @property
     def was_killed(self) -> bool:
@@ -47,17 +51,25 @@ def last_attempt(ledger: Path) -> LastAttempt | None:
     knows_facts = False
     for entry in iter_ledger(ledger) if ledger.exists() else ():
         if last is None or entry.attempt != last.number:
-            began_s = entry.time if last is None else last.run_began_s
-            last = LastAttempt(entry.attempt, run_began_s=began_s, facts={} if last is None else last.facts)
+            began_s, facts = (entry.time, {}) if last is None else (last.run_began_s, last.facts)
+            last = LastAttempt(entry.attempt, run_began_s=began_s, facts=facts, before=that_tells(last))
             knows_facts = False
         if entry.kind == "config" and entry.body.get(CONTINUES) is False:
-            last.run_began_s, last.facts = entry.time, {}
+            last.run_began_s, last.facts, last.before = entry.time, {}, None
         if entry.kind == "note" and entry.name == ENDED:
             last.exit_reason = str(entry.body.get("exit_reason", KILLED))
         if entry.kind == "signal":
             last.last_step = max(last.last_step, entry.step)
+            last.has_trained = last.has_trained or entry.name == "metrics"
             facts = entry.body.get("facts")
             # The first of an attempt are its user's: later ones may be what healing has made of them.
             if isinstance(facts, Mapping) and not knows_facts and DATA_FACTS & facts.keys():
                 knows_facts, last.facts = True, {name: facts[name] for name in DATA_FACTS & facts.keys()}
     return last
+
+
+def that_tells(last: LastAttempt | None) -> LastAttempt | None:
+    """Return an attempt, or the one before where it has failed before its first step: that says nothing of the run."""
+    if last is None or last.before is None or last.has_trained or last.exit_reason not in FAILED:
+        return last
+    return last.before
