@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
 import subprocess
@@ -47,6 +49,13 @@ def serve():
     import trl
 
     trl.SFTTrainer, trl.DPOTrainer, trl.GRPOTrainer, trl.SFTConfig, trl.DPOConfig, trl.GRPOConfig  # noqa: B018
+    importlib.import_module("self_healing.adapters.transformers")
+    importlib.import_module("tests.integration.rolled_back")
+    for room in ("actions", "causes", "detectors", "patterns", "snapshots", "tensors"):
+        for path in (ROOT / "src" / "self_healing" / room).glob("*.py"):
+            importlib.import_module(f"self_healing.{room}.{path.stem}")
+    gc.collect()
+    gc.freeze()  # every train() collects garbage
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     answers = os.fdopen(os.dup(1), "w", buffering=1)

@@ -156,10 +156,16 @@ class GoingOn:
 
     def _on_disk(self) -> Chosen:
         if self._disk is None:  # a checkpoint is read from end to end: not before it is needed
-            self._disk = choose(
-                self._args.output_dir, finite=True, model_only=self._model_only, since_s=self._since_s or None
-            )
+            last = int(self._args.max_steps) if self._is_by_itself and int(self._args.max_steps) > 0 else None
+            # From a checkpoint of the last step the trainer would train one more: rather the one before is taken.
+            self._disk = self._chosen(last)
+            if self._disk.path is None and last is not None:
+                self._disk = self._chosen(None)
         return self._disk
+
+    def _chosen(self, before_step: int | None) -> Chosen:
+        args, since_s = self._args, self._since_s or None
+        return choose(args.output_dir, before_step, finite=True, model_only=self._model_only, since_s=since_s)
 
 
 def _was_cut_short(trainer: Any, before: LastAttempt | None) -> bool:

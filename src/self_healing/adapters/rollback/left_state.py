@@ -96,6 +96,8 @@ class LeftState:
         found = differences(self.facts, facts)
         if steps_per_epoch != self.steps_per_epoch:
             found.append(f"an epoch has {steps_per_epoch} steps and had {self.steps_per_epoch}")
+        if self.step >= int(trainer.state.max_steps):  # it would never be taken over
+            found.append(f"max_steps is {trainer.state.max_steps}, and the state holds {self.step} steps already")
         marks = self._published.tensors
         said = self._decoded(lambda name: marks[name])
         names = {parameter: name for name, parameter in trainer.model.named_parameters()}
