@@ -6,6 +6,7 @@ import gc
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -76,7 +77,7 @@ def _train_and_exit(job):
             os.dup2(output.fileno(), 2)
         (folder / "result.json").write_text(json.dumps(_train(**job)))
         code = 0
-    except BaseException:  # noqa: BLE001  # the child of a fork must not go on as its parent
+    except BaseException:  # the child of a fork must not go on as its parent
         (folder / "result.json").write_text(json.dumps({"error": traceback.format_exc()}))
     finally:
         os._exit(code)
@@ -140,7 +141,10 @@ def _count(trainer):
 
 
 def _plan(trainer, when, *what):
-    """Arrange for the process to be killed: at the end of a step, in an evaluation, or when it asks something of the system."""
+    """Arrange for the process to be killed: at the end of a step, in an evaluation, or when it asks something of the system.
+
+    "terminated" is a signal that lets it save, and "memory is taken away" kills nothing but what was left for it.
+    """
     if when == "system":
         _kill_at_call(*what)
         return
@@ -149,10 +153,17 @@ def _plan(trainer, when, *what):
     (at,) = what
 
     class Kill(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            if when == "memory is taken away":
+                for path in Path(os.environ["SELF_HEALING_SHARED_MEMORY"]).glob("*/*/*.block-*"):
+                    path.unlink()
+
         def on_step_end(self, args, state, control, **kwargs):
-            if when == "step" and state.global_step == at:
+            if when in ("step", "terminated") and state.global_step == at:
                 _wait_until_published(args.output_dir, (at - 1) // EVERY * EVERY)
-                _kill()
+                if when == "step":
+                    _kill()
+                os.kill(os.getpid(), signal.SIGTERM)
 
         def on_prediction_step(self, args, state, control, **kwargs):
             if when == "evaluation" and state.global_step == at:
@@ -162,7 +173,7 @@ def _plan(trainer, when, *what):
 
 
 def _kill():
-    os.kill(os.getpid(), 9)
+    os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(60)
 
 

@@ -70,7 +70,17 @@ def notes(folder, name):
 
 # -- killed between two steps ----------------------------------------------------------------------------
 
-KINDS = ["dropout", "accumulation-4", "lora", "changing-buffers", "scheduler-and-sgd", "finite-stream", "sft", "dpo", "grpo"]
+KINDS = [
+    "dropout",
+    "accumulation-4",
+    "lora",
+    "changing-buffers",
+    "scheduler-and-sgd",
+    "finite-stream",
+    "sft",
+    "dpo",
+    "grpo",
+]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -87,21 +97,38 @@ def test_a_killed_training_ends_as_if_nothing_had_happened(kind, trainings, undi
     assert (postmortem["exit_reason"], len(postmortem["attempts"])) == ("completed", 2)
 
 
-def kill_again_and_again(trainings, folder, times, **job):
-    """Kill a run at random steps until it was killed so often; return the steps it began and was killed at."""
-    draw, at = random.Random(11), 0
+def kill_again_and_again(trainings, folder, times, draw, **job):
+    """Kill a run at so many random steps, which may be steps that it has been at before; return the last one."""
+    at = 0
     for _ in range(times):
-        at = draw.randint(at + 1, min(at + 4, 12)) if at < 12 else 12
+        earliest = (at - 1) // EVERY * EVERY + 1 if at else 1
+        at = draw.randint(earliest, min(at + 4, 12))
         killed(trainings, folder, "step", at, **job)
+    return at
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
 def test_killed_five_times_at_random_steps(where, trainings, undisturbed, tmp_path):
     job = ON_DISK if where == "disk" else {}
-    kill_again_and_again(trainings, tmp_path, 5, **job)
+    at = kill_again_and_again(trainings, tmp_path, 5, random.Random(11), **job)
     result = gone_on(trainings, tmp_path, **job)
     assert_same(result, undisturbed(), from_disk=where == "disk")
-    assert 12 - result["first"] <= EVERY
+    assert at - result["first"] <= EVERY
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("kind", ["dropout", "sft", "dpo"])
+def test_killed_a_hundred_times(kind, where, trainings, undisturbed, tmp_path):
+    draw = random.Random(kind)
+    for number in range(17):
+        job = {**(ON_DISK if where == "disk" else {}), "kind": kind}
+        folder = tmp_path / str(number)
+        at = kill_again_and_again(trainings, folder, 6, draw, **job)
+        result = gone_on(trainings, folder, **job)
+        assert_same(result, undisturbed(kind), from_disk=where == "disk")
+        assert at - result["first"] <= EVERY
 
 
 # -- killed at awkward moments ---------------------------------------------------------------------------
@@ -153,7 +180,9 @@ def folder_of(tmp_path):
 
 
 def newest_index(tmp_path):
-    found = {path: json.loads(path.read_text().split("\n", 1)[1]) for path in folder_of(tmp_path).glob("*.state-*.json")}
+    found = {
+        path: json.loads(path.read_text().split("\n", 1)[1]) for path in folder_of(tmp_path).glob("*.state-*.json")
+    }
     return max(found.items(), key=lambda each: each[1]["step"])
 
 
@@ -211,7 +240,10 @@ def test_what_was_changed_meanwhile_is_named_and_can_be_put_back(change, said, t
 
 def test_other_data_and_another_model_are_named(trainings, tmp_path):
     killed(trainings, tmp_path, "step", 8)
-    for kind, said in (("accumulation-4", "the number of training records is 152 and was 40"), ("changing-buffers", "is new")):
+    for kind, said in (
+        ("accumulation-4", "the number of training records is 152 and was 40"),
+        ("changing-buffers", "is new"),
+    ):
         assert said in trainings.run(tmp_path, kind=kind, changes={"gradient_accumulation_steps": 1})["error"]
     gone_on(trainings, tmp_path, resume=False)
 
@@ -251,3 +283,25 @@ def test_shared_memory_is_looked_at_where_resuming_is_asked_for(resume, training
     result = gone_on(trainings, tmp_path, changes=SAVING, resume=resume)
     assert_same(result, undisturbed())
     assert notes(tmp_path, "resuming")[0].startswith("training goes on after step 6 from shared memory")
+
+
+def test_a_run_whose_machine_is_taken_away_goes_on_where_it_saved(trainings, undisturbed, tmp_path):
+    assert trainings.run(tmp_path, kill=("terminated", 8)) == signal.SIGTERM
+    result = gone_on(trainings, tmp_path)
+    assert (result["step"], result["weights"]) == (13, undisturbed()["weights"])
+    assert result["first"] == 8
+    assert notes(tmp_path, "resuming") == ["checkpoint-8 is resumed from"]
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_state_that_is_lost_while_it_is_taken_over_leaves_no_trace(saves, trainings, undisturbed, tmp_path):
+    job = {"changes": SAVING if saves else {}}
+    killed(trainings, tmp_path, "step", 8, **job)
+    result = trainings.run(tmp_path, kill=("memory is taken away", 0), **job)
+    if saves:
+        assert_same(result, undisturbed(), from_disk=True)
+        assert "could not be read to its end" in notes(tmp_path, "resuming")[-1]
+    else:
+        assert "could not be read to its end" in result["error"]
+        assert not list(tmp_path.glob("checkpoint-*"))  # of what was half filled in
+        assert_same(gone_on(trainings, tmp_path), undisturbed())

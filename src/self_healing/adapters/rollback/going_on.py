@@ -21,7 +21,7 @@ from ...snapshots.shared_reader import RefusedState, iter_states
 from ..trainer.data_facts import data_facts, differences
 from ..trainer.engines import Surroundings
 from ..trainer.last_attempt import LastAttempt, last_attempt, that_tells
-from .left_state import LeftState, StateDoesNotFitError
+from .left_state import LeftState, StateDoesNotFitError, StateLostError
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
@@ -87,7 +87,13 @@ class GoingOn:
         if self._next is not None:
             self.passed_over.append(f"{self._next.key}: {error}")
             self._next = next(self._left, None)
-        if self._is_by_itself and self._next is None and self._on_disk().path is None:
+        if isinstance(error, StateLostError):
+            self._next = None  # what comes next must bring all weights
+        if (
+            self._next is None
+            and self._on_disk().path is None
+            and (self._is_by_itself or isinstance(error, StateLostError))
+        ):
             raise ConfigError(self._cannot_go_on(str(error))) from error
         return self._enter(session)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import SelfHealingError
+from ...snapshots.shared_folder import SharedMemoryError
 from ..rehearsal.trainer_state import COUNTS, TRL_COUNTS, refilled, with_state
 from ..trainer.data_facts import data_facts, differences
 from .data_windows import EpochData, Place
@@ -32,6 +33,10 @@ class StateDoesNotFitError(SelfHealingError):
     """A state is another run's, or of a run that is configured otherwise by now."""
 
 
+class StateLostError(StateDoesNotFitError):
+    """A state was lost while it was taken over: only another one, of which everything is loaded, can follow it."""
+
+
 class LeftState:
     """What is put back in the place of a state of one's own."""
 
@@ -44,6 +49,7 @@ class LeftState:
         """
         index = published.index
         self._published = published
+        self._said: dict[str, Any] = {}
         self.step = published.step
         self.key = f"shared-memory-step-{published.step}"
         if index.left_out:
@@ -116,20 +122,34 @@ class LeftState:
 
     # -- putting back --------------------------------------------------------------------------------
 
-    def restore(self, trainer: Any, guard: TrainerGuard | None) -> None:
-        """Fill everything in; `compare` must have been asked before."""
-        from ...tensors.adoption import fill_module, fill_optimizer, fill_scaler, tensor_for
-        from ...tensors.random_state import RandomState
+    def fill(self, trainer: Any) -> None:
+        """Fill weights and moments in, and read all the rest; `compare` must have been asked before.
+
+        Raises:
+            StateLostError: it cannot be read any more, and the trainer holds a part of it.
+
+        """
+        from ...tensors.adoption import fill_module, fill_optimizer, tensor_for
 
         state, device = self._published, trainer.args.device
-        said = self._decoded(lambda name: tensor_for(state, name, device))
         names = {parameter: name for name, parameter in trainer.model.named_parameters()}
-        fill_module(trainer.model, state)
         reference = followed_reference(trainer)
-        if reference is not None:
-            fill_module(reference, state, prefix="ref_model.")
+        try:
+            self._said = self._decoded(lambda name: tensor_for(state, name, device))
+            fill_module(trainer.model, state)
+            if reference is not None:
+                fill_module(reference, state, prefix="ref_model.")
+            fill_optimizer(trainer.optimizer, names, state, self._said["parts"]["optimizer"])
+        except (SharedMemoryError, OSError) as error:
+            raise StateLostError(f"it could not be read to its end: {error}") from error
+
+    def restore(self, trainer: Any, guard: TrainerGuard | None) -> None:
+        """Put back all that the beginning of a training and the first look at its data may change."""
+        from ...tensors.adoption import fill_scaler
+        from ...tensors.random_state import RandomState
+
+        said = self._said
         parts = said["parts"]
-        fill_optimizer(trainer.optimizer, names, state, parts["optimizer"])
         if "lr_scheduler" in parts:
             trainer.lr_scheduler.load_state_dict(parts["lr_scheduler"])
         if "scaler" in parts:

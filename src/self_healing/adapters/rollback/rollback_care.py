@@ -100,6 +100,7 @@ class RollbackCare:
         restart = keeper.loop.restart
         if restart.left is not None:
             restart.left.compare(self.trainer, keeper.shared.facts, restart.steps_per_epoch)
+            restart.left.fill(self.trainer)
 
     def epoch_begins(self) -> None:
         """Note where the data of an epoch begin, before its loader is iterated over."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -47,9 +48,19 @@ class LastAttempt:
 
 def last_attempt(ledger: Path) -> LastAttempt | None:
     """Return what a ledger says of its newest attempt; None where there is none."""
+    try:
+        status = ledger.stat()
+    except OSError:
+        return None
+    return _read(ledger, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _read(ledger: Path, _size: int, _changed_ns: int) -> LastAttempt | None:
+    """Read a ledger once for all who ask; it may be long."""
     last: LastAttempt | None = None
     knows_facts = False
-    for entry in iter_ledger(ledger) if ledger.exists() else ():
+    for entry in iter_ledger(ledger):
         if last is None or entry.attempt != last.number:
             began_s, facts = (entry.time, {}) if last is None else (last.run_began_s, last.facts)
             last = LastAttempt(entry.attempt, run_began_s=began_s, facts=facts, before=that_tells(last))
@@ -61,10 +72,10 @@ def last_attempt(ledger: Path) -> LastAttempt | None:
         if entry.kind == "signal":
             last.last_step = max(last.last_step, entry.step)
             last.has_trained = last.has_trained or entry.name == "metrics"
-            facts = entry.body.get("facts")
+            said = entry.body.get("facts")
             # The first of an attempt are its user's: later ones may be what healing has made of them.
-            if isinstance(facts, Mapping) and not knows_facts and DATA_FACTS & facts.keys():
-                knows_facts, last.facts = True, {name: facts[name] for name in DATA_FACTS & facts.keys()}
+            if isinstance(said, Mapping) and not knows_facts and DATA_FACTS & said.keys():
+                knows_facts, last.facts = True, {name: said[name] for name in DATA_FACTS & said.keys()}
     return last
 
 
