@@ -83,7 +83,18 @@ def _train_and_exit(job):
         os._exit(code)
 
 
-def _train(folder, *, kind="dropout", steps=13, kill=None, resume=None, config=None, guarded=True, changes=None):
+def _train(
+    folder,
+    *,
+    kind="dropout",
+    steps=13,
+    kill=None,
+    resume=None,
+    config=None,
+    guarded=True,
+    changes=None,
+    leaves_out=False,
+):
     import hashlib
 
     import torch
@@ -91,8 +102,11 @@ def _train(folder, *, kind="dropout", steps=13, kill=None, resume=None, config=N
     from self_healing import HealingConfig, SelfHealingTrainer
 
     from .rolled_back import made
+    from .test_restart_from_memory import in_order, return_by_hand
 
-    trainer = made(kind, folder, steps)
+    trainer = made(in_order if kind == "in order" else kind, folder, steps)
+    if leaves_out:  # the data of steps 4 to 6
+        return_by_hand(trainer, at=5, before=4, margin=1)
     vars(trainer.args).update(changes or {})
     if "save_strategy" in (changes or {}):
         _refresh(trainer)
@@ -153,12 +167,19 @@ def _plan(trainer, when, *what):
     (at,) = what
 
     class Kill(TrainerCallback):
+        passed = 0
+
         def on_train_begin(self, args, state, control, **kwargs):
             if when == "memory is taken away":
                 for path in Path(os.environ["SELF_HEALING_SHARED_MEMORY"]).glob("*/*/*.block-*"):
                     path.unlink()
 
         def on_step_end(self, args, state, control, **kwargs):
+            if when == "step, the second time" and state.global_step == at:
+                self.passed += 1
+                if self.passed == 2:
+                    time.sleep(0.5)  # the index is written once more, by another thread
+                    _kill()
             if when in ("step", "terminated") and state.global_step == at:
                 _wait_until_published(args.output_dir, (at - 1) // EVERY * EVERY)
                 if when == "step":

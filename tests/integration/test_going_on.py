@@ -131,6 +131,16 @@ def test_killed_a_hundred_times(kind, where, trainings, undisturbed, tmp_path):
         assert at - result["first"] <= EVERY
 
 
+def test_data_that_were_left_out_stay_out(trainings, tmp_path):
+    job = {"kind": "in order", "steps": 11}
+    expected = gone_on(trainings, tmp_path / "whole", leaves_out=True, **job)
+    killed(
+        trainings, tmp_path / "killed", "step, the second time", 5, leaves_out=True, **job
+    )  # right behind the return
+    assert_same(gone_on(trainings, tmp_path / "killed", **job), expected)
+    assert expected["weights"] != gone_on(trainings, tmp_path / "all", **job)["weights"]
+
+
 # -- killed at awkward moments ---------------------------------------------------------------------------
 
 EVALUATING = {"eval_strategy": "steps", "eval_steps": 4, **SAVING}
