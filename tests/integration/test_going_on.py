@@ -135,7 +135,7 @@ def test_data_that_were_left_out_stay_out(trainings, tmp_path):
     job = {"kind": "in order", "steps": 11}
     expected = gone_on(trainings, tmp_path / "whole", leaves_out=True, **job)
     killed(
-        trainings, tmp_path / "killed", "step, the second time", 5, leaves_out=True, **job
+        trainings, tmp_path / "killed", "step, the second time", 4, leaves_out=True, **job
     )  # right behind the return
     assert_same(gone_on(trainings, tmp_path / "killed", **job), expected)
     assert expected["weights"] != gone_on(trainings, tmp_path / "all", **job)["weights"]
@@ -154,11 +154,15 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("where", ["memory", "disk"])
-@pytest.mark.parametrize("moment", MOMENTS)
+OF_MEMORY_ALONE = tuple(moment for moment, kill in MOMENTS.items() if kill[2:3] in ((".state-",), (".block-",)))
+
+
+@pytest.mark.parametrize(
+    ("moment", "where"),
+    [(moment, "memory") for moment in MOMENTS]
+    + [(moment, "disk") for moment in MOMENTS if moment not in OF_MEMORY_ALONE],
+)
 def test_killed_at_an_awkward_moment(moment, where, trainings, undisturbed, tmp_path):
-    if where == "disk" and any(".state-" in str(part) or ".block-" in str(part) for part in MOMENTS[moment]):
-        pytest.skip("nothing is in shared memory")
     job = {"changes": EVALUATING, "config": {"shared_memory": where == "memory"}}
     killed(trainings, tmp_path, *MOMENTS[moment], **job)
     result = gone_on(trainings, tmp_path, **job)
@@ -246,6 +250,14 @@ def test_what_was_changed_meanwhile_is_named_and_can_be_put_back(change, said, t
     result = gone_on(trainings, tmp_path)  # nothing was lost by it
     assert_same(result, undisturbed())
     assert result["first"] == 6
+
+
+def test_what_was_changed_meanwhile_is_named_where_only_disk_is_left(trainings, undisturbed, tmp_path):
+    assert trainings.run(tmp_path, kill=("terminated", 8), config={"shared_memory": False}) == signal.SIGTERM
+    error = trainings.run(tmp_path, changes={"per_device_train_batch_size": 4})["error"]
+    assert "per_device_train_batch_size is 4 and was 8" in error
+    result = gone_on(trainings, tmp_path)
+    assert (result["first"], result["weights"]) == (8, undisturbed()["weights"])
 
 
 def test_other_data_and_another_model_are_named(trainings, tmp_path):
