@@ -35,7 +35,7 @@ def test_the_next_start_writes_the_postmortem_of_a_killed_run(tmp_path):
     assert ended.returncode == -signal.SIGKILL
     assert not (tmp_path / "postmortem.json").exists()
     told = []
-    trainer = tiny_trainer(tmp_path, max_steps=3)
+    trainer = tiny_trainer(tmp_path, max_steps=30)
     trainer.model.register_forward_hook(
         lambda *_: told.append(json.loads((tmp_path / "postmortem.json").read_text())) if not told else None
     )

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import DeviceLost, UnrecoverableError, give_up
 from ..core.failure import Mode
 from ..core.goodput import TimeAccount
-from ..snapshots.resume import Chosen, resolve
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
+from .rollback.going_on import GoingOn
 from .rollback.in_loop import RollBackTo
+from .rollback.left_state import StateDoesNotFitError
 from .trainer.abilities import Restart
 from .trainer.device_errors import is_device_lost
 from .trainer.exceptions import came_from_a_callback, is_pruning
@@ -113,9 +114,9 @@ def train_guarded(
         return train(*args, **kwargs)
     account = TimeAccount(time.perf_counter)
     wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
-    chosen = _trusted_checkpoint(trainer, wanted) if wanted and mode is Mode.HEAL else None
-    resumes = bool(wanted) if chosen is None else chosen.path is not None
-    session = TrainerSession(trainer, config, mode, resumes=resumes, account=account)
+    going_on = GoingOn(trainer, config, wanted) if mode is Mode.HEAL else None
+    resumes = bool(wanted) if going_on is None else going_on.resumes
+    session = TrainerSession(trainer, config, mode, account=account, resumes=resumes, starts_over=wanted is False)
     callback = make_callback(session)
     output: Any = None
     failed: BaseException | None = None
@@ -125,13 +126,9 @@ def train_guarded(
         if config.dry_run_steps:
             dry_run_or_stop(trainer, config.dry_run_steps)
         session.attach()
-        if chosen is not None:
-            is_as_wanted = chosen.path is not None and not chosen.passed_over
-            session.note("resuming", str(chosen), level=logging.INFO if is_as_wanted else logging.WARNING)
-            if chosen.path is not None and session.checkpoints is not None:
-                session.checkpoints.disk.resumed(chosen.path)
-            args, kwargs = _resuming_from(None if chosen.path is None else str(chosen.path), args, kwargs)
-        trained = _train_until_done(session, train, args, kwargs)
+        if going_on is not None:
+            args, kwargs = _resuming_from(going_on.begin(session), args, kwargs)
+        trained = _train_until_done(session, train, args, kwargs, going_on)
         answer_interrupt(session)  # one that came after the last step: what has been trained is saved all the same
         if session.abilities.stop_reason is not None:
             give_up(session.abilities.stop_reason, None)
@@ -150,7 +147,11 @@ def train_guarded(
 
 
 def _train_until_done(
-    session: TrainerSession, train: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    session: TrainerSession,
+    train: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    going_on: GoingOn | None,
 ) -> Any:
     while True:
         try:
@@ -159,6 +160,9 @@ def _train_until_done(
             pass
         except RollBackTo as asked:  # to a state that the loop cannot take up where it stands
             _enter_anew(session, asked)
+        except StateDoesNotFitError as error:  # before anything was touched
+            assert going_on is not None, "a state that was left is only taken over where one was looked for"
+            session.abilities.restart = Restart(going_on.instead(session, error))
         except Exception as error:  # noqa: BLE001  # the fence: becomes a signal; healed or raised again
             _answer(session, error)
         session.spent.account.steps_left()
@@ -204,12 +208,6 @@ def _enter_anew(session: TrainerSession, asked: RollBackTo, error: Exception | N
         give_up(f"{asked.key} cannot be returned to", error or asked)
     session.desk.meanwhile.forget()
     session.abilities.restart = Restart(path)
-
-
-def _trusted_checkpoint(trainer: Any, wanted: Any) -> Chosen:
-    """Find out what `resume_from_checkpoint` means: "auto" and True take the newest that can be trusted, if any."""
-    own = trainer.args
-    return resolve(wanted, own.output_dir, model_only=bool(getattr(own, "save_only_model", False)))
 
 
 def _resuming_from(

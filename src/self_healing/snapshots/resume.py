@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,6 +69,7 @@ def choose(
     thorough: bool = True,
     finite: bool = False,
     model_only: bool = False,
+    since_s: float | None = None,
 ) -> Chosen:
     """Return the newest checkpoint to resume from, and why newer ones were passed over.
 
@@ -77,6 +79,7 @@ def choose(
         thorough: Compare checksums, see `check`; likewise the others.
         finite: Look at the weights' values too.
         model_only: The run saves the model only.
+        since_s: When the run began: what is older belongs to another one.
 
     """
     passed_over: list[PassedOver] = []
@@ -89,11 +92,21 @@ def choose(
         if before_step is not None and (step_of(folder) or 0) >= before_step:
             passed_over.append(PassedOver(folder, f"it is not from before step {before_step}"))
             continue
+        if since_s is not None and _written_s(folder) < since_s:
+            passed_over.append(PassedOver(folder, "it is older than this run"))
+            continue
         checked = check(folder, thorough=thorough, finite=finite, model_only=model_only)
         if checked.is_usable:
             return Chosen(path=folder, passed_over=tuple(passed_over), checked=checked)
         passed_over.append(PassedOver(folder, "; ".join(checked.why_not)))
     return Chosen(passed_over=tuple(passed_over))
+
+
+def _written_s(folder: Path) -> float:
+    try:
+        return (folder / "trainer_state.json").stat().st_mtime
+    except OSError:  # it is looked at more closely elsewhere
+        return math.inf
 
 
 def resolve(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import xxhash
 
@@ -58,6 +59,8 @@ class TensorMark:
     """None where the elements follow one another."""
     block: int
     offset: int
+    device: str = "cpu"
+    """The kind of device it was on."""
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +69,7 @@ class TensorMark:
 
 
 Tensors = Mapping[str, Sequence[object]]
-"""By name: dtype, shape, stride, block, offset."""
+"""By name: dtype, shape, stride, block, offset, and the kind of device unless that is the host."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +87,23 @@ class StateIndex:
     """Tensors that could not be kept here: without them the state is not whole."""
     state: Mapping[str, object] = field(default_factory=dict)
     """What there is besides tensors, as plain JSON."""
+    log: Sequence[object] = ()
+    """What the run had logged, as plain JSON."""
+
+
+class LogText:
+    """Entries of a log as text; the log grows with the run, and each entry is only put into words once."""
+
+    def __init__(self) -> None:
+        self._known: list[tuple[object, str]] = []
+
+    def of(self, log: Sequence[object], plain: Callable[[object], object]) -> str:
+        """Return the text of a log, of whose entries `plain` makes plain JSON."""
+        known = self._known
+        same = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1][0], zip(log, known, strict=False)))
+        del known[same:]
+        known += [(entry, _dumped(plain(entry))) for entry in log[same:]]
+        return "[" + ",".join(text for _, text in known) + "]"
 
 
 class TensorText:
@@ -100,8 +120,8 @@ class TensorText:
         return "{" + ",".join(part for part in (self._text, _dumped(others)[1:-1]) if part) + "}"
 
 
-def encoded(index: StateIndex, tensors: str) -> bytes:
-    """Return an index as the file holds it, with the text of its tensors.
+def encoded(index: StateIndex, tensors: str, log: str = "[]") -> bytes:
+    """Return an index as the file holds it, with the text of its tensors and of the log.
 
     Raises:
         ValueError: it holds something that JSON has no word for, or is too long.
@@ -117,7 +137,7 @@ def encoded(index: StateIndex, tensors: str) -> bytes:
         "left_out": list(index.left_out),
         "state": index.state,
     }
-    body = f'{_dumped(rest)[:-1]},"tensors":{tensors}}}'.encode("ascii")
+    body = f'{_dumped(rest)[:-1]},"tensors":{tensors},"log":{log}}}'.encode("ascii")
     if len(body) > LONGEST:
         raise ValueError(f"an index of {len(body)} bytes is too long")
     return b'{"v":%d,"bytes":%d,"xxh3":"%s"}\n' % (VERSION, len(body), xxhash.xxh3_128_hexdigest(body).encode()) + body
@@ -163,6 +183,7 @@ def _parsed(data: object) -> StateIndex:
             "left_out": list(left_out),
             "state": dict(state),
             "tensors": dict(tensors),
+            "log": list(log),
         } if 1 <= slice_bytes <= _MOST_BYTES and 0 <= step <= _MOST_BYTES:
             marks = [_block(each, slice_bytes) for each in blocks]
             return StateIndex(
@@ -175,6 +196,7 @@ def _parsed(data: object) -> StateIndex:
                 tensors={name: _tensor(name, entry, marks) for name, entry in tensors.items()},
                 left_out=[str(name) for name in left_out],
                 state=state,
+                log=log,
             )
         case _:
             raise ValueError("it does not say what an index says")
@@ -195,15 +217,19 @@ def _block(entry: object, slice_bytes: int) -> BlockMark:
 
 def _tensor(name: str, entry: object, blocks: Sequence[BlockMark]) -> TensorMark:
     match entry:
-        case [str(dtype), list(shape), list() | None as stride, int(block), int(offset)] if (
-            dtype in ITEM_BYTES and _are_sizes(shape) and (stride is None or _are_sizes(stride))
+        case [str(dtype), list(shape), list() | None as stride, int(block), int(offset), *rest] if (
+            dtype in ITEM_BYTES and _are_sizes(shape) and (stride is None or _are_sizes(stride)) and _is_device(rest)
         ):
-            mark = TensorMark(dtype, shape, stride, block, offset)
+            mark = TensorMark(dtype, shape, stride, block, offset, *map(str, rest))
             if _fits(mark, blocks):
                 return mark
             raise ValueError(f"it says of {name!r} that it lies where it cannot")
         case _:
             raise ValueError(f"what it says of {name!r} cannot be")
+
+
+def _is_device(rest: Sequence[object]) -> bool:
+    return not rest or (len(rest) == 1 and isinstance(rest[0], str) and rest[0].isalnum())
 
 
 def _are_sizes(numbers: Sequence[object]) -> bool:

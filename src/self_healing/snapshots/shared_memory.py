@@ -181,6 +181,11 @@ class SharedRun:
         if not self.is_over:
             self._folder.remove(name)
 
+    def forget_former(self) -> None:
+        """Remove what earlier attempts of this run have left."""
+        with self._changing:
+            self._forget_former()
+
     def _former(self) -> list[str]:
         return [each for each in self._folder.names() if "." in each and not each.startswith(self._attempt)]
 
@@ -248,7 +253,7 @@ class SharedSlot:
         self._ticket = object()
         return self._ticket
 
-    def publish(self, ticket: object, index: StateIndex, fixed: Tensors, others: Tensors) -> bool:
+    def publish(self, ticket: object, index: StateIndex, fixed: Tensors, others: Tensors, log: str = "[]") -> bool:
         """Have others find a state, from any thread; say whether they do: it may have been withdrawn meanwhile.
 
         Raises:
@@ -258,7 +263,7 @@ class SharedSlot:
         """
         if self._ticket is not ticket or self.run.is_over:
             return False
-        temporary = self.run.write_aside(self._name, encoded(index, self._text.of(fixed, others)))
+        temporary = self.run.write_aside(self._name, encoded(index, self._text.of(fixed, others), log))
         with self._lock:
             self._is_published = self._ticket is ticket and not self.run.is_over
             if self._is_published:

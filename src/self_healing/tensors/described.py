@@ -88,4 +88,5 @@ def _named(bundles: Iterable[Bundle]) -> Iterator[tuple[str, Place]]:
 def _entry(place: Place, numbers: Mapping[HostBlock, int]) -> Entry:
     stride = None if place.stride is None or not place.nbytes else list(place.stride)
     number = 0 if place.block is None else numbers[place.block]
-    return [str(place.dtype).removeprefix("torch."), list(place.shape), stride, number, place.offset]
+    entry = [str(place.dtype).removeprefix("torch."), list(place.shape), stride, number, place.offset]
+    return entry if place.device.type == "cpu" else [*entry, place.device.type]

@@ -71,9 +71,15 @@ class RandomState:
             "devices": {name: state.clone() for name, state in self.devices.items()},
         }
 
+    def numbers(self) -> dict[str, Any]:
+        """Return the same as plain JSON, with bytes as text, which is quick to write."""
+        state = self.state_dict()
+        devices = {name: as_text(value) for name, value in state["devices"].items()}
+        return {**state, "cpu": as_text(state["cpu"]), "devices": devices}
+
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> RandomState:
-        """Take what `state_dict` returned; its tensors may have become lists on the way through JSON."""
+        """Take what `state_dict` returned; its tensors may have become lists or text on the way through JSON."""
         version, words, gauss = state["python"]
         numpy = state["numpy"]
         return cls(
@@ -165,6 +171,18 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _bytes(value: Tensor | list[int]) -> Tensor:
+def as_text(state: Tensor) -> str:
+    """Return the bytes of a generator's state as text."""
+    return state.numpy().tobytes().hex()
+
+
+def from_text(text: str) -> Tensor:
+    """Take what `as_text` returned."""
+    return _bytes(text)
+
+
+def _bytes(value: Tensor | list[int] | str) -> Tensor:
+    if isinstance(value, str):
+        return torch.frombuffer(bytearray.fromhex(value), dtype=torch.uint8)
     tensor = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.uint8)
     return tensor.detach().to("cpu", torch.uint8).clone()

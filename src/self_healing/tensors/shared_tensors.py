@@ -26,6 +26,10 @@ class Mark(Protocol):
         """Its stride, None where the elements follow one another."""
 
     @property
+    def device(self) -> str:
+        """The kind of device it was on."""
+
+    @property
     def nbytes(self) -> int:
         """Its size."""
 

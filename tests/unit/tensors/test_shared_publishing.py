@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from self_healing.adapters.rollback.data_windows import DataWindows, EpochData, Place
 from self_healing.adapters.rollback.memory_snapshots import Snapshot
 from self_healing.adapters.rollback.shared_states import SharedStates
 from self_healing.snapshots.shared_folder import VARIABLE, run_name
@@ -36,7 +37,9 @@ class Run:
         args = SimpleNamespace(output_dir=str(folder), process_index=0)
         settings = SimpleNamespace(shared_memory=True, shared_memory_max_fraction=0.5)
         tell = lambda name, text: self.notes.append((name, text))  # noqa: E731
-        self.shared = SharedStates(SimpleNamespace(args=args), settings, tell)
+        self.data = DataWindows(0)
+        loop = SimpleNamespace(data=self.data, restart=SimpleNamespace(steps_per_epoch=5))
+        self.shared = SharedStates(SimpleNamespace(args=args), settings, tell, loop)
         self.model, self.optimizer = made()
         self.snapshots, self.states, self.held = {}, {}, []
 
@@ -45,8 +48,9 @@ class Run:
         copies = HostCopies(slot or HostSlot(self.shared.slot()))
         capture([self.model, self.optimizer], copies=copies)
         copies.start()
-        kept = SimpleNamespace(copies=copies, values=lambda: {"step": step}, random_numbers=dict)
-        self.snapshots[str(step)] = Snapshot(str(step), step, None, copies.nbytes, kept)
+        place = Place(EpochData({"epoch": 0}, 0, 0), step, 1, step, step)
+        kept = SimpleNamespace(copies=copies, values=lambda: {"step": step}, random_numbers=dict, log=list)
+        self.snapshots[str(step)] = Snapshot(str(step), step, place, copies.nbytes, kept)
         self.judge(step, Condition.INTACT)
         return copies.slot
 
@@ -101,6 +105,16 @@ def test_the_newest_intact_and_the_newest_good_state_are_found_and_no_others(run
     run.update()
     assert run.found() == [(3, "good")]
     assert run.notes == []
+
+
+def test_a_state_is_published_again_when_data_behind_it_are_left_out(run):
+    run.take(1)
+    run.update()
+    run.data.left_out.add((0, 7))
+    run.update()
+    run.shared._worker.wait()
+    (state,) = read_states(run_name(run.folder))
+    assert state.index.state["place"]["left_out"] == [[0, 7]]
 
 
 def test_what_turns_out_sick_or_is_undone_is_gone_at_once_and_what_was_on_its_way_never_comes(run):

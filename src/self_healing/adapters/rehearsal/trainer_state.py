@@ -83,7 +83,7 @@ class TrainerCapture:
         ]
         self._callbacks = [
             (callback, keep(callback.state(), copies, f"callback.{type(callback).__name__}"))
-            for callback in _with_state(trainer)
+            for callback in with_state(trainer)
         ]
         self._added: list[Captured] = []
         self._random = capture(RandomState)
@@ -101,21 +101,25 @@ class TrainerCapture:
         return self.copies.nbytes
 
     def values(self) -> dict[str, Any]:
-        """Return what there is besides weights and moments by name, with tensors kept; the log, which grows, is left out."""
+        """Return what there is besides weights and moments by name, with tensors kept; the log, which grows, apart."""
         parts = [part.values() for part in self._parts if hasattr(part, "values")]
         return {
             "parts": dict(zip(self._names, parts, strict=True)),
             "counts": {name: count[1] for name, count in self._counts.items() if count is not None},
             "objects": {name: _without_log(kept) for name, _, kept in self._objects},
             "callbacks": [[type(callback).__name__, kept] for callback, kept in self._callbacks],
+            "added": {type(part).__name__: part.values() for part in self._added if hasattr(part, "values")},
         }
 
+    def log(self) -> list[Any]:
+        """Return what the trainer had logged, with tensors kept."""
+        return next((kept.get("log_history", []) for name, _, kept in self._objects if name == "state"), [])
+
     def random_numbers(self) -> dict[str, Any]:
-        """Return where the random generators stood, as numbers and lists alone; `RandomState.from_state` takes it."""
+        """Return where the random generators stood, as numbers, lists and text alone; `RandomState.from_state` takes it."""
         random: Any = self._random
-        state: dict[str, Any] = random.state_dict()
-        devices = {name: generator.tolist() for name, generator in state["devices"].items()}
-        return {**state, "cpu": state["cpu"].tolist(), "devices": devices}
+        numbers: dict[str, Any] = random.numbers()
+        return numbers
 
     def on_the_host(self) -> HostValues:
         """Return what a checkpoint is made of, from host memory: neither the trainer nor a device is touched."""
@@ -161,7 +165,7 @@ class TrainerCapture:
         trainer = self.trainer
         for name, count in self._counts.items():
             if count is not None:
-                setattr(trainer, name, _same_container(count[0], give_back(count[1])))
+                setattr(trainer, name, refilled(count[0], give_back(count[1])))
             elif name in vars(trainer):
                 delattr(trainer, name)
         for name, thing, kept in self._objects:
@@ -202,7 +206,7 @@ def _without_log(kept: Any) -> Any:
     return {name: value for name, value in kept.items() if name != "log_history"}
 
 
-def _same_container(container: Any, contents: Any) -> Any:
+def refilled(container: Any, contents: Any) -> Any:
     """Return a list or dictionary itself, refilled: others may hold it too; anything else as it is given."""
     if not isinstance(container, dict | list):
         return contents
@@ -211,7 +215,7 @@ def _same_container(container: Any, contents: Any) -> Any:
     return container
 
 
-def _with_state(trainer: Any) -> list[Any]:
+def with_state(trainer: Any) -> list[Any]:
     """Return the callbacks that have a state of their own to export."""
     from transformers.trainer_callback import ExportableState
 

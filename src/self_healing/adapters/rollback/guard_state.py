@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..trainer.learning_rate import Ramp
+from ..trainer.trl_counters import Counters
+from ..trainer.window import MicroBatch, Window
 
 if TYPE_CHECKING:
+    from ...tensors.copies import Copies
     from ..trainer.trainer_guard import TrainerGuard
 
 
 class GuardState:
     """The gate's baseline, the ramp of the learning rate and borrowed data; what was counted as healed stays counted."""
 
-    def __init__(self, guard: TrainerGuard) -> None:
+    def __init__(self, guard: TrainerGuard, copies: Copies | None = None) -> None:
+        from ...tensors.state import keep
+
         self._guard = guard
         self._gate = guard.gate.state_dict()
         self._loss_sum = guard.loss_sum.before_step()
@@ -19,6 +27,36 @@ class GuardState:
         self._ramps = [(ramp, ramp.done) for ramp in guard.rate_scale.ramps]
         making_up = guard.making_up
         self._borrowed, self._spare = making_up._borrowed, making_up.spare  # noqa: SLF001  # its place in the data
+        spare = self._spare if self._borrowed else None
+        self._kept = keep(
+            {
+                "gate": self._gate,
+                "loss_sum": self._loss_sum,
+                "spare": None if spare is None else [spare.num_items, spare.inputs],
+            },
+            copies,
+            "guard",
+        )
+
+    def values(self) -> dict[str, Any]:
+        """Return it with tensors kept, for a process that comes after this one."""
+        ramps = [[ramp.factor, ramp.steps, done] for ramp, done in self._ramps]
+        return {**self._kept, "kept_scale": self._kept_scale, "ramps": ramps, "borrowed": self._borrowed}
+
+    @classmethod
+    def take_over(cls, guard: TrainerGuard, values: Mapping[str, Any]) -> None:
+        """Go on with what another process has learned."""
+        guard.gate.load_state_dict(values["gate"])
+        guard.gate.release()
+        guard.loss_sum.go_on_from(values["loss_sum"])
+        guard.rate_scale.kept = float(values["kept_scale"])
+        guard.rate_scale.ramps = [Ramp(*ramp) for ramp in values["ramps"]]
+        making_up = guard.making_up
+        making_up._borrowed = int(values["borrowed"])  # noqa: SLF001  # its place in the data
+        if values["spare"] is not None:
+            num_items, inputs = values["spare"]
+            batches = [MicroBatch(each, None) for each in inputs]
+            making_up.spare = Window(0, num_items, Counters.of(guard.trainer), None, micro_batches=batches)
 
     def restore(self) -> None:
         """Put it back; steps that were not yet known to be applied have not happened."""

@@ -216,7 +216,9 @@ class RollbackLoop:
 
     def enter(self, call: dict[str, Any], steps_before: int, *, is_first: bool) -> EpochData:
         """Begin the data of an epoch, right before its loader is iterated over."""
-        if is_first and self.restart.snapshot is None:  # `train()` was entered: other data, perhaps another optimizer
+        if (
+            is_first and self.restart.entered_for is None
+        ):  # `train()` was entered: other data, perhaps another optimizer
             self.end()
         elif is_first:
             self.data.begin()

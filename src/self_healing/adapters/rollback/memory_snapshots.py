@@ -132,7 +132,7 @@ class MemorySnapshots:
         trainer = self.trainer
         # How much of the device a step needs is known after the first one.
         copies = HostCopies(self._free_memory(), way="auto" if self._taken else "direct")
-        capture = TrainerCapture(trainer, copies=copies, only_trainable=self._leaves_out_frozen())
+        capture = TrainerCapture(trainer, copies=copies, only_trainable=self.leaves_out_frozen())
         for part in self._more(copies):
             capture.add(part)
         capture.start()
@@ -148,18 +148,18 @@ class MemorySnapshots:
         from ..rehearsal.trainer_state import TrainerCapture
 
         copies = HostCopies(self._free_memory())
-        capture = TrainerCapture(self.trainer, copies=copies, only_trainable=self._leaves_out_frozen())
+        capture = TrainerCapture(self.trainer, copies=copies, only_trainable=self.leaves_out_frozen())
         capture.start()
         return capture
 
     def expected_nbytes(self) -> int:
         """Return how much host memory the state of this moment would take."""
         model = self.trainer.model
-        all_of_them = not self._leaves_out_frozen()
+        all_of_them = not self.leaves_out_frozen()
         size: int = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad or all_of_them)
         return size + _nbytes_besides_weights(self.trainer)
 
-    def _leaves_out_frozen(self) -> bool:
+    def leaves_out_frozen(self) -> bool:
         """Say whether frozen parameters need not be kept: no optimizer holds one, so that none can be trained later."""
         if self._only_trainable is not None:
             return self._only_trainable
@@ -226,7 +226,7 @@ class MemorySnapshots:
 
         parts: list[Captured] = []
         if self.guard is not None:
-            parts.append(GuardState(self.guard))
+            parts.append(GuardState(self.guard, copies))
         reference = getattr(self.trainer, "ref_model", None)
         if reference is not None and getattr(self.trainer.args, "sync_ref_model", False):
             parts.append(ModuleState(reference, copies=copies, prefix="ref_model."))

@@ -26,7 +26,7 @@ class OldLoop:
     def epoch_begins(self) -> None:
         """Begin an epoch, right before its loader is iterated over."""
         loop, is_first = self.loop, self._is_first
-        returns_to, self._is_first = loop.restart.snapshot, False
+        returns_to, self._is_first = loop.restart.entered_for, False
         if returns_to is not None:
             number, before = returns_to.place.epoch.number, returns_to.place.steps
         elif is_first:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import copy
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,8 +21,9 @@ from ..trainer.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
-    from .data_windows import EpochData
+    from .data_windows import EpochData, Place
     from .in_loop import RollBackTo
+    from .left_state import LeftState
     from .memory_snapshots import Snapshot
 
 NEEDED = ("_load_from_checkpoint", "_load_rng_state", "get_batch_samples", "set_initial_training_values")
@@ -40,6 +41,9 @@ class EpochStart:
     generators: dict[str, Any]
     """Generators of the loader and its samplers, by the way to them: some are seeded once and go on from epoch to epoch."""
 
+    plain: dict[str, Any] = field(default_factory=dict)
+    """The same as plain JSON, once it was asked for."""
+
     @classmethod
     def of(cls, loader: Any) -> EpochStart:
         """Take it right before the loader is iterated over."""
@@ -47,6 +51,23 @@ class EpochStart:
 
         found = {way: generator.get_state() for way, generator in _generators(loader)}
         return cls(RandomState.capture(), found)
+
+    @classmethod
+    def from_plain(cls, plain: Mapping[str, Any]) -> EpochStart:
+        """Take what `to_plain` returned."""
+        from ...tensors.random_state import RandomState, from_text
+
+        generators = {str(way): from_text(text) for way, text in plain["generators"].items()}
+        return cls(RandomState.from_state(plain["random"]), generators)
+
+    def to_plain(self) -> Mapping[str, Any]:
+        """Return it as plain JSON."""
+        from ...tensors.random_state import as_text
+
+        if not self.plain:
+            generators = {way: as_text(state) for way, state in self.generators.items()}
+            self.plain.update(random=self.random_state.numbers(), generators=generators)
+        return self.plain
 
     def restore(self, loader: Any) -> None:
         """Put it back for a loader of the same kind."""
@@ -64,6 +85,9 @@ class MemoryRestart:
         self.snapshot: Snapshot | None = None
         """Where training is about to go on; None while nothing is under way."""
         self.asked: RollBackTo | None = None
+        self.left: LeftState | None = None
+        """Where training is about to go on in the place of a process that is gone."""
+        self._take_over: Callable[[LeftState], None] = lambda _left: None
         self.left_at = 0
         """The step that was reached when training was left."""
         self.path = ""
@@ -91,34 +115,60 @@ class MemoryRestart:
 
     def prepare(self, snapshot: Snapshot, asked: RollBackTo) -> str:
         """Return what `train()` is to resume from in order to go on at a state."""
-        trainer, place = self.trainer, snapshot.place
+        trainer = self.trainer
         self.cancel()
         self.left_at = int(trainer.state.global_step)
-        state = copy.copy(trainer.state)
-        # Of a stream that ends the trainer would not find the epoch by the step; the state that is put back has the true one.
-        state.global_step = place.epoch.number * self.steps_per_epoch + place.steps
-        state.log_history, state.stateful_callbacks = [], {}
-        self.path = _write(state, healing_folder(trainer.args.output_dir) / FOLDER)
+        self._write_how_far(snapshot.place, self.steps_per_epoch)
         self.snapshot, self.asked = snapshot, asked
         if getattr(trainer, "model_init", None) is not None:  # it would make another model, and an optimizer for it
             self._entering.replace(trainer, "model_init", None)
-        if place.epoch.start is not None:  # a sampler may take its seed from the generators when it is made
-            place.epoch.start.random_state.restore()
         return self.path
 
+    def prepare_for(self, left: LeftState, take_over: Callable[[LeftState], None]) -> str:
+        """Return what `train()` is to resume from in order to go on at what another process has left.
+
+        When the data of its next step are there, it is taken over.
+        """
+        self.cancel()
+        self._write_how_far(left.place, left.steps_per_epoch)
+        self.left, self._take_over = left, take_over
+        return self.path
+
+    def _write_how_far(self, place: Place, steps_per_epoch: int) -> None:
+        state = copy.copy(self.trainer.state)
+        # Of a stream that ends the trainer would not find the epoch by the step; the state that is put back has the true one.
+        state.global_step = place.epoch.number * steps_per_epoch + place.steps
+        state.log_history, state.stateful_callbacks = [], {}
+        args = self.trainer.args
+        for name in ("logging_steps", "eval_steps", "save_steps", "train_batch_size"):  # they are compared with these
+            setattr(state, name, getattr(args, name))
+        self.path = _write(state, healing_folder(self.trainer.args.output_dir) / FOLDER)
+        if place.epoch.start is not None:  # a sampler may take its seed from the generators when it is made
+            place.epoch.start.random_state.restore()
+
+    @property
+    def entered_for(self) -> Snapshot | LeftState | None:
+        """What `train()` is being entered anew for."""
+        return self.left if self.snapshot is None else self.snapshot
+
     def has_begun(self) -> bool:
-        """Say whether `train()` was entered for a state, whose step counts from now on: the loop knows its epoch by now."""
-        if self.snapshot is not None:
-            self.trainer.state.global_step = self.snapshot.step
+        """Say whether `train()` was entered for a state of its own; the state's step counts from now on.
+
+        The loop knows its epoch by now.
+        """
+        entered_for = self.entered_for
+        if entered_for is not None:
+            self.trainer.state.global_step = entered_for.step
         return self.snapshot is not None
 
     def epoch_begins(self, epoch: EpochData) -> None:
         """Have an epoch read its data as it did the first time, or note how it does."""
-        if self.snapshot is None:
+        entered_for = self.entered_for
+        if entered_for is None:
             epoch.start = EpochStart.of(epoch.loader)
             epoch.forgets_iterating, self._iterates_late = self._iterates_late, False
             return
-        place = self.snapshot.place
+        place = entered_for.place
         epoch.start, epoch.owed = place.epoch.start, place.owed
         if not self.trainer.args.ignore_data_skip:  # else the user wants no data to be passed over
             epoch.wanted_from = place.number or 0
@@ -129,10 +179,17 @@ class MemoryRestart:
         self._iterates_late = place.steps > 0 and bool(getattr(epoch.loader, "persistent_workers", False))
 
     def has_fetched(self, epoch: EpochData) -> None:
-        """Undo that workers were started by the first fetch of an epoch: they would have been in an earlier one."""
+        """Undo that workers were started by the first fetch of an epoch: they would have been in an earlier one.
+
+        What another process has left is taken over here: the data of its next step are there.
+        """
         if epoch.forgets_iterating and epoch.start is not None:
             epoch.forgets_iterating = False
             epoch.start.random_state.restore()
+        if self.left is not None:
+            self._take_over(self.left)
+            epoch.first_step = self.left.step
+            self.done()
 
     def done(self) -> None:
         """The state is put back: let whoever asks the trainer find the same objects, and clean up."""
@@ -148,7 +205,8 @@ class MemoryRestart:
         self._entering.restore()
         if self.path:
             shutil.rmtree(self.path, ignore_errors=True)
-        self.snapshot = self.asked = None
+        self.snapshot = self.asked = self.left = None
+        self._take_over = lambda _left: None
         self.path = ""
 
     def _around_counting(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,6 +12,7 @@ from ..trainer.checkpoint_folders import newest_usable
 from ..trainer.wrapping import Wrapping
 from .abilities import RollbackAbilities
 from .in_loop import RollbackLoop, RollBackTo
+from .left_state import LeftState, facts_for_takeover
 from .restart import MemoryRestart
 from .shared_states import ENDED_FOR_GOOD
 from .state_keeper import StateKeeper
@@ -89,7 +90,18 @@ class RollbackCare:
         if self.keeper is not None and self.keeper.loop.old is not None:
             self.keeper.loop.old.training_begins()
         if self.keeper is not None:
+            self._can_be_taken_over(self.keeper)
             self.keeper.begin()
+
+    def _can_be_taken_over(self, keeper: StateKeeper) -> None:
+        """Note what a later process must have in common with this one; see that it has, where it goes on with another's state."""
+        if keeper.settings.shared_memory:
+            frozen = keeper.loop.snapshots.leaves_out_frozen()
+            keeper.shared.facts = facts_for_takeover(self.trainer, leaves_out_frozen=frozen)
+        restart = keeper.loop.restart
+        if restart.left is not None:
+            restart.left.compare(self.trainer, keeper.shared.facts, restart.steps_per_epoch)
+            restart.left.fill(self.trainer)
 
     def epoch_begins(self) -> None:
         """Note where the data of an epoch begin, before its loader is iterated over."""
@@ -161,6 +173,22 @@ class RollbackCare:
     def enter_anew(self, asked: RollBackTo | None) -> str | None:
         """Return what `train()` is to resume from in order to return to a state; None where that cannot be done."""
         return self.keeper.loop.enter_anew(asked) if self.keeper is not None and asked is not None else None
+
+    def open_shared(self, *, starts_over: bool) -> None:
+        """Take the run's folder in shared memory, before its states are read or in order to remove them."""
+        if self.keeper is not None:
+            self.keeper.shared.open(starts_over=starts_over)
+
+    def go_on_at(self, left: LeftState) -> str:
+        """Return what `train()` is to resume from in order to go on at a state that another process has left."""
+        assert self.keeper is not None, "who takes no states over has not looked for any"
+        self.keeper.loop.data.left_out |= left.left_out
+        return self.keeper.loop.restart.prepare_for(left, self._take_over)
+
+    def _take_over(self, left: LeftState) -> None:
+        assert self.keeper is not None, "a training is under way"
+        left.restore(self.trainer, self.guard)
+        self.keeper.updates = left.updates
 
     def goes_on_from(self, path: str | None) -> None:
         """Forget a return to a state in memory where training goes on from somewhere else after all."""

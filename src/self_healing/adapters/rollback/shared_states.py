@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ...snapshots.shared_memory import SharedRun, SharedSlot
     from ...tensors.arrivals import Worker
     from ...tensors.described import Described
+    from .data_windows import DataWindows, Place
+    from .in_loop import RollbackLoop
     from .memory_snapshots import Snapshot
 
 HEADROOM_BYTES = 64 << 20
@@ -38,13 +40,18 @@ class _Submitted:
     slot: SharedSlot
     ticket: object
     state: SavedState
+    left_out: frozenset[tuple[int, int]]
+    """Batches that are left out for good, by epoch and number."""
 
 
 class SharedStates:
     """Has the states of one training published, as far as shared memory has room for them."""
 
-    def __init__(self, trainer: Any, settings: Settings, tell: Callable[[str, str], None]) -> None:
+    def __init__(self, trainer: Any, settings: Settings, tell: Callable[[str, str], None], loop: RollbackLoop) -> None:
         self._args = trainer.args
+        self._loop = loop
+        self.facts: Mapping[str, object] = {}
+        """What a trainer must have in common with this one to take a state over."""
         self._settings = settings
         self._tell = tell
         self._is_wanted = settings.shared_memory
@@ -52,12 +59,19 @@ class SharedStates:
         self._worker: Worker | None = None
         self._submitted: dict[str, _Submitted] = {}
         """What is published or is about to be, by the key of its state."""
-        self._last: tuple[tuple[str, object], ...] = ()
+        self._last: tuple[object, ...] = ()
+        self._log_text: Any = None
         self._problem = ""
         """What went wrong in the other thread."""
         self._is_short = False
 
     # -- memory --------------------------------------------------------------------------------------
+
+    def open(self, *, starts_over: bool = False) -> None:
+        """Take the run's folder before its states are read, so that nobody removes them; or remove them."""
+        run = self._opened()
+        if run is not None and starts_over:
+            run.forget_former()
 
     def slot(self) -> SharedSlot | None:
         """Return where the memory for one state after the other comes from, None where it is not shared."""
@@ -108,7 +122,8 @@ class SharedStates:
             self._give_up(self._problem)
             return
         known = {state.key: state for state in states}
-        now = tuple((key, state.verdict) for key, state in known.items())
+        left_out = left_out_of(self._loop.data)
+        now = *((key, state.verdict) for key, state in known.items()), left_out
         if now == self._last:
             return
         self._last = now
@@ -119,8 +134,9 @@ class SharedStates:
             self._submitted.pop(key).slot.withdraw()
         for key, state in wanted.items():
             before, snapshot = self._submitted.get(key), get(key)
-            if snapshot is not None and (before is None or before.state.verdict != state.verdict):
-                self._submit(state, snapshot)
+            is_new = before is None or (before.state.verdict, before.left_out) != (state.verdict, left_out)
+            if snapshot is not None and is_new:
+                self._submit(state, snapshot, left_out)
         for key in [key for key in self._submitted if key not in wanted]:
             old = self._submitted.pop(key)
             self._do(partial(old.slot.withdraw, old.ticket))  # when its successor is there
@@ -135,9 +151,9 @@ class SharedStates:
             self._tell("shared-memory-full", "shared memory has no more room: some states do not outlive this process")
         return False
 
-    def _submit(self, state: SavedState, snapshot: Snapshot) -> None:
+    def _submit(self, state: SavedState, snapshot: Snapshot, left_out: frozenset[tuple[int, int]]) -> None:
         slot: Any = snapshot.slot.backing
-        entry = self._submitted[state.key] = _Submitted(slot, slot.ticket(), state)
+        entry = self._submitted[state.key] = _Submitted(slot, slot.ticket(), state, left_out)
         self._do(partial(self._publish, entry, snapshot))
 
     def _do(self, job: Callable[[], None]) -> None:
@@ -153,11 +169,52 @@ class SharedStates:
         if described is None:  # given away meanwhile, or it never arrived
             return
         try:
-            entry.slot.publish(entry.ticket, _index(entry, snapshot, described), described.fixed, described.others)
+            index = self._index(entry, snapshot, described)
+            log = self._log(snapshot, described)
+            entry.slot.publish(entry.ticket, index, described.fixed, described.others, log)
         except (OSError, ValueError, TypeError, LookupError, RuntimeError) as error:
             self._problem = (
                 f"the state of step {snapshot.step} could not be described ({type(error).__name__}: {error})"
             )
+
+    def _log(self, snapshot: Snapshot, described: Described) -> str:
+        from ...snapshots.shared_index import LogText
+        from ...tensors.plain import to_plain
+
+        if self._log_text is None:
+            self._log_text = LogText()
+        text: str = self._log_text.of(snapshot.capture.log(), lambda entry: to_plain(entry, described.names))
+        return text
+
+    def _index(self, entry: _Submitted, snapshot: Snapshot, described: Described) -> Any:
+        from ...snapshots.shared_index import BlockMark, StateIndex
+
+        blocks = [
+            BlockMark(file=block.file or "", size=block.size, used=block.used, hashes=block.hashes)
+            for block in described.blocks
+        ]
+        return StateIndex(
+            run=entry.slot.run.name,
+            step=snapshot.step,
+            verdict=entry.state.verdict,
+            created_s=time.time(),
+            slice_bytes=described.slice_bytes,
+            blocks=blocks,
+            left_out=described.left_out,
+            state=self._state(entry, snapshot, described),
+        )
+
+    def _state(self, entry: _Submitted, snapshot: Snapshot, described: Described) -> Mapping[str, object]:
+        from ...tensors.plain import to_plain
+
+        values = {"updates": snapshot.updates, "run": dict(self.facts), **snapshot.capture.values()}
+        # The generators are thousands of numbers, which need not be looked at one by one.
+        return {
+            **to_plain(values, described.names),
+            "steps_per_epoch": self._loop.restart.steps_per_epoch,
+            "place": place_of(snapshot.place, entry.left_out),
+            "random": snapshot.capture.random_numbers(),
+        }
 
     # -- the end -------------------------------------------------------------------------------------
 
@@ -174,33 +231,24 @@ class SharedStates:
         (run.remove if for_good else run.leave)()
 
 
-def _index(entry: _Submitted, snapshot: Snapshot, described: Described) -> Any:
-    from ...snapshots.shared_index import BlockMark, StateIndex
-
-    blocks = [
-        BlockMark(file=block.file or "", size=block.size, used=block.used, hashes=block.hashes)
-        for block in described.blocks
-    ]
-    return StateIndex(
-        run=entry.slot.run.name,
-        step=snapshot.step,
-        verdict=entry.state.verdict,
-        created_s=time.time(),
-        slice_bytes=described.slice_bytes,
-        blocks=blocks,
-        left_out=described.left_out,
-        state=_state(snapshot, described),
-    )
+def left_out_of(data: DataWindows) -> frozenset[tuple[int, int]]:
+    """Return the batches that are left out for good, those that are about to be included."""
+    if not data.epochs or not data.epochs[-1].left_out_next:
+        return frozenset(data.left_out)
+    epoch = data.epochs[-1]
+    return frozenset((*data.left_out, *((epoch.number, epoch.read + more) for more in range(epoch.left_out_next))))
 
 
-def _state(snapshot: Snapshot, described: Described) -> Mapping[str, object]:
-    from ...tensors.plain import to_plain
-
-    place = snapshot.place
-    values = {
-        "updates": snapshot.updates,
-        "place": None if place is None else [place.epoch.number, place.index, place.fetched],
-        **snapshot.capture.values(),
+def place_of(place: Place, left_out: Iterable[tuple[int, int]]) -> Mapping[str, object]:
+    """Return where the data stood as plain JSON."""
+    start = place.epoch.start
+    return {
+        "epoch": place.epoch.number,
+        "index": place.index,
+        "fetched": place.fetched,
+        "number": place.number,
+        "steps": place.steps,
+        "owed": place.owed,
+        "left_out": sorted(map(list, left_out)),
+        "start": None if start is None else start.to_plain(),
     }
-    # The generators are thousands of numbers, which need not be looked at one by one.
-    return {**to_plain(values, described.names), "random": snapshot.capture.random_numbers()}

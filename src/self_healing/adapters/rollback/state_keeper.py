@@ -76,7 +76,7 @@ class StateKeeper:
         )
         self.loop.choose_instead = self._older_than
         self.loop.before_return = self.about_to_return
-        self.shared = SharedStates(trainer, settings, self._tell)
+        self.shared = SharedStates(trainer, settings, self._tell, self.loop)
         self.loop.snapshots.backing = self.shared.slot
         self.states: tuple[SavedState, ...] = ()
         self.on_return: Callable[[int], None] = lambda _step: None

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...api import OpenRun
@@ -19,6 +18,7 @@ from ...core.signal import Fact, Facts, Metrics, Signal
 from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
+from .last_attempt import ENDED, last_attempt
 from .meanwhile import Meanwhile
 from .reflexes import NOTE, Reflex
 
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from ...config import HealingConfig
 
 logger = logging.getLogger("self_healing.trainer")
-
-_ENDED = "run-ended"
-"""Name of the line that every attempt ends with, unless it is killed."""
 
 
 class RunDesk:
@@ -42,7 +39,8 @@ class RunDesk:
         *,
         mode: Mode,
         step: Callable[[], int],
-        resumes: bool,
+        resumes: bool = False,
+        starts_over: bool = False,
     ) -> None:
         self.args = args
         self.config = config
@@ -51,6 +49,8 @@ class RunDesk:
         self.step = step
         """Returns the global step."""
         self.resumes = resumes
+        self.starts_over = starts_over
+        """What was cut short in the folder is not gone on with, because the user says so."""
         self.last_metrics: dict[str, float] = {}
 
     def open(self) -> None:
@@ -58,14 +58,15 @@ class RunDesk:
         from ...config.keys import SWITCH
 
         args = self.args
-        was_killed = _was_killed(ledger_path(args.output_dir, args.process_index))
+        before = last_attempt(ledger_path(args.output_dir, args.process_index))
+        was_killed = before is not None and before.was_killed
         self.opened = OpenRun(
             args.output_dir,
             self.config,
             self.abilities,
             rank=args.process_index,
             # Else the folder was another run's, whose troubles are not this one's.
-            continues=self.resumes or was_killed,
+            continues=self.resumes or (was_killed and not self.starts_over),
             environ={**os.environ, SWITCH: self.mode},
         )
         with ExitStack() as undo:  # what fails here must not leave the folder taken
@@ -144,7 +145,7 @@ class RunDesk:
         if ledger is None:
             return
         told = {"exit_reason": exit_reason, "exception": type(error).__name__ if error is not None else None}
-        self._write(_ENDED, step, told)
+        self._write(ENDED, step, told)
         if self.args.process_index != 0:
             return
         self._write_postmortem(
@@ -185,16 +186,6 @@ class RunDesk:
         self.meanwhile.wait()  # it may be writing to the ledger too
         if self.opened.ledger is not None:
             self.opened.ledger.append("note", name, step=step, time_s=time.time(), body=body)
-
-
-def _was_killed(ledger: Path) -> bool:
-    """Say whether the last attempt in a ledger had no time to write how it ended."""
-    last, has_ended = 0, True
-    for entry in iter_ledger(ledger) if ledger.exists() else ():
-        if entry.attempt != last:
-            last, has_ended = entry.attempt, False
-        has_ended = has_ended or (entry.kind == "note" and entry.name == _ENDED)
-    return not has_ended
 
 
 def facts_of_run(args: Any, state: Any, model: Any) -> dict[str, Fact]:

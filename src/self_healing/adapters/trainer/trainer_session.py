@@ -22,6 +22,7 @@ from ..memory.memory_care import MemoryCare
 from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
+from .data_facts import data_facts
 from .device_errors import is_device_lost
 from .engines import Surroundings
 from .examination import Examiner
@@ -56,13 +57,7 @@ class TrainerSession:
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
     def __init__(
-        self,
-        trainer: Any,
-        config: HealingConfig,
-        mode: Mode,
-        *,
-        resumes: bool = False,
-        account: TimeAccount | None = None,
+        self, trainer: Any, config: HealingConfig, mode: Mode, *, account: TimeAccount | None = None, **past: bool
     ) -> None:
         from .trainer_guard import TrainerGuard
 
@@ -89,7 +84,7 @@ class TrainerSession:
         """An exception that was looked at before it left the loop."""
         alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
         planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
-        self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step, resumes=resumes)
+        self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step, **past)
         self.note = self.abilities.note = self.desk.note
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
@@ -179,7 +174,7 @@ class TrainerSession:
         trainer = self.trainer
         facts = facts_of_run(trainer.args, trainer.state, trainer.model)
         self._step_began = time.perf_counter()
-        self.desk.learn({**facts, "trainer": type(trainer).__name__, "skips_by": way})
+        self.desk.learn({**facts, **data_facts(trainer), "trainer": type(trainer).__name__, "skips_by": way})
 
     def begin_of_step(self) -> None:
         """Take the state before the step where it is time."""

@@ -1,0 +1,181 @@
+"""From where a training goes on: the newest intact state of its run, in shared memory or on disk.
+
+A run that was killed, or whose machine was taken away, is gone on with by itself: the same script is started again. Where a
+state turns out not to fit, the next one is tried; nothing of the trainer was touched by then.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import ConfigError
+from ...core.run_directory import ledger_path
+from ...snapshots.manifest import step_of
+from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, resolve
+from ...snapshots.shared_folder import run_name
+from ...snapshots.shared_reader import RefusedState, iter_states
+from ..trainer.data_facts import data_facts, differences
+from ..trainer.engines import Surroundings
+from ..trainer.last_attempt import LastAttempt, last_attempt, that_tells
+from .left_state import LeftState, StateDoesNotFitError, StateLostError
+
+if TYPE_CHECKING:
+    from ...config import HealingConfig
+    from ..trainer.trainer_session import TrainerSession
+
+Wanted = str | bool | Path | None
+
+
+class GoingOn:
+    """What one `train()` may go on from, the newest first."""
+
+    def __init__(self, trainer: Any, config: HealingConfig, wanted: Wanted) -> None:
+        """Look for what there is.
+
+        Raises:
+            ConfigError: a path that was asked for cannot be resumed from, or a run cannot be gone on with by itself.
+
+        """
+        args = trainer.args
+        self._trainer = trainer
+        self._args = args
+        self._wanted = wanted
+        self._model_only = bool(getattr(args, "save_only_model", False))
+        self._before = that_tells(last_attempt(ledger_path(args.output_dir, args.process_index)))
+        self.passed_over: list[str] = []
+        """States in shared memory that are not used, and why."""
+        self._is_by_itself = wanted is None and _was_cut_short(trainer, self._before)
+        self._is_automatic = self._is_by_itself or wanted is True or wanted == AUTO
+        self._may_share = config.shared_memory and config.snapshot_memory_fraction > 0 and int(args.world_size) == 1
+        self._since_s = self._before.run_began_s if self._is_by_itself and self._before is not None else 0.0
+        self.changed = differences(self._before.facts, data_facts(trainer)) if self._before is not None else []
+        self._disk: Chosen | None = None
+        if self._is_automatic:
+            self._left = self._left_states()
+            self._next = next(self._left, None)
+            if self._is_by_itself and self.changed and (self._next is not None or self._on_disk().path is not None):
+                raise ConfigError(self._cannot_go_on("; ".join(self.changed)))
+        else:
+            self._left, self._next = iter(()), None
+            self._disk = resolve(wanted, args.output_dir, model_only=self._model_only)
+
+    @property
+    def resumes(self) -> bool:
+        """Whether there is something to go on from."""
+        return self._next is not None or self._on_disk().path is not None
+
+    @property
+    def starts_over(self) -> bool:
+        """Whether the user has said that what is there is not to be used."""
+        return self._wanted is False
+
+    # -- entering ------------------------------------------------------------------------------------
+
+    def begin(self, session: TrainerSession) -> str | None:
+        """Return what `train()` is to resume from, None for the start; say so in the ledger."""
+        session.rollback.open_shared(starts_over=self.starts_over)
+        if self._wanted is False or (self._wanted is None and not self._is_by_itself):
+            return None
+        return self._enter(session)
+
+    def instead(self, session: TrainerSession, error: StateDoesNotFitError) -> str | None:
+        """Return what to resume from in the place of a state that does not fit."""
+        if self._next is not None:
+            self.passed_over.append(f"{self._next.key}: {error}")
+            self._next = next(self._left, None)
+        if isinstance(error, StateLostError):
+            self._next = None  # what comes next must bring all weights
+        if (
+            self._next is None
+            and self._on_disk().path is None
+            and (self._is_by_itself or isinstance(error, StateLostError))
+        ):
+            raise ConfigError(self._cannot_go_on(str(error))) from error
+        return self._enter(session)
+
+    def _cannot_go_on(self, because: str) -> str:
+        return (
+            f"the run in {self._args.output_dir} was cut short after step {self._step_before()} and cannot be gone on with: "
+            f"{because}. Put that back to go on, resume_from_checkpoint=False to start over, or name a checkpoint to go on "
+            "from it all the same."
+        )
+
+    def _enter(self, session: TrainerSession) -> str | None:
+        left, newest = self._next, self._newest_folder()
+        disk = self._on_disk() if left is None or newest > left.step else None
+        if left is not None and (disk is None or disk.path is None or (disk.step or 0) <= left.step):
+            session.note("resuming", self._told(left), level=self._level(is_as_wanted=not self.passed_over))
+            return session.rollback.go_on_at(left)
+        disk = self._on_disk()
+        told = [str(disk), *self.passed_over, *self.changed]
+        is_as_wanted = disk.path is not None and len(told) == 1 and not disk.passed_over
+        session.note("resuming", "; ".join(told), level=self._level(is_as_wanted=is_as_wanted))
+        if disk.path is None:
+            return None
+        if session.checkpoints is not None:
+            session.checkpoints.disk.resumed(disk.path)
+        return str(disk.path)
+
+    def _level(self, *, is_as_wanted: bool) -> int:
+        return logging.INFO if is_as_wanted and not self._is_by_itself else logging.WARNING  # nobody has asked for it
+
+    def _told(self, left: LeftState) -> str:
+        said = (
+            f"training goes on after step {left.step} from shared memory, where the last attempt has left its state "
+            f"{max(0.0, time.time() - left.created_s):.0f} s ago"
+        )
+        if self._step_before() > left.step:
+            said += f", and has trained up to step {self._step_before()} at least"
+        return "; ".join([said, *self.passed_over])
+
+    def _step_before(self) -> int:
+        return 0 if self._before is None else self._before.last_step
+
+    # -- looking -------------------------------------------------------------------------------------
+
+    def _left_states(self) -> Iterator[LeftState]:
+        """Yield the states in shared memory that can be understood, the newest first."""
+        args = self._args
+        states = iter_states(run_name(args.output_dir, int(args.process_index))) if self._may_share else ()
+        for state in states:
+            if isinstance(state, RefusedState):
+                self.passed_over.append(str(state))
+                continue
+            if state.index.created_s < self._since_s:
+                self.passed_over.append(f"{state.file} is another run's")
+                continue
+            try:
+                yield LeftState(state)
+            except StateDoesNotFitError as error:
+                self.passed_over.append(f"{state.file}: {error}")
+
+    def _newest_folder(self) -> int:
+        try:
+            newest = checkpoints_in(self._args.output_dir)[:1]
+        except OSError:
+            return 0
+        return (step_of(newest[0]) or 0) if newest else 0
+
+    def _on_disk(self) -> Chosen:
+        if self._disk is None:  # a checkpoint is read from end to end: not before it is needed
+            last = int(self._args.max_steps) if self._is_by_itself and int(self._args.max_steps) > 0 else None
+            # From a checkpoint of the last step the trainer would train one more: rather the one before is taken.
+            self._disk = self._chosen(last)
+            if self._disk.path is None and last is not None:
+                self._disk = self._chosen(None)
+        return self._disk
+
+    def _chosen(self, before_step: int | None) -> Chosen:
+        args, since_s = self._args, self._since_s or None
+        return choose(args.output_dir, before_step, finite=True, model_only=self._model_only, since_s=since_s)
+
+
+def _was_cut_short(trainer: Any, before: LastAttempt | None) -> bool:
+    """Say whether nobody wanted the last attempt to end, and one process alone can go on with it."""
+    if before is None or not before.was_cut_short or int(trainer.args.world_size) > 1:
+        return False  # several processes would each choose for themselves
+    return not Surroundings(trainer).only_measures

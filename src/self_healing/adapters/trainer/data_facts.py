@@ -1,0 +1,68 @@
+"""What the place of a run in its data depends on: where one of these changes, nobody can say how far it was."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import xxhash
+
+from ...core.signal import Fact
+
+DATA_FACTS = frozenset({"batch_size", "accumulation", "processes", "records", "data"})
+WORDS = {
+    "batch_size": "per_device_train_batch_size",
+    "accumulation": "gradient_accumulation_steps",
+    "processes": "the number of processes",
+    "records": "the number of training records",
+    "data": "the content of the training data (by a checksum of three records)",
+    "trainer": "the class of the trainer",
+    "optimizer": "the optimizer",
+    "lr_scheduler": "the scheduler",
+    "frozen": "the checksum of the frozen weights",
+    "reference": "the checksum of the reference model",
+}
+
+
+def data_facts(trainer: Any) -> dict[str, Fact]:
+    """Return what is known of the data of a training; nothing is read of what may change by being read."""
+    args, dataset = trainer.args, getattr(trainer, "train_dataset", None)
+    facts: dict[str, Fact] = {
+        "batch_size": int(args.per_device_train_batch_size),
+        "accumulation": int(args.gradient_accumulation_steps),
+        "processes": int(args.world_size),
+    }
+    try:
+        facts["records"] = len(dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # a stream
+        return facts
+    content = _checksum(dataset, int(facts["records"]))
+    return facts if content is None else {**facts, "data": content}
+
+
+def differences(before: Mapping[str, object], now: Mapping[str, object]) -> list[str]:
+    """Say which of these facts are others than they were; one that was not known then is no difference."""
+    return [
+        f"{WORDS.get(name, name)} is {now[name]} and was {before[name]}"
+        for name in sorted(before.keys() & now.keys())
+        if before[name] != now[name]
+    ]
+
+
+def _checksum(dataset: Any, records: int) -> str | None:
+    """Return a checksum of a few records that are only there to be read; None for all others: they may be drawn."""
+    if hasattr(dataset, "with_format") and hasattr(
+        dataset, "_data"
+    ):  # of `datasets`, without what its owner does to it
+        dataset = dataset.with_format(None)
+    elif not isinstance(dataset, list | tuple):
+        return None
+    if not records:
+        return None
+    places = sorted({0, records // 2, records - 1})
+    try:
+        content = json.dumps([dataset[place] for place in places], sort_keys=True)
+    except (TypeError, ValueError):  # tensors, images: they have no short text
+        return None
+    return xxhash.xxh3_64_hexdigest(content.encode())

@@ -1,0 +1,86 @@
+"""What the ledger says of the attempt before this one: how it ended, and which run it belonged to."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ...core.ledger import CONTINUES, iter_ledger
+from .data_facts import DATA_FACTS
+
+ENDED = "run-ended"
+"""Name of the line that every attempt ends with, unless it is killed."""
+KILLED = "killed"
+FAILED = frozenset({"exception", "unrecoverable"})
+
+
+@dataclass(slots=True)
+class LastAttempt:
+    """The newest attempt in a ledger."""
+
+    number: int = 0
+    exit_reason: str = KILLED
+    """As the attempt wrote it, `killed` where it had no time to write anything."""
+    last_step: int = 0
+    has_trained: bool = False
+    run_began_s: float = 0.0
+    """When the first attempt of the same run began; what is older in the folder belongs to another one."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """What was known of the run when it was first entered."""
+    before: LastAttempt | None = None
+    """The attempt before it, of the same run."""
+
+    @property
+    def was_killed(self) -> bool:
+        """Whether the process ended without a word."""
+        return self.exit_reason == KILLED
+
+    @property
+    def was_cut_short(self) -> bool:
+        """Whether nobody wanted the run to end: it was killed, or its machine was taken away from it.
+
+        A signal from the keyboard is a person's decision, and an exception is for a person to look at.
+        """
+        return self.was_killed or (self.exit_reason.startswith("sig") and self.exit_reason != "sigint")
+
+
+def last_attempt(ledger: Path) -> LastAttempt | None:
+    """Return what a ledger says of its newest attempt; None where there is none."""
+    try:
+        status = ledger.stat()
+    except OSError:
+        return None
+    return _read(ledger, status.st_size, status.st_mtime_ns)
+
+
+@functools.lru_cache(maxsize=1)
+def _read(ledger: Path, _size: int, _changed_ns: int) -> LastAttempt | None:
+    """Read a ledger once for all who ask; it may be long."""
+    last: LastAttempt | None = None
+    knows_facts = False
+    for entry in iter_ledger(ledger):
+        if last is None or entry.attempt != last.number:
+            began_s, facts = (entry.time, {}) if last is None else (last.run_began_s, last.facts)
+            last = LastAttempt(entry.attempt, run_began_s=began_s, facts=facts, before=that_tells(last))
+            knows_facts = False
+        if entry.kind == "config" and entry.body.get(CONTINUES) is False:
+            last.run_began_s, last.facts, last.before = entry.time, {}, None
+        if entry.kind == "note" and entry.name == ENDED:
+            last.exit_reason = str(entry.body.get("exit_reason", KILLED))
+        if entry.kind == "signal":
+            last.last_step = max(last.last_step, entry.step)
+            last.has_trained = last.has_trained or entry.name == "metrics"
+            said = entry.body.get("facts")
+            # The first of an attempt are its user's: later ones may be what healing has made of them.
+            if isinstance(said, Mapping) and not knows_facts and DATA_FACTS & said.keys():
+                knows_facts, last.facts = True, {name: said[name] for name in DATA_FACTS & said.keys()}
+    return last
+
+
+def that_tells(last: LastAttempt | None) -> LastAttempt | None:
+    """Return an attempt, or the one before where it has failed before its first step: that says nothing of the run."""
+    if last is None or last.before is None or last.has_trained or last.exit_reason not in FAILED:
+        return last
+    return last.before

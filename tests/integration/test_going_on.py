@@ -1,0 +1,329 @@
+"""The same script is started again after its process was killed: the run ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+
+import pytest
+
+from self_healing.snapshots.shared_folder import root_path, run_name
+
+from .killed_training import EVERY, ForkServer
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+SAVING = {"save_strategy": "steps", "save_steps": EVERY}
+ON_DISK = {"config": {"shared_memory": False}, "changes": SAVING}
+
+
+@pytest.fixture(scope="module")
+def trainings(own_shared_memory):
+    if own_shared_memory is None:
+        pytest.skip("there is no shared memory here")
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(own_shared_memory):
+    yield
+    assert list(own_shared_memory.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trainings, tmp_path_factory):
+    """Stock runs, trained once each."""
+    done = {}
+
+    def get(kind="dropout", **settings):
+        key = json.dumps([kind, settings])
+        if key not in done:
+            done[key] = trainings.run(tmp_path_factory.mktemp("stock"), kind=kind, guarded=False, **settings)
+        return done[key]
+
+    return get
+
+
+def killed(trainings, folder, *kill, **job):
+    assert trainings.run(folder, kill=kill, **job) == signal.SIGKILL, (folder / "output.txt").read_text()
+
+
+def gone_on(trainings, folder, **job):
+    result = trainings.run(folder, **job)
+    assert "error" not in result, result["error"]
+    return result
+
+
+def assert_same(result, stock, *, from_disk=False):
+    """After a resume from disk the mean loss of the whole training is that of one process, as always."""
+    assert (result["step"], result["weights"]) == (stock["step"], stock["weights"])
+    last = -1 if from_disk else None
+    assert result["log"][:last] == stock["log"][:last]
+
+
+def notes(folder, name):
+    lines = (folder / "healing" / "ledger.jsonl").read_text().splitlines()
+    return [entry["body"]["text"] for entry in map(json.loads, lines) if entry["name"] == name]
+
+
+# -- killed between two steps ----------------------------------------------------------------------------
+
+KINDS = [
+    "dropout",
+    "accumulation-4",
+    "lora",
+    "changing-buffers",
+    "scheduler-and-sgd",
+    "finite-stream",
+    "sft",
+    "dpo",
+    "grpo",
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_killed_training_ends_as_if_nothing_had_happened(kind, trainings, undisturbed, tmp_path):
+    """Killed in the second epoch, in the middle of two states; weights and log are compared."""
+    killed(trainings, tmp_path, "step", 8, kind=kind)
+    assert not (tmp_path / "postmortem.json").exists()
+    result = gone_on(trainings, tmp_path, kind=kind)
+    assert_same(result, undisturbed(kind))
+    assert result["first"] == 6
+    (told,) = notes(tmp_path, "resuming")
+    assert told.startswith("training goes on after step 6 from shared memory")
+    postmortem = json.loads((tmp_path / "postmortem.json").read_text())
+    assert (postmortem["exit_reason"], len(postmortem["attempts"])) == ("completed", 2)
+
+
+def kill_again_and_again(trainings, folder, times, draw, **job):
+    """Kill a run at so many random steps, which may be steps that it has been at before; return the last one."""
+    at = 0
+    for _ in range(times):
+        earliest = (at - 1) // EVERY * EVERY + 1 if at else 1
+        at = draw.randint(earliest, min(at + 4, 12))
+        killed(trainings, folder, "step", at, **job)
+    return at
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+def test_killed_five_times_at_random_steps(where, trainings, undisturbed, tmp_path):
+    job = ON_DISK if where == "disk" else {}
+    at = kill_again_and_again(trainings, tmp_path, 5, random.Random(11), **job)
+    result = gone_on(trainings, tmp_path, **job)
+    assert_same(result, undisturbed(), from_disk=where == "disk")
+    assert at - result["first"] <= EVERY
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("kind", ["dropout", "sft", "dpo"])
+def test_killed_a_hundred_times(kind, where, trainings, undisturbed, tmp_path):
+    draw = random.Random(kind)
+    for number in range(17):
+        job = {**(ON_DISK if where == "disk" else {}), "kind": kind}
+        folder = tmp_path / str(number)
+        at = kill_again_and_again(trainings, folder, 6, draw, **job)
+        result = gone_on(trainings, folder, **job)
+        assert_same(result, undisturbed(kind), from_disk=where == "disk")
+        assert at - result["first"] <= EVERY
+
+
+def test_data_that_were_left_out_stay_out(trainings, tmp_path):
+    job = {"kind": "in order", "steps": 11}
+    expected = gone_on(trainings, tmp_path / "whole", leaves_out=True, **job)
+    killed(
+        trainings, tmp_path / "killed", "step, the second time", 4, leaves_out=True, **job
+    )  # right behind the return
+    assert_same(gone_on(trainings, tmp_path / "killed", **job), expected)
+    assert expected["weights"] != gone_on(trainings, tmp_path / "all", **job)["weights"]
+
+
+# -- killed at awkward moments ---------------------------------------------------------------------------
+
+EVALUATING = {"eval_strategy": "steps", "eval_steps": 4, **SAVING}
+MOMENTS = {
+    "a state has its memory and no index yet": ("system", "os.rename", ".state-", 2),
+    "the index of a state is about to be withdrawn": ("system", "os.remove", ".state-", 1),
+    "memory for a state is asked for": ("system", "open", ".block-", 3),
+    "the first file of a checkpoint is about to be written": ("system", "open", "checkpoint-6/", 1),
+    "the last file of a checkpoint is about to be written": ("system", "open", "checkpoint-6/trainer_state.json", 1),
+    "an evaluation": ("evaluation", 8),
+}
+
+
+OF_MEMORY_ALONE = tuple(moment for moment, kill in MOMENTS.items() if kill[2:3] in ((".state-",), (".block-",)))
+
+
+@pytest.mark.parametrize(
+    ("moment", "where"),
+    [(moment, "memory") for moment in MOMENTS]
+    + [(moment, "disk") for moment in MOMENTS if moment not in OF_MEMORY_ALONE],
+)
+def test_killed_at_an_awkward_moment(moment, where, trainings, undisturbed, tmp_path):
+    job = {"changes": EVALUATING, "config": {"shared_memory": where == "memory"}}
+    killed(trainings, tmp_path, *MOMENTS[moment], **job)
+    result = gone_on(trainings, tmp_path, **job)
+    assert_same(result, undisturbed(changes=EVALUATING), from_disk=True)
+
+
+RESUMING = {
+    "a state is being compared with its checksums": ("system", "open", ".block-", 1),
+    "a state is being filled in": ("system", "open", ".block-", 30),
+    "the new process has published its first state": ("system", "os.rename", ".state-", 1),
+    "what the old process left is about to be removed": ("system", "os.remove", ".state-", 1),
+}
+
+
+@pytest.mark.parametrize("moment", RESUMING)
+def test_killed_while_it_resumes(moment, trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 8)
+    killed(trainings, tmp_path, *RESUMING[moment])
+    result = gone_on(trainings, tmp_path)
+    assert_same(result, undisturbed())
+    assert result["first"] == 6
+
+
+# -- what is left was harmed -----------------------------------------------------------------------------
+
+
+def folder_of(tmp_path):
+    return root_path() / run_name(tmp_path)
+
+
+def newest_index(tmp_path):
+    found = {
+        path: json.loads(path.read_text().split("\n", 1)[1]) for path in folder_of(tmp_path).glob("*.state-*.json")
+    }
+    return max(found.items(), key=lambda each: each[1]["step"])
+
+
+def harm(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_state_that_was_harmed_is_passed_over(trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 12, config={"good_after": 3})
+    newest, index = newest_index(tmp_path)
+    harm(newest.parent / index["blocks"][0]["file"])
+    result = gone_on(trainings, tmp_path)
+    assert_same(result, undisturbed())
+    assert result["first"] == 6
+    (told,) = notes(tmp_path, "resuming")
+    assert "the checksum of slice" in told
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_where_all_of_shared_memory_was_harmed_the_next_source_is_used(saves, trainings, undisturbed, tmp_path):
+    job = {"changes": SAVING if saves else {}}
+    killed(trainings, tmp_path, "step", 8, **job)
+    for path in folder_of(tmp_path).glob("*.json"):
+        path.write_bytes(path.read_bytes()[:-100])
+    result = gone_on(trainings, tmp_path, **job)
+    assert_same(result, undisturbed(), from_disk=True)
+    assert result["first"] == (6 if saves else 0)
+    (told,) = notes(tmp_path, "resuming")
+    assert told.startswith("checkpoint-6 is resumed from" if saves else "no checkpoint is resumed from")
+    assert "bytes where" in told
+
+
+# -- another configuration -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"per_device_train_batch_size": 4}, "per_device_train_batch_size is 4 and was 8"),
+        ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps is 2 and was 1"),
+        ({"optim": "sgd"}, "the optimizer is SGD and was AdamW"),
+    ],
+)
+def test_what_was_changed_meanwhile_is_named_and_can_be_put_back(change, said, trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 8)
+    error = trainings.run(tmp_path, changes=change)["error"]
+    assert "ConfigError" in error
+    assert said in error
+    result = gone_on(trainings, tmp_path)  # nothing was lost by it
+    assert_same(result, undisturbed())
+    assert result["first"] == 6
+
+
+def test_what_was_changed_meanwhile_is_named_where_only_disk_is_left(trainings, undisturbed, tmp_path):
+    assert trainings.run(tmp_path, kill=("terminated", 8), config={"shared_memory": False}) == signal.SIGTERM
+    error = trainings.run(tmp_path, changes={"per_device_train_batch_size": 4})["error"]
+    assert "per_device_train_batch_size is 4 and was 8" in error
+    result = gone_on(trainings, tmp_path)
+    assert (result["first"], result["weights"]) == (8, undisturbed()["weights"])
+
+
+def test_other_data_and_another_model_are_named(trainings, tmp_path):
+    killed(trainings, tmp_path, "step", 8)
+    for kind, said in (
+        ("accumulation-4", "the number of training records is 152 and was 40"),
+        ("changing-buffers", "is new"),
+    ):
+        assert said in trainings.run(tmp_path, kind=kind, changes={"gradient_accumulation_steps": 1})["error"]
+    gone_on(trainings, tmp_path, resume=False)
+
+
+def test_a_run_that_is_to_start_over_does(trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 8, changes=SAVING)
+    result = gone_on(trainings, tmp_path, resume=False)
+    assert_same(result, undisturbed())
+    assert result["first"] == 0
+    assert notes(tmp_path, "resuming") == []
+
+
+def test_a_run_that_has_ended_is_not_gone_on_with(trainings, undisturbed, tmp_path):
+    for _ in range(2):
+        result = gone_on(trainings, tmp_path, changes=SAVING)
+        assert_same(result, undisturbed())
+        assert result["first"] == 0
+
+
+def test_checkpoints_of_an_earlier_run_in_the_folder_are_not_this_runs(trainings, undisturbed, tmp_path):
+    gone_on(trainings, tmp_path, changes=SAVING)
+    killed(trainings, tmp_path, "step", 2, config={"shared_memory": False}, changes=SAVING)
+    result = gone_on(trainings, tmp_path, changes=SAVING)
+    assert_same(result, undisturbed())
+    assert result["first"] == 0
+
+
+def test_more_steps_may_be_asked_for(trainings, tmp_path):
+    killed(trainings, tmp_path, "step", 8)
+    result = gone_on(trainings, tmp_path, steps=15)
+    assert (result["first"], result["step"]) == (6, 15)
+
+
+@pytest.mark.parametrize("resume", ["auto", True])
+def test_shared_memory_is_looked_at_where_resuming_is_asked_for(resume, trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 8, changes=SAVING)
+    result = gone_on(trainings, tmp_path, changes=SAVING, resume=resume)
+    assert_same(result, undisturbed())
+    assert notes(tmp_path, "resuming")[0].startswith("training goes on after step 6 from shared memory")
+
+
+def test_a_run_whose_machine_is_taken_away_goes_on_where_it_saved(trainings, undisturbed, tmp_path):
+    assert trainings.run(tmp_path, kill=("terminated", 8)) == signal.SIGTERM
+    result = gone_on(trainings, tmp_path)
+    assert (result["step"], result["weights"]) == (13, undisturbed()["weights"])
+    assert result["first"] == 8
+    assert notes(tmp_path, "resuming") == ["checkpoint-8 is resumed from"]
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_a_state_that_is_lost_while_it_is_taken_over_leaves_no_trace(saves, trainings, undisturbed, tmp_path):
+    job = {"changes": SAVING if saves else {}}
+    killed(trainings, tmp_path, "step", 8, **job)
+    result = trainings.run(tmp_path, kill=("memory is taken away", 0), **job)
+    if saves:
+        assert_same(result, undisturbed(), from_disk=True)
+        assert "could not be read to its end" in notes(tmp_path, "resuming")[-1]
+    else:
+        assert "could not be read to its end" in result["error"]
+        assert not list(tmp_path.glob("checkpoint-*"))  # of what was half filled in
+        assert_same(gone_on(trainings, tmp_path), undisturbed())
