@@ -77,6 +77,8 @@ def _train_and_exit(job):
             os.dup2(output.fileno(), 2)
         (folder / "result.json").write_text(json.dumps(_train(**job)))
         code = 0
+    except SystemExit as left:
+        (folder / "result.json").write_text(json.dumps({"exit": left.code}))
     except BaseException:  # the child of a fork must not go on as its parent
         (folder / "result.json").write_text(json.dumps({"error": traceback.format_exc()}))
     finally:

@@ -253,7 +253,7 @@ def test_what_was_changed_meanwhile_is_named_and_can_be_put_back(change, said, t
 
 
 def test_what_was_changed_meanwhile_is_named_where_only_disk_is_left(trainings, undisturbed, tmp_path):
-    assert trainings.run(tmp_path, kill=("terminated", 8), config={"shared_memory": False}) == signal.SIGTERM
+    assert trainings.run(tmp_path, kill=("terminated", 8), config={"shared_memory": False}) == {"exit": 75}
     error = trainings.run(tmp_path, changes={"per_device_train_batch_size": 4})["error"]
     assert "per_device_train_batch_size is 4 and was 8" in error
     result = gone_on(trainings, tmp_path)
@@ -308,7 +308,7 @@ def test_shared_memory_is_looked_at_where_resuming_is_asked_for(resume, training
 
 
 def test_a_run_whose_machine_is_taken_away_goes_on_where_it_saved(trainings, undisturbed, tmp_path):
-    assert trainings.run(tmp_path, kill=("terminated", 8)) == signal.SIGTERM
+    assert trainings.run(tmp_path, kill=("terminated", 8)) == {"exit": 75}
     result = gone_on(trainings, tmp_path)
     assert (result["step"], result["weights"]) == (13, undisturbed()["weights"])
     assert result["first"] == 8
