@@ -39,6 +39,7 @@ def train(way: str, model: str, folder: str, began_s: float) -> None:
     from self_healing import HealingConfig, SelfHealingTrainer
 
     times.append(time.time())
+    torch.set_num_threads(1)  # more only wait for one another on a machine that others use too
     torch.manual_seed(0)
     small = model == "tiny"
     config = LlamaConfig(
