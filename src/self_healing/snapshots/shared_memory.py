@@ -117,14 +117,16 @@ class SharedRun:
             return None
         finally:
             os.close(descriptor)
-        self._nbytes += nbytes
+        with self._changing:
+            self._nbytes += nbytes
         return SharedBlock(name, memory)
 
     def discard(self, block: SharedBlock) -> None:
         """Remove the file of a block; its memory is given back when nobody uses it any more."""
         if not self.is_over:
             self._folder.remove(block.name)
-            self._nbytes -= len(block.memory)
+            with self._changing:
+                self._nbytes -= len(block.memory)
 
     def _make_room(self, nbytes: int) -> bool:
         """Say whether there is room; what dead runs have left makes way for it, the oldest first, our own at last."""

@@ -141,19 +141,24 @@ def parameters_of(source: torch.nn.Module | Tensor | Iterable[Tensor]) -> list[T
 
 def _parameters_of_module(module: torch.nn.Module) -> list[Tensor]:
     """Return `list(module.parameters())` in a third of the time, which counts in every step of a small model."""
-    found: dict[int, Tensor] = {}
-    seen: set[int] = set()
+    modules = modules_of(module)
+    if modules is None:
+        return list(module.parameters())
+    listed = (parameter for each in modules for parameter in each._parameters.values())  # noqa: SLF001
+    return list({id(parameter): parameter for parameter in listed if parameter is not None}.values())
+
+
+def modules_of(module: torch.nn.Module) -> list[torch.nn.Module] | None:
+    """Return `list(module.modules())`; None where one of them lists what it holds in a way of its own."""
+    found: dict[int, torch.nn.Module] = {}
     waiting = [module]
     while waiting:
         current = waiting.pop()
-        if id(current) in seen:
+        if id(current) in found:
             continue
-        seen.add(id(current))
+        found[id(current)] = current
         if not lists_as_usual(type(current)):  # type: ignore[arg-type]  # mypy holds a class for unhashable
-            return list(module.parameters())
-        for parameter in current._parameters.values():  # noqa: SLF001
-            if parameter is not None:
-                found.setdefault(id(parameter), parameter)
+            return None
         waiting += [child for child in reversed(current._modules.values()) if child is not None]  # noqa: SLF001
     return list(found.values())
 

@@ -8,6 +8,7 @@ where numpy has drawn nothing since the last time, which one look at its memory 
 from __future__ import annotations
 
 import ctypes
+import functools
 import importlib
 import itertools
 import random
@@ -152,17 +153,23 @@ def devices_of(model: torch.nn.Module) -> set[torch.device]:
 def _device_states(devices: Iterable[torch.device | str | int] | None) -> dict[str, Tensor]:
     if devices is None:
         # Asking for the current device would initialise CUDA, and a fork after that cannot use it.
-        current = [torch.device("cuda", torch.cuda.current_device())] if torch.cuda.is_initialized() else []
+        current = [_cuda(torch.cuda.current_device())] if torch.cuda.is_initialized() else []
         devices = {*current, *itertools.chain.from_iterable(_of_models.values())}
     states: dict[str, Tensor] = {}
     for given in devices:
-        device = torch.device("cuda", given) if isinstance(given, int) else torch.device(given)
+        device = _cuda(given) if isinstance(given, int) else torch.device(given) if isinstance(given, str) else given
         if device.type == "cuda" and torch.cuda.is_initialized():
             index = torch.cuda.current_device() if device.index is None else device.index
             states[f"cuda:{index}"] = torch.cuda.default_generators[index].get_state()
         elif device.type == "mps":
             states["mps"] = torch.mps.get_rng_state()
     return states
+
+
+@functools.cache
+def _cuda(index: int) -> torch.device:
+    """Return a device; this is asked for several times in every step."""
+    return torch.device("cuda", index)
 
 
 def _plain(value: Any) -> Any:

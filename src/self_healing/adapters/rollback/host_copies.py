@@ -22,7 +22,7 @@ class HostCopy:
     def __init__(self, batch: Any) -> None:
         keeping = _Keeping()
         self._kept = _rebuilt(batch, keeping.leaf)
-        keeping.all_sent()
+        keeping.send()
         self.nbytes = _size(self._kept)
 
     def batch(self) -> Any:
@@ -60,10 +60,12 @@ class _HostObject:
 
 
 class _Keeping:
-    """Copies what one batch consists of; each device is told once what to wait for, and once what others wait for."""
+    """Copies what one batch consists of; what lies on a device is sent all at once, since each change of stream takes time."""
 
     def __init__(self) -> None:
         self._arrived: dict[Any, Any] = {}
+        self._to_send: dict[Any, list[tuple[Any, Any]]] = {}
+        """By device: memory on the host, and the tensor that is copied into it."""
 
     def leaf(self, leaf: Any) -> Any:
         """Return a copy of something in a batch."""
@@ -76,10 +78,22 @@ class _Keeping:
             return _HostObject(copy.deepcopy(leaf if device is None else leaf.to("cpu")), device)
         return _copied_array(leaf)
 
-    def all_sent(self) -> None:
-        """Note when everything will have arrived."""
-        for device in self._arrived:
-            self._arrived[device] = _copying_stream(device).record_event()
+    def send(self) -> None:
+        """Send everything on its way, and note when it will have arrived.
+
+        To wait for the copy would be to wait for every step that the device still has before it: that is left to a
+        stream of its own and to pinned memory, which the device can write without the host.
+        """
+        import torch
+
+        for device, pairs in self._to_send.items():
+            stream = _copying_stream(device)
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                for values, tensor in pairs:
+                    values.copy_(tensor, non_blocking=True)
+                    tensor.record_stream(stream)
+            self._arrived[device] = stream.record_event()
 
     def _tensor(self, tensor: Any) -> _HostTensor:
         import torch
@@ -89,16 +103,8 @@ class _Keeping:
             return _HostTensor(tensor.clone(), device)
         if device.type != "cuda" or tensor.layout is not torch.strided or tensor.is_nested:
             return _HostTensor(tensor.to("cpu"), device)
-        # To wait for the copy would be to wait for every step that the device still has before it: that is left to a
-        # stream of its own and to pinned memory, which the device can write without the host.
-        stream = _copying_stream(device)
-        if device not in self._arrived:
-            stream.wait_stream(torch.cuda.current_stream(device))
-            self._arrived[device] = None
         values = _pinned.empty_like(tensor)
-        with torch.cuda.stream(stream):
-            values.copy_(tensor, non_blocking=True)
-        tensor.record_stream(stream)
+        self._to_send.setdefault(device, []).append((values, tensor))
         return _HostTensor(values, device, self._arrived)
 
 

@@ -354,18 +354,21 @@ class RollbackLoop:
         return instead
 
     def _forget_what_nobody_returns_to(self, epoch: EpochData) -> None:
-        places = [each.place for each in self.snapshots if not each.is_restart_only]
-        self.data.forget_before(min(places, key=_order, default=Place(epoch, epoch.window, 0)))
+        places = (each.place for each in self.snapshots if not each.is_restart_only)  # the oldest comes first
+        self.data.forget_before(next(places, None) or Place(epoch, epoch.window, 0))
 
     def _look_what_is_in_reach(self) -> None:
         for snapshot in self.snapshots:
-            if not snapshot.is_restart_only and not self.data.holds(snapshot.place):
-                snapshot.is_restart_only = True
-                self._tell(
-                    "restart-only",
-                    f"{snapshot.key} can only be returned to by a restart: the data since then take more than "
-                    f"{self.data.budget_bytes} bytes",
-                )
+            if snapshot.is_restart_only:
+                continue
+            if self.data.holds(snapshot.place):
+                break  # and with it all data since then, and every later state
+            snapshot.is_restart_only = True
+            self._tell(
+                "restart-only",
+                f"{snapshot.key} can only be returned to by a restart: the data since then take more than "
+                f"{self.data.budget_bytes} bytes",
+            )
 
     def _holds(self, snapshot: Snapshot) -> bool:
         """Say whether the loop can return to a state without being left."""
@@ -393,7 +396,3 @@ class _Again:
     def __iter__(self) -> Iterator[Any]:
         self._entering.restore()
         return self._batches
-
-
-def _order(place: Place) -> tuple[int, int]:
-    return place.epoch.number, place.index

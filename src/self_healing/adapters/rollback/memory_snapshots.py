@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from .guard_state import GuardState
 
 if TYPE_CHECKING:
+    from ...tensors.coming_slot import ComingSlot
     from ...tensors.copies import Copies
     from ...tensors.host_memory import Backing
     from ...tensors.host_slot import HostCopies, HostSlot
@@ -100,6 +101,8 @@ class MemorySnapshots:
         """A sound state of steps that were undone since, for a run that ends before it has come as far again."""
         self._memory: list[HostSlot] = []
         """All host memory there is, for states that are kept and for later ones: it is costly to have on a GPU."""
+        self._coming: ComingSlot | None = None
+        """More of it, which is being made ready."""
         self._taken = 0
 
     def __len__(self) -> int:
@@ -121,6 +124,17 @@ class MemorySnapshots:
         """Return the newest one, or the newest that holds no update of a step or of any after it."""
         kept = (each for each in reversed(self._kept) if before_step is None or each.step < before_step)
         return next(kept, None)
+
+    def has_memory(self, *, wait: bool = False) -> bool:
+        """Say whether a state can be taken at once; where more memory must be pinned for it first, have that begun."""
+        from ...tensors.coming_slot import ComingSlot
+
+        needs_more = self._taken and len(self._kept) < self.slots and self._unused() is None
+        if needs_more and self._coming is None and self.trainer.args.device.type == "cuda":
+            self._coming = ComingSlot(self.backing(), self.expected_nbytes())
+        if self._coming is None or not needs_more:
+            return True
+        return wait or self._coming.is_there()
 
     def take(self, place: Place) -> Snapshot:
         """Set the state of this moment aside, in the place of another one where all are taken."""
@@ -204,6 +218,9 @@ class MemorySnapshots:
         """Let go of all of them."""
         self._kept.clear()
         self.furthest = None
+        if self._coming is not None:
+            self._memory.append(self._coming.slot())
+            self._coming = None
         for each in self._memory:
             each.discard()
         self._memory.clear()
@@ -212,13 +229,17 @@ class MemorySnapshots:
         """Return the memory of a state that is no longer kept, or new one."""
         from ...tensors.host_slot import HostSlot
 
-        captures = [snapshot.capture for snapshot in self._kept]
-        used = [each.copies for each in (captures if self.furthest is None else [*captures, self.furthest.capture])]
-        free = next((each for each in self._memory if not any(copies.is_in(each) for copies in used)), None)
+        free = self._unused()
         if free is None:
-            free = HostSlot(self.backing())
+            free = HostSlot(self.backing()) if self._coming is None else self._coming.slot()
+            self._coming = None
             self._memory.append(free)
         return free
+
+    def _unused(self) -> HostSlot | None:
+        captures = [snapshot.capture for snapshot in self._kept]
+        used = [each.copies for each in (captures if self.furthest is None else [*captures, self.furthest.capture])]
+        return next((each for each in self._memory if not any(copies.is_in(each) for copies in used)), None)
 
     def _more(self, copies: Copies) -> list[Captured]:
         """Return what changes besides what every trainer has: the guard, a reference model that follows the model."""

@@ -132,15 +132,17 @@ class StateKeeper:
         self.audit.begin()
 
     def is_due(self) -> bool:
-        """Say whether the state of this moment is to be taken before the next step."""
+        """Say whether the state of this moment is to be taken before the next step; later where memory is not ready."""
         step = self._step()
-        return self.is_on and (step >= self._next or step == self.audit.found_at)  # does it come back there?
+        is_time = self.is_on and (step >= self._next or step == self.audit.found_at)  # does it come back there?
+        is_exact = self.settings.snapshot_every_steps is not None
+        return is_time and self._has_room() and self.loop.snapshots.has_memory(wait=is_exact)
 
     def step_begins(self, step_time_s: float) -> None:
         """Take the state between two steps where it is time; the next step's data must be there already."""
         step = self._step()
         self._pace.stepped(step_time_s, took_state=self._took_at == step - 1)
-        if not self.is_due() or not self._has_room():
+        if not self.is_due():
             return
         try:
             snapshot = self.loop.take()
@@ -158,6 +160,8 @@ class StateKeeper:
         self.signal(SnapshotTaken(step=step, time_s=time.time(), key=snapshot.key))
         self._took_at = step
         self._next = step + self._interval(step)
+        if self._slots is not None:
+            self.loop.snapshots.has_memory()  # for the next one, while training goes on
         self._judge_what_is_measured()
         self._share()
 

@@ -7,16 +7,20 @@ measured again when the model is another one, or has more or fewer parameters th
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .wrapping import Wrapping
+
+if TYPE_CHECKING:
+    from ...tensors.known_modules import KnownModules
 
 
 class FlopCount:
     """Remembers what one element of the inputs costs."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, modules: KnownModules) -> None:
         self._trainer = trainer
+        self._modules = modules
         self._known: tuple[Any, int, int] | None = None
         """Model, how many parameters it has, and operations per element of its main input."""
 
@@ -27,14 +31,12 @@ class FlopCount:
             wrapping.wrap(self._trainer, "floating_point_ops", self._around)
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        from ...tensors.norms import parameters_of
-
         def floating_point_ops(inputs: Any) -> Any:
             model = self._trainer.model
             name = getattr(model, "main_input_name", "input_ids")
             if name not in inputs or not hasattr(inputs[name], "numel"):
                 return original(inputs)
-            size, parameters = inputs[name].numel(), len(parameters_of(model))
+            size, parameters = inputs[name].numel(), self._modules.count(model)
             known = self._known
             if known is not None and known[0] is model and known[1] == parameters:
                 return size * known[2]

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ...tensors.fused import READING
 from ...tensors.gate import GradientGate
-from ...tensors.norms import parameters_of
+from ...tensors.known_modules import KnownModules
 from ...tensors.random_state import RandomState, devices_of, draws_on
 from ...tensors.skip import SkippingOptimizer
 from ...tensors.telemetry import TelemetryRing
@@ -31,6 +31,7 @@ from .loss_sum import LossSum
 from .make_up import MakeUp
 from .step_buffers import StepBuffers
 from .step_reading import StepReading
+from .train_mode import already_training
 from .trl_counters import Counters
 from .window import MicroBatch, Window
 from .wrapping import Wrapping
@@ -56,7 +57,8 @@ class TrainerGuard:
         self.is_one_of_several = int(trainer.args.world_size) > 1
         """Other processes must come to the same decisions at the same step."""
         self.loss_sum = LossSum(trainer)
-        self._flops = FlopCount(trainer)
+        self._modules = KnownModules()
+        self._flops = FlopCount(trainer, self._modules)
         self.rate_scale = LearningRateScale()
         self.ring = TelemetryRing()
         self.kept: deque[Window] = deque()
@@ -124,6 +126,7 @@ class TrainerGuard:
             self.ring.drain()  # the device may still be writing to it
         draws_on((), self)
         self.kept.clear()
+        self._modules.forget()
         self._window = None
         self.making_up.forget()
 
@@ -165,11 +168,12 @@ class TrainerGuard:
                 self._micro_batch.put_back = self._putting_back(window.buffers if place == 0 else self.buffers.copies())
             window.micro_batches.append(self._micro_batch)
             try:
-                if self.retry is None:
-                    loss: Tensor = original(model, inputs, *args, **kwargs)
-                else:
-                    num_items = args[0] if args else kwargs.get("num_items_in_batch")
-                    loss = self.retry.run(original, model, self._micro_batch, num_items, place=place)
+                with already_training(model, self._modules):
+                    if self.retry is None:
+                        loss: Tensor = original(model, inputs, *args, **kwargs)
+                    else:
+                        num_items = args[0] if args else kwargs.get("num_items_in_batch")
+                        loss = self.retry.run(original, model, self._micro_batch, num_items, place=place)
             finally:
                 self._micro_batch = None
             return self._account(window, loss)
@@ -222,7 +226,7 @@ class TrainerGuard:
         """Save the loop a walk or two through the modules, which take longer than all that is judged here."""
 
         def _clip_grad_norm(model: Any) -> Any:
-            parameters = parameters_of(model)
+            parameters = self._modules.parameters(model)
             if any(type(parameter.grad) not in {Tensor, NoneType} for parameter in parameters):  # sharded
                 return original(model)
             return self.trainer.accelerator.clip_grad_norm_(parameters, self.trainer.args.max_grad_norm)

@@ -1,0 +1,71 @@
+"""What a model consists of, for somebody who asks several times in every step.
+
+A walk through the modules of a Llama of 8 layers takes 0.15 ms and `model.train()` 0.46 ms on one CPU core; to see that its
+modules hold the same things as the last time takes 0.03.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from .norms import modules_of, parameters_of
+
+TRAIN_IS_OF = frozenset({"torch.nn.modules.module", "transformers.modeling_utils"})
+"""Whose `train` does nothing to a module that is in training mode, with all that it holds."""
+
+
+class KnownModules:
+    """The modules and parameters of one model, found anew when it has changed."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Hold on to no model any more."""
+        self._model: torch.nn.Module | None = None
+        self._modules: list[torch.nn.Module] = []
+        self._parameters: list[Tensor] = []
+        self._trains_as_usual = False
+        self._held: list[Iterable[object]] = []
+        """Views of what each module holds."""
+        self._seen: list[object] = []
+        """What was in them, kept alive: else something new might be taken for it."""
+        self._numbers: list[int] = []
+
+    def parameters(self, model: torch.nn.Module) -> list[Tensor]:
+        """Return `list(model.parameters())`, which is not to be changed."""
+        self._look_at(model)
+        return self._parameters
+
+    def are_training(self, model: torch.nn.Module) -> bool:
+        """Say whether `model.train()` would change nothing."""
+        self._look_at(model)
+        return self._trains_as_usual and all(module.training for module in self._modules)
+
+    def count(self, model: torch.nn.Module) -> int:
+        """Return how many parameters a model has; how many it had when it was last looked at, if that was this one."""
+        return len(self._parameters if model is self._model else self.parameters(model))
+
+    def _look_at(self, model: torch.nn.Module) -> None:
+        if model is self._model and self._numbers == [*map(id, itertools.chain.from_iterable(self._held))]:
+            return
+        modules = modules_of(model)
+        self._model = (
+            None if modules is None else model
+        )  # one that lists what it holds in its own way is asked each time
+        self._modules = modules or []
+        self._parameters = parameters_of(model)
+        self._trains_as_usual = modules is not None and all(_trains_as_usual(type(each)) for each in modules)  # type: ignore[arg-type]
+        self._held = [held.values() for each in self._modules for held in (each._parameters, each._modules)]  # noqa: SLF001
+        self._seen = [*itertools.chain.from_iterable(self._held)]
+        self._numbers = [*map(id, self._seen)]
+
+
+@functools.cache
+def _trains_as_usual(kind: type[torch.nn.Module]) -> bool:
+    return getattr(kind.train, "__module__", None) in TRAIN_IS_OF
