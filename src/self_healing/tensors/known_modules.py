@@ -47,9 +47,9 @@ class KnownModules:
         self._look_at(model)
         return self._trains_as_usual and all(module.training for module in self._modules)
 
-    def count(self, model: torch.nn.Module) -> int:
-        """Return how many parameters a model has; how many it had when it was last looked at, if that was this one."""
-        return len(self._parameters if model is self._model else self.parameters(model))
+    def parameters_seen(self, model: torch.nn.Module) -> list[Tensor]:
+        """Return the parameters that a model had when it was last looked at; look at it if that was another one."""
+        return self._parameters if model is self._model else self.parameters(model)
 
     def _look_at(self, model: torch.nn.Module) -> None:
         if model is self._model and self._numbers == [*map(id, itertools.chain.from_iterable(self._held))]:

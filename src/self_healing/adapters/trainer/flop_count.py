@@ -36,7 +36,7 @@ class FlopCount:
             name = getattr(model, "main_input_name", "input_ids")
             if name not in inputs or not hasattr(inputs[name], "numel"):
                 return original(inputs)
-            size, parameters = inputs[name].numel(), self._modules.count(model)
+            size, parameters = inputs[name].numel(), len(self._modules.parameters_seen(model))
             known = self._known
             if known is not None and known[0] is model and known[1] == parameters:
                 return size * known[2]

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ...tensors.fused import READING
 from ...tensors.gate import GradientGate
-from ...tensors.known_modules import KnownModules
 from ...tensors.random_state import RandomState, devices_of, draws_on
 from ...tensors.skip import SkippingOptimizer
 from ...tensors.telemetry import TelemetryRing
@@ -29,9 +28,9 @@ from .flop_count import FlopCount
 from .learning_rate import LearningRateScale
 from .loss_sum import LossSum
 from .make_up import MakeUp
+from .spared_walks import SparedWalks, already_training
 from .step_buffers import StepBuffers
 from .step_reading import StepReading
-from .train_mode import already_training
 from .trl_counters import Counters
 from .window import MicroBatch, Window
 from .wrapping import Wrapping
@@ -57,8 +56,8 @@ class TrainerGuard:
         self.is_one_of_several = int(trainer.args.world_size) > 1
         """Other processes must come to the same decisions at the same step."""
         self.loss_sum = LossSum(trainer)
-        self._modules = KnownModules()
-        self._flops = FlopCount(trainer, self._modules)
+        self.walks = SparedWalks(trainer)
+        self._flops = FlopCount(trainer, self.walks.modules)
         self.rate_scale = LearningRateScale()
         self.ring = TelemetryRing()
         self.kept: deque[Window] = deque()
@@ -95,6 +94,7 @@ class TrainerGuard:
         if self.clips and not trainer.args.fp16 and wrapping.is_of_transformers(trainer, "_clip_grad_norm"):
             wrapping.wrap(trainer, "_clip_grad_norm", self._around_clip_of_model)
         self._flops.attach(wrapping)
+        self.walks.attach(wrapping)
         self.loss_sum.attach(wrapping)
         if self.acts:  # judged on the device instead, where it costs no wait
             wrapping.replace(trainer.args, "logging_nan_inf_filter", False)
@@ -126,7 +126,7 @@ class TrainerGuard:
             self.ring.drain()  # the device may still be writing to it
         draws_on((), self)
         self.kept.clear()
-        self._modules.forget()
+        self.walks.forget()
         self._window = None
         self.making_up.forget()
 
@@ -168,7 +168,7 @@ class TrainerGuard:
                 self._micro_batch.put_back = self._putting_back(window.buffers if place == 0 else self.buffers.copies())
             window.micro_batches.append(self._micro_batch)
             try:
-                with already_training(model, self._modules):
+                with already_training(model, self.walks.modules):
                     if self.retry is None:
                         loss: Tensor = original(model, inputs, *args, **kwargs)
                     else:
@@ -226,7 +226,7 @@ class TrainerGuard:
         """Save the loop a walk or two through the modules, which take longer than all that is judged here."""
 
         def _clip_grad_norm(model: Any) -> Any:
-            parameters = self._modules.parameters(model)
+            parameters = self.walks.modules.parameters(model)
             if any(type(parameter.grad) not in {Tensor, NoneType} for parameter in parameters):  # sharded
                 return original(model)
             return self.trainer.accelerator.clip_grad_norm_(parameters, self.trainer.args.max_grad_norm)

@@ -188,6 +188,7 @@ class TrainerSession:
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it."""
+        self.guard.walks.step_is_done()
         self.spent.account.step_done(self._step())
         self.spent.tell_now_and_then(self.desk)
         self.profile.step_ends(self._step())
