@@ -125,11 +125,11 @@ def _train(
         "step": trainer.state.global_step,
         "first": trained[0] if guarded else 0,
         "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
-        "log": [_without_clocks(entry) for entry in trainer.state.log_history],
+        "log": [without_clocks(entry) for entry in trainer.state.log_history],
     }
 
 
-def _without_clocks(entry):
+def without_clocks(entry):
     clocks = ("runtime", "per_second", "step_time")
     return {key: value for key, value in entry.items() if not key.endswith(clocks) and not key.startswith("healing/")}
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...snapshots.verdicts import StateVerdict, verdict_when_taken
+from .beside_checkpoint import write_beside
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
@@ -70,6 +71,8 @@ def write_from_memory(trainer: Any, snapshot: Snapshot) -> Path:
     unfinished = run / f"{UNFINISHED}-{snapshot.step}-{os.getpid()}"
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, unfinished, ignore_errors=True)
+        guard = values.added.get("GuardState")
+        write_beside(unfinished, snapshot.step, values.counts, None if guard is None else {**guard, "spare": None})
         trainer._save(str(unfinished), values.weights)  # noqa: SLF001  # what every save of the trainer comes to
         if not trainer.args.save_only_model:
             _write_optimizer(unfinished, values)

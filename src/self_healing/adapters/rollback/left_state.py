@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import SelfHealingError
 from ...snapshots.shared_folder import SharedMemoryError
-from ..rehearsal.trainer_state import COUNTS, TRL_COUNTS, refilled, with_state
+from ..rehearsal.trainer_state import COUNTS, TRL_COUNTS, put_count_back, with_state
 from ..trainer.data_facts import data_facts, differences
 from .data_windows import EpochData, Place
 from .guard_state import GuardState
@@ -167,9 +167,8 @@ class LeftState:
 
         counts = said["counts"]
         for name in (*COUNTS, *TRL_COUNTS):
-            own = vars(trainer).get(name)
             if name in counts:
-                setattr(trainer, name, refilled(own, alike(own, counts[name])))
+                put_count_back(trainer, name, counts[name])
             elif name in vars(trainer):
                 delattr(trainer, name)
         objects = said["objects"]

@@ -70,8 +70,7 @@ class LossSum:
             if self._correct is not None:
                 tr_loss.copy_(self._correct)
                 self._correct = None
-            result = original(tr_loss, *args, **kwargs)
-            self._handed = tr_loss
-            return result
+            self._handed = tr_loss  # before a save asks for it
+            return original(tr_loss, *args, **kwargs)
 
         return _maybe_log_save_evaluate

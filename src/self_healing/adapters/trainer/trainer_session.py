@@ -89,7 +89,9 @@ class TrainerSession:
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
         self.guard.retry = self.memory.micro_batches if acts else None
-        self.checkpoints = CheckpointCare(trainer, self.desk, folder, self.weights_are_finite) if may_act else None
+        self.checkpoints = (
+            CheckpointCare(trainer, self.desk, folder, self.weights_are_finite, self.guard) if may_act else None
+        )
         preempting = [signal.Signals[name] for name in config.preemption_signals]
         self.interrupts = Interrupts(signals_left_to_us(trainer.args, preempting), preempting)
         self.grace = GraceWatch(config.grace_seconds, partial(secure_in_time, self), partial(leave_at_once, self))
@@ -169,6 +171,8 @@ class TrainerSession:
         """Note how steps can be skipped and what is known of the run."""
         self._began_at = self._step()
         way = self.guard.attach_optimizer()
+        if self.checkpoints is not None:
+            self.checkpoints.training_begins()
         self.log_figures.begin()
         self.rollback.begin()
         trainer = self.trainer
