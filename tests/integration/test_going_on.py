@@ -186,6 +186,61 @@ def test_data_that_were_left_out_stay_out(trainings, tmp_path):
     assert expected["weights"] != gone_on(trainings, tmp_path / "all", **job)["weights"]
 
 
+# -- workers that draw random numbers --------------------------------------------------------------------
+
+EXACT = {"exact_data_resume": True}
+
+
+@pytest.fixture(scope="module")
+def whole(trainings, tmp_path_factory):
+    """Guarded runs with exact data that nobody has killed, trained once each."""
+    done = {}
+
+    def get(kind, **job):
+        key = json.dumps([kind, job])
+        if key not in done:
+            done[key] = gone_on(trainings, tmp_path_factory.mktemp("whole"), kind=kind, config=EXACT, **job)
+        return done[key]
+
+    return get
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("kind", ["drawing-workers", "drawing-workers-that-persist", "workers-with-generators"])
+def test_what_workers_draw_is_drawn_again_with_exact_data(kind, where, trainings, whole, tmp_path):
+    """Killed in the middle of the second epoch and, in the third, at a step that another worker reads."""
+    config = {**EXACT, "shared_memory": where == "memory"}
+    job = {"kind": kind, "config": config, "changes": SAVING if where == "disk" else {}}
+    killed(trainings, tmp_path, "step", 8, **job)
+    killed(trainings, tmp_path, "step", 12, **job)
+    result = gone_on(trainings, tmp_path, **job)
+    assert_same(result, whole(kind))
+    assert result["first"] == 9
+
+
+def test_the_setting_alone_changes_what_workers_draw(trainings, undisturbed, whole, tmp_path):
+    """Without it a run that nobody kills is the stock one, and one that is killed ends otherwise."""
+    kind = "drawing-workers"
+    assert_same(gone_on(trainings, tmp_path / "off", kind=kind), undisturbed(kind))
+    assert whole(kind)["weights"] != undisturbed(kind)["weights"]
+    killed(trainings, tmp_path / "killed", "step", 8, kind=kind)
+    assert gone_on(trainings, tmp_path / "killed", kind=kind)["weights"] != undisturbed(kind)["weights"]
+
+
+def test_what_workers_draw_does_not_depend_on_their_number(trainings, whole):
+    more = {"changes": {"dataloader_num_workers": 3}}
+    assert whole("drawing-workers", **more)["weights"] == whole("drawing-workers")["weights"]
+
+
+def test_the_main_process_draws_as_always_and_a_stream_is_said_to_be_one(trainings, undisturbed, tmp_path):
+    kind = "drawing-collator"
+    assert_same(gone_on(trainings, tmp_path / "main", kind=kind, config=EXACT), undisturbed(kind))
+    stream = {"kind": "finite-stream", "changes": {"dataloader_num_workers": 1}}
+    gone_on(trainings, tmp_path / "stream", config=EXACT, **stream)
+    (told,) = notes(tmp_path / "stream", "exact-data-resume")
+    assert told.endswith("they are a stream")
+
+
 # -- killed at awkward moments ---------------------------------------------------------------------------
 
 EVALUATING = {"eval_strategy": "steps", "eval_steps": 4, **SAVING}

@@ -266,6 +266,7 @@ def make_callback(session: TrainerSession) -> Any:
             self.session.begin_training()
 
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.session.data.epoch_begins(self.session.rollback.epoch_number())
             self.session.rollback.epoch_begins()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -103,6 +103,13 @@ class RollbackCare:
             restart.left.compare(self.trainer, keeper.shared.facts, restart.steps_per_epoch)
             restart.left.fill(self.trainer)
 
+    def epoch_number(self) -> int:
+        """Return which epoch is about to begin, or to be entered in its middle, counted from zero."""
+        entered_for = None if self.keeper is None else self.keeper.loop.restart.entered_for
+        if entered_for is not None:  # the trainer's state is put back later
+            return entered_for.place.epoch.number
+        return int(self.trainer.state.epoch or 0)
+
     def epoch_begins(self) -> None:
         """Note where the data of an epoch begin, before its loader is iterated over."""
         if self.keeper is not None and self.keeper.loop.old is not None:
