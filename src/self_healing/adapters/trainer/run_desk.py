@@ -51,6 +51,8 @@ class RunDesk:
         self.resumes = resumes
         self.starts_over = starts_over
         """What was cut short in the folder is not gone on with, because the user says so."""
+        self.continues = resumes
+        """The folder's last attempt belongs to the same run; known for good once it is open."""
         self.last_metrics: dict[str, float] = {}
 
     def open(self) -> None:
@@ -60,13 +62,14 @@ class RunDesk:
         args = self.args
         before = last_attempt(ledger_path(args.output_dir, args.process_index))
         was_killed = before is not None and before.was_killed
+        # Else the folder was another run's, whose troubles are not this one's.
+        self.continues = self.resumes or (was_killed and not self.starts_over)
         self.opened = OpenRun(
             args.output_dir,
             self.config,
             self.abilities,
             rank=args.process_index,
-            # Else the folder was another run's, whose troubles are not this one's.
-            continues=self.resumes or (was_killed and not self.starts_over),
+            continues=self.continues,
             environ={**os.environ, SWITCH: self.mode},
         )
         with ExitStack() as undo:  # what fails here must not leave the folder taken

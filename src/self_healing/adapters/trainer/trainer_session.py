@@ -103,7 +103,7 @@ class TrainerSession:
             seeds_batches=config.exact_data_resume,
         )  # fmt: skip
         self._changes = Wrapping()
-        self._trackers = TrackerFence(self.note)
+        self._trackers = TrackerFence(trainer.args, self.note)
         # One process is enough: all would write to the same files.
         self.profile = StepProfile(config.profile_steps if trainer.args.process_index == 0 else (), folder)
         self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures, self.spent.goodput)
@@ -131,7 +131,7 @@ class TrainerSession:
             self.interrupts.install()
             self.interrupts.on_signal = self.grace.came
             self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
-            self._trackers.attach(self.trainer.callback_handler.callbacks)
+            self._trackers.attach(self.trainer.callback_handler.callbacks, continues=self.desk.continues)
             self.memory.attach(self._changes)
         if self.checkpoints is not None:
             self.checkpoints.audit = self.rollback.audit_checkpoint
