@@ -4,67 +4,20 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 
 import pytest
 
 from self_healing.snapshots.shared_folder import root_path, run_name
 
-from .killed_training import EVERY, ForkServer
+from .killed_training import EVERY, ON_DISK, SAVING, assert_same, gone_on, killed, notes
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
-SAVING = {"save_strategy": "steps", "save_steps": EVERY}
-ON_DISK = {"config": {"shared_memory": False}, "changes": SAVING}
-
-
-@pytest.fixture(scope="module")
-def trainings(own_shared_memory):
-    if own_shared_memory is None:
-        pytest.skip("there is no shared memory here")
-    server = ForkServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(own_shared_memory):
     yield
     assert list(own_shared_memory.iterdir()) == []
-
-
-@pytest.fixture(scope="module")
-def undisturbed(trainings, tmp_path_factory):
-    """Stock runs, trained once each."""
-    done = {}
-
-    def get(kind="dropout", **settings):
-        key = json.dumps([kind, settings])
-        if key not in done:
-            done[key] = trainings.run(tmp_path_factory.mktemp("stock"), kind=kind, guarded=False, **settings)
-        return done[key]
-
-    return get
-
-
-def killed(trainings, folder, *kill, **job):
-    assert trainings.run(folder, kill=kill, **job) == signal.SIGKILL, (folder / "output.txt").read_text()
-
-
-def gone_on(trainings, folder, **job):
-    result = trainings.run(folder, **job)
-    assert "error" not in result, result["error"]
-    return result
-
-
-def assert_same(result, stock):
-    """The last entry of the log holds the mean loss and the operations of the whole training."""
-    assert (result["step"], result["weights"]) == (stock["step"], stock["weights"])
-    assert result["log"] == stock["log"]
-
-
-def notes(folder, name):
-    lines = (folder / "healing" / "ledger.jsonl").read_text().splitlines()
-    return [entry["body"]["text"] for entry in map(json.loads, lines) if entry["name"] == name]
 
 
 # -- killed between two steps ----------------------------------------------------------------------------
@@ -94,52 +47,6 @@ def test_a_killed_training_ends_as_if_nothing_had_happened(kind, trainings, undi
     assert told.startswith("training goes on after step 6 from shared memory")
     postmortem = json.loads((tmp_path / "postmortem.json").read_text())
     assert (postmortem["exit_reason"], len(postmortem["attempts"])) == ("completed", 2)
-
-
-FROM_DISK = [
-    "sft",
-    "sft-accumulation-4",
-    "dpo",
-    "grpo",
-    "grpo-generation-over-4-steps",
-    "log-every-3-evaluate-each-epoch",
-]
-
-
-@pytest.mark.parametrize("kind", FROM_DISK)
-def test_what_a_stock_checkpoint_leaves_out_is_gone_on_with_too(kind, trainings, undisturbed, tmp_path):
-    """TRL's counts and generations, and losses that are not logged yet: the checkpoint is of a step without a log."""
-    changes = {**SAVING, "save_steps": 4}
-    job = {"kind": kind, "config": {"shared_memory": False}, "changes": changes}
-    killed(trainings, tmp_path, "step", 6, **job)
-    result = gone_on(trainings, tmp_path, **job)
-    assert_same(result, undisturbed(kind))
-    assert result["first"] == 4
-
-
-@pytest.mark.parametrize("resume", ["auto", True, "checkpoint-6"])
-def test_so_it_is_where_resuming_is_asked_for(resume, trainings, undisturbed, tmp_path):
-    job = {"kind": "sft", **ON_DISK}
-    killed(trainings, tmp_path, "step", 8, **job)
-    wanted = str(tmp_path / resume) if resume == "checkpoint-6" else resume
-    assert_same(gone_on(trainings, tmp_path, resume=wanted, **job), undisturbed("sft"))
-
-
-@pytest.mark.parametrize("harm", ["cut off", "another version", "gone"])
-def test_a_checkpoint_whose_counts_cannot_be_read_is_still_a_checkpoint(harm, trainings, undisturbed, tmp_path):
-    job = {"kind": "sft", **ON_DISK}
-    killed(trainings, tmp_path, "step", 8, **job)
-    path = tmp_path / "checkpoint-6" / "healing_state.json"
-    (path.parent / "healing_manifest.json").unlink()  # else it would be passed over
-    content = path.read_text()
-    if harm == "gone":
-        path.unlink()
-    else:
-        path.write_text(content[:-100] if harm == "cut off" else content.replace('"v": 1', '"v": 9'))
-    result = gone_on(trainings, tmp_path, **job)
-    assert (result["first"], result["weights"]) == (6, undisturbed("sft")["weights"])
-    said = [text for text in notes(tmp_path, "resuming") if "counts begin anew" in text]
-    assert len(said) == (0 if harm == "gone" else 1)
 
 
 def kill_again_and_again(trainings, folder, times, draw, **job):
@@ -184,61 +91,6 @@ def test_data_that_were_left_out_stay_out(trainings, tmp_path):
     )  # right behind the return
     assert_same(gone_on(trainings, tmp_path / "killed", **job), expected)
     assert expected["weights"] != gone_on(trainings, tmp_path / "all", **job)["weights"]
-
-
-# -- workers that draw random numbers --------------------------------------------------------------------
-
-EXACT = {"exact_data_resume": True}
-
-
-@pytest.fixture(scope="module")
-def whole(trainings, tmp_path_factory):
-    """Guarded runs with exact data that nobody has killed, trained once each."""
-    done = {}
-
-    def get(kind, **job):
-        key = json.dumps([kind, job])
-        if key not in done:
-            done[key] = gone_on(trainings, tmp_path_factory.mktemp("whole"), kind=kind, config=EXACT, **job)
-        return done[key]
-
-    return get
-
-
-@pytest.mark.parametrize("where", ["memory", "disk"])
-@pytest.mark.parametrize("kind", ["drawing-workers", "drawing-workers-that-persist", "workers-with-generators"])
-def test_what_workers_draw_is_drawn_again_with_exact_data(kind, where, trainings, whole, tmp_path):
-    """Killed in the middle of the second epoch and, in the third, at a step that another worker reads."""
-    config = {**EXACT, "shared_memory": where == "memory"}
-    job = {"kind": kind, "config": config, "changes": SAVING if where == "disk" else {}}
-    killed(trainings, tmp_path, "step", 8, **job)
-    killed(trainings, tmp_path, "step", 12, **job)
-    result = gone_on(trainings, tmp_path, **job)
-    assert_same(result, whole(kind))
-    assert result["first"] == 9
-
-
-def test_the_setting_alone_changes_what_workers_draw(trainings, undisturbed, whole, tmp_path):
-    """Without it a run that nobody kills is the stock one, and one that is killed ends otherwise."""
-    kind = "drawing-workers"
-    assert_same(gone_on(trainings, tmp_path / "off", kind=kind), undisturbed(kind))
-    assert whole(kind)["weights"] != undisturbed(kind)["weights"]
-    killed(trainings, tmp_path / "killed", "step", 8, kind=kind)
-    assert gone_on(trainings, tmp_path / "killed", kind=kind)["weights"] != undisturbed(kind)["weights"]
-
-
-def test_what_workers_draw_does_not_depend_on_their_number(trainings, whole):
-    more = {"changes": {"dataloader_num_workers": 3}}
-    assert whole("drawing-workers", **more)["weights"] == whole("drawing-workers")["weights"]
-
-
-def test_the_main_process_draws_as_always_and_a_stream_is_said_to_be_one(trainings, undisturbed, tmp_path):
-    kind = "drawing-collator"
-    assert_same(gone_on(trainings, tmp_path / "main", kind=kind, config=EXACT), undisturbed(kind))
-    stream = {"kind": "finite-stream", "changes": {"dataloader_num_workers": 1}}
-    gone_on(trainings, tmp_path / "stream", config=EXACT, **stream)
-    (told,) = notes(tmp_path / "stream", "exact-data-resume")
-    assert told.endswith("they are a stream")
 
 
 # -- killed at awkward moments ---------------------------------------------------------------------------

@@ -1,0 +1,120 @@
+"""What a stock resume does not bring back: counts in memory, what workers draw, the entry of the step that was saved."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from .killed_training import ON_DISK, SAVING, assert_same, gone_on, killed, notes
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(own_shared_memory):
+    yield
+    assert list(own_shared_memory.iterdir()) == []
+
+
+# -- what is counted in memory ---------------------------------------------------------------------------
+
+FROM_DISK = [
+    "sft",
+    "sft-accumulation-4",
+    "dpo",
+    "grpo",
+    "grpo-generation-over-4-steps",
+    "log-every-3-evaluate-each-epoch",
+]
+
+
+@pytest.mark.parametrize("kind", FROM_DISK)
+def test_what_a_stock_checkpoint_leaves_out_is_gone_on_with_too(kind, trainings, undisturbed, tmp_path):
+    """TRL's counts and generations, and losses that are not logged yet: the checkpoint is of a step without a log."""
+    changes = {**SAVING, "save_steps": 4}
+    job = {"kind": kind, "config": {"shared_memory": False}, "changes": changes}
+    killed(trainings, tmp_path, "step", 6, **job)
+    result = gone_on(trainings, tmp_path, **job)
+    assert_same(result, undisturbed(kind))
+    assert result["first"] == 4
+
+
+@pytest.mark.parametrize("resume", ["auto", True, "checkpoint-6"])
+def test_so_it_is_where_resuming_is_asked_for(resume, trainings, undisturbed, tmp_path):
+    job = {"kind": "sft", **ON_DISK}
+    killed(trainings, tmp_path, "step", 8, **job)
+    wanted = str(tmp_path / resume) if resume == "checkpoint-6" else resume
+    assert_same(gone_on(trainings, tmp_path, resume=wanted, **job), undisturbed("sft"))
+
+
+@pytest.mark.parametrize("harm", ["cut off", "another version", "gone"])
+def test_a_checkpoint_whose_counts_cannot_be_read_is_still_a_checkpoint(harm, trainings, undisturbed, tmp_path):
+    job = {"kind": "sft", **ON_DISK}
+    killed(trainings, tmp_path, "step", 8, **job)
+    path = tmp_path / "checkpoint-6" / "healing_state.json"
+    (path.parent / "healing_manifest.json").unlink()  # else it would be passed over
+    content = path.read_text()
+    if harm == "gone":
+        path.unlink()
+    else:
+        path.write_text(content[:-100] if harm == "cut off" else content.replace('"v": 1', '"v": 9'))
+    result = gone_on(trainings, tmp_path, **job)
+    assert (result["first"], result["weights"]) == (6, undisturbed("sft")["weights"])
+    said = [text for text in notes(tmp_path, "resuming") if "counts begin anew" in text]
+    assert len(said) == (0 if harm == "gone" else 1)
+
+
+# -- workers that draw random numbers --------------------------------------------------------------------
+
+EXACT = {"exact_data_resume": True}
+
+
+@pytest.fixture(scope="module")
+def whole(trainings, tmp_path_factory):
+    """Guarded runs with exact data that nobody has killed, trained once each."""
+    done = {}
+
+    def get(kind, **job):
+        key = json.dumps([kind, job])
+        if key not in done:
+            done[key] = gone_on(trainings, tmp_path_factory.mktemp("whole"), kind=kind, config=EXACT, **job)
+        return done[key]
+
+    return get
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("kind", ["drawing-workers", "drawing-workers-that-persist", "workers-with-generators"])
+def test_what_workers_draw_is_drawn_again_with_exact_data(kind, where, trainings, whole, tmp_path):
+    """Killed in the middle of the second epoch and, in the third, at a step that another worker reads."""
+    config = {**EXACT, "shared_memory": where == "memory"}
+    job = {"kind": kind, "config": config, "changes": SAVING if where == "disk" else {}}
+    killed(trainings, tmp_path, "step", 8, **job)
+    killed(trainings, tmp_path, "step", 12, **job)
+    result = gone_on(trainings, tmp_path, **job)
+    assert_same(result, whole(kind))
+    assert result["first"] == 9
+
+
+def test_the_setting_alone_changes_what_workers_draw(trainings, undisturbed, whole, tmp_path):
+    """Without it a run that nobody kills is the stock one, and one that is killed ends otherwise."""
+    kind = "drawing-workers"
+    assert_same(gone_on(trainings, tmp_path / "off", kind=kind), undisturbed(kind))
+    assert whole(kind)["weights"] != undisturbed(kind)["weights"]
+    killed(trainings, tmp_path / "killed", "step", 8, kind=kind)
+    assert gone_on(trainings, tmp_path / "killed", kind=kind)["weights"] != undisturbed(kind)["weights"]
+
+
+def test_what_workers_draw_does_not_depend_on_their_number(trainings, whole):
+    more = {"changes": {"dataloader_num_workers": 3}}
+    assert whole("drawing-workers", **more)["weights"] == whole("drawing-workers")["weights"]
+
+
+def test_the_main_process_draws_as_always_and_a_stream_is_said_to_be_one(trainings, undisturbed, tmp_path):
+    kind = "drawing-collator"
+    assert_same(gone_on(trainings, tmp_path / "main", kind=kind, config=EXACT), undisturbed(kind))
+    stream = {"kind": "finite-stream", "changes": {"dataloader_num_workers": 1}}
+    gone_on(trainings, tmp_path / "stream", config=EXACT, **stream)
+    (told,) = notes(tmp_path / "stream", "exact-data-resume")
+    assert told.endswith("they are a stream")
