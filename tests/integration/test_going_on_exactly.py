@@ -118,3 +118,21 @@ def test_the_main_process_draws_as_always_and_a_stream_is_said_to_be_one(trainin
     gone_on(trainings, tmp_path / "stream", config=EXACT, **stream)
     (told,) = notes(tmp_path / "stream", "exact-data-resume")
     assert told.endswith("they are a stream")
+
+
+# -- a machine that is taken away ------------------------------------------------------------------------
+
+
+EVERY_3 = "log-every-3-evaluate-each-epoch"
+
+
+@pytest.mark.parametrize(
+    ("kind", "step"), [("sft", 5), ("sft", 9), ("accumulation-4", 5), ("dpo", 7), (EVERY_3, 7), (EVERY_3, 9)]
+)
+def test_the_log_of_a_run_that_was_asked_to_end_has_all_its_entries(kind, step, trainings, undisturbed, tmp_path):
+    """At the end of an epoch and in its middle, at a step that is logged and, by the last kind, at one that is not."""
+    job = {"kind": kind, "config": {"shared_memory": False}}
+    assert trainings.run(tmp_path, kill=("terminated", step), **job) == {"exit": 75}
+    result = gone_on(trainings, tmp_path, **job)
+    assert_same(result, undisturbed(kind))
+    assert result["first"] == step

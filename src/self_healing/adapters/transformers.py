@@ -129,7 +129,9 @@ def train_guarded(
         if going_on is not None:
             args, kwargs = _resuming_from(session, going_on.begin(session), args, kwargs)
         trained = _train_until_done(session, train, args, kwargs, going_on)
-        answer_interrupt(session)  # one that came after the last step: what has been trained is saved all the same
+        answer_interrupt(
+            session, at_once=True
+        )  # one that came after the last step: what has been trained is saved all the same
         if session.abilities.stop_reason is not None:
             give_up(session.abilities.stop_reason, None)
         session.ended("completed" if session.interrupted_by is None else session.interrupted_by.name.lower(), None)

@@ -126,6 +126,7 @@ class TrainerGuard:
         self.kept.clear()
         self._window = None
         self.making_up.forget()
+        self.loss_sum.let_go()
 
     # -- what the loop calls -------------------------------------------------------------------------
 

@@ -30,7 +30,7 @@ from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
 from .grace import GraceWatch
 from .gradient_gate import gate_of
 from .interrupts import Interrupts, nobody_listens, signals_left_to_us
-from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, secure_in_time
+from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, save_as_asked, secure_in_time
 from .log_figures import LogFigures
 from .make_up import AppliedStep
 from .reflexes import Reflex
@@ -133,6 +133,7 @@ class TrainerSession:
             self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
             self._trackers.attach(self.trainer.callback_handler.callbacks, continues=self.desk.continues)
             self.memory.attach(self._changes)
+            self.guard.loss_sum.after_log = partial(save_as_asked, self)
         if self.checkpoints is not None:
             self.checkpoints.audit = self.rollback.audit_checkpoint
             self.checkpoints.attach(self._changes)
