@@ -6,6 +6,10 @@ import json
 
 import pytest
 
+from self_healing.core.ledger import read_ledger
+from self_healing.readers import open_recording
+from self_healing.replay import replay
+
 from .killed_training import ON_DISK, SAVING, assert_same, gone_on, killed, notes
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
@@ -136,3 +140,50 @@ def test_the_log_of_a_run_that_was_asked_to_end_has_all_its_entries(kind, step, 
     result = gone_on(trainings, tmp_path, **job)
     assert_same(result, undisturbed(kind))
     assert result["first"] == step
+
+
+# -- what rules go by ------------------------------------------------------------------------------------
+
+
+def signals(folder, name):
+    return [entry for entry in read_ledger(folder / "healing" / "ledger.jsonl").entries if entry.name == name]
+
+
+@pytest.fixture(scope="module")
+def losses(trainings, tmp_path_factory):
+    """What was observed of each step of a run that nobody has killed, whose ledger lacks nothing."""
+    folder = tmp_path_factory.mktemp("observed")
+    gone_on(trainings, folder)
+    return [entry.body["values"]["loss"] for entry in signals(folder, "metrics") if "loss" in entry.body["values"]]
+
+
+@pytest.mark.parametrize("where", ["memory", "disk", "terminated"])
+def test_rules_go_on_with_the_past_of_the_state(where, trainings, losses, tmp_path):
+    """Their past stands in the ledger, so that a replay decides as the run did."""
+    job = ON_DISK if where == "disk" else {}
+    if where == "terminated":
+        assert trainings.run(tmp_path, kill=("terminated", 8)) == {"exit": 75}
+    else:
+        killed(trainings, tmp_path, "step", 8, **job)
+    gone_on(trainings, tmp_path, steps=15, **job)
+    at = 8 if where == "terminated" else 6
+    (resumed,) = signals(tmp_path, "resumed")
+    history = resumed.body["history"]
+    assert (resumed.step, history["step"]) == (at, at)
+    assert history["series"]["loss"]["admitted"] == losses[:at]
+    known = max([resumed, *signals(tmp_path, "facts")], key=lambda entry: entry.seq)
+    facts = known.body["facts"] if known is not resumed else history["facts"]
+    assert facts["max_steps"] == 15, "what is known of the run by now counts"
+    assert replay(open_recording(tmp_path / "healing" / "ledger.jsonl")).exact
+
+
+def test_a_past_that_is_not_understood_costs_nothing(trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 8, **ON_DISK)
+    path = tmp_path / "checkpoint-6" / "healing_state.json"
+    (path.parent / "healing_manifest.json").unlink()
+    content = json.loads(path.read_text())
+    content["history"]["series"]["loss"] = 3
+    path.write_text(json.dumps(content))
+    assert_same(gone_on(trainings, tmp_path, **ON_DISK), undisturbed())
+    assert len(notes(tmp_path, "history-not-understood")) == 1
+    assert not notes(tmp_path, "healer-crashed")

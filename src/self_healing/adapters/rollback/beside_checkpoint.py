@@ -1,8 +1,8 @@
 """`healing_state.json` in a checkpoint: what a trainer and its guard know and the trainer's own files do not hold.
 
 TRL counts tokens and gathers metrics in memory, transformers the losses since the last log and the mean of the whole
-training; the guard knows what gradients are normal, and by how much the learning rate was cut. A stock resume begins
-with none of it. Numbers are JSON, what is larger goes into `healing_state.safetensors` beside it.
+training; the guard knows what gradients are normal, and by how much the learning rate was cut, and rules go by the past
+of the run. A stock resume begins with none of it. Numbers are JSON, what is larger goes into `healing_state.safetensors` beside it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,13 @@ class CannotReadError(ValueError):
     """What lies beside a checkpoint is not understood."""
 
 
-def write_beside(folder: Path, step: int, counts: Mapping[str, Any], guard: Mapping[str, Any] | None) -> None:
+def write_beside(
+    folder: Path,
+    step: int,
+    counts: Mapping[str, Any],
+    guard: Mapping[str, Any] | None,
+    history: Mapping[str, Any] | None = None,
+) -> None:
     """Write it into the folder of a checkpoint, which is made where it is not there yet.
 
     Before the trainer writes its own files: a process that is killed leaves a whole checkpoint with it, or no whole one.
@@ -48,6 +54,7 @@ def write_beside(folder: Path, step: int, counts: Mapping[str, Any], guard: Mapp
         "step": step,
         "counts": {name: written.plain(value) for name, value in counts.items()},
         "guard": written.plain(guard),
+        "history": written.plain(history),
         "tensors": written.marks,
     }
     folder.mkdir(parents=True, exist_ok=True)
@@ -72,10 +79,11 @@ def remove_where_alone(folder: Path) -> None:
         folder.rmdir()
 
 
-def put_back(folder: Path, trainer: Any, guard: TrainerGuard, *, is_first: bool) -> bool:
-    """Put back what lies beside a checkpoint, once `train()` has loaded it; say whether there was something.
+def put_back(folder: Path, trainer: Any, guard: TrainerGuard, *, is_first: bool) -> Mapping[str, Any] | None:
+    """Put back what lies beside a checkpoint, once `train()` has loaded it; return the history of the rules.
 
-    What the guard knows is only put back where the process begins: later it has learned and decided more.
+    What the guard knows is only put back where the process begins, and the history only given out there: later more is
+    known and decided.
 
     Raises:
         CannotReadError: it cannot be read or understood; nothing was put back.
@@ -83,7 +91,7 @@ def put_back(folder: Path, trainer: Any, guard: TrainerGuard, *, is_first: bool)
     """
     found = _read(folder, trainer.args.device)
     if found is None:
-        return False
+        return None
     for name, value in found["counts"].items():
         if name in COUNTED and name in vars(trainer):  # what this trainer does not count is another one's
             put_count_back(trainer, name, value)
@@ -94,7 +102,8 @@ def put_back(folder: Path, trainer: Any, guard: TrainerGuard, *, is_first: bool)
             GuardState.take_over(
                 guard, {**kept, "borrowed": 0, "spare": None}
             )  # the loader begins with what was borrowed
-    return True
+    history: Mapping[str, Any] | None = found["history"] if is_first else None
+    return history
 
 
 def _read(folder: Path, device: Any) -> dict[str, Any] | None:
@@ -109,7 +118,11 @@ def _read(folder: Path, device: Any) -> dict[str, Any] | None:
         for name, plain in said["counts"].items():
             if not _lacks_something(plain):
                 counts[name] = read(plain)
-        return {"counts": counts, "guard": None if _lacks_something(said["guard"]) else read(said["guard"])}
+        others = {name: said.get(name) for name in ("guard", "history")}
+        return {
+            "counts": counts,
+            **{name: None if _lacks_something(each) else read(each) for name, each in others.items()},
+        }
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:

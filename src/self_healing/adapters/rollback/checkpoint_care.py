@@ -107,9 +107,11 @@ class CheckpointCare:
         if self._enters_from is None or int(self.trainer.args.world_size) > 1:
             return
         try:
-            put_back(Path(self._enters_from), self.trainer, self._guard, is_first=self._entered == 1)
+            history = put_back(Path(self._enters_from), self.trainer, self._guard, is_first=self._entered == 1)
         except CannotReadError as error:
             self._desk.note("resuming", f"{error}: counts begin anew, as after a stock resume")
+            return
+        self._desk.go_on_with(history)
 
     def step_ends(self, step: int, incidents: Iterable[Incident]) -> None:
         """Judge the checkpoints by what is open at the end of a step."""
@@ -176,9 +178,11 @@ class CheckpointCare:
         with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble):
             if self._writes_beside():
                 step = int(self.trainer.state.global_step)
-                # The guard knows more than at an earlier moment whose state is written.
-                guard = None if self._known is not None else GuardState.for_a_file(self._guard)
-                write_beside(folder, step, counts_of(self.trainer), guard)
+                # More is known by now than at an earlier moment whose state is written.
+                is_of_now = self._known is None
+                guard = GuardState.for_a_file(self._guard) if is_of_now else None
+                history = self._desk.healer.history.state_dict() if is_of_now else None
+                write_beside(folder, step, counts_of(self.trainer), guard, history)
             result = save()  # the last good one must not make room
             remove_where_alone(folder)
         if folder.is_dir():

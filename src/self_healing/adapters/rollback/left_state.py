@@ -6,6 +6,7 @@ compared with what is there, so that a state which does not fit is refused while
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -75,6 +76,15 @@ class LeftState:
             self.facts: Mapping[str, object] = dict(said["run"])
         except (KeyError, ValueError, TypeError) as error:
             raise StateDoesNotFitError(f"it is not whole: {type(error).__name__}: {error}") from error
+
+    @property
+    def history(self) -> Mapping[str, Any] | None:
+        """The history that the rules had; None where it is not there or cannot be read."""
+        try:
+            history = json.loads(str(self._published.index.state.get("history", "null")))
+        except ValueError:
+            return None
+        return history if isinstance(history, dict) else None
 
     @property
     def created_s(self) -> float:

@@ -61,6 +61,7 @@ class RollbackCare:
         if keeper is None:
             return
         keeper.signal, keeper.note, keeper.look, keeper.on_return = desk.signal, desk.note, desk.look, self._returned
+        keeper.shared.past_of = desk.healer.past_of
         keeper.loop.on_error = lambda error: self._answer(error, raised)
         keeper.loop.attach(self._wrapping)
 
@@ -196,6 +197,8 @@ class RollbackCare:
         assert self.keeper is not None, "a training is under way"
         left.restore(self.trainer, self.guard)
         self.keeper.updates = left.updates
+        if self._desk is not None:
+            self._desk.go_on_with(left.history)
 
     def goes_on_from(self, path: str | None) -> None:
         """Forget a return to a state in memory where training goes on from somewhere else after all."""

@@ -99,7 +99,7 @@ def save_from_memory(session: TrainerSession, *, within_s: float) -> tuple[str, 
     if session.is_saved(snapshot.step):
         return f"{name}, the newest state that host memory holds, was on disk already", True
     try:
-        folder = write_from_memory(session.trainer, snapshot)
+        folder = write_from_memory(session.trainer, snapshot, session.desk.healer.past_of(snapshot.key))
     except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
         return f"{name} could not be written from host memory: {type(error).__name__}: {error}", False
     if session.checkpoints is not None:

@@ -14,7 +14,7 @@ from ...core.failure import Mode
 from ...core.ledger import LedgerReading, iter_ledger
 from ...core.plan import Plan
 from ...core.run_directory import ledger_path
-from ...core.signal import Fact, Facts, Metrics, Signal
+from ...core.signal import Fact, Facts, Metrics, Resumed, Signal
 from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
@@ -104,6 +104,21 @@ class RunDesk:
     def learn(self, facts: dict[str, Fact]) -> None:
         """Tell the healer what is known of the run."""
         self.signal(Facts(step=self.step(), time_s=time.time(), facts=facts))
+
+    def go_on_with(self, history: Mapping[str, Any] | None) -> None:
+        """Let the rules have the past of the state that the run goes on from; what is known of the run by now counts.
+
+        It stands in the ledger, so that a replay decides alike.
+        """
+        if history is None:
+            return
+        if not self.healer.understands(history):
+            self.note(
+                "history-not-understood", "the history of the state is not understood: rules begin without a past"
+            )
+            return
+        facts = {**history["facts"], **self.healer.history.facts}
+        self.signal(Resumed(step=self.step(), time_s=time.time(), history={**history, "facts": facts}))
 
     def signal(self, seen: Signal) -> Plan | None:
         """Let the healer decide and do; return the last plan it made."""
