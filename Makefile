@@ -51,6 +51,8 @@ test-oldest: $(OLDEST)/.test
 	$(OLDEST)/bin/python -m pytest -q -n 2 $(addprefix tests/integration/test_, trainer_guard.py trainer_interrupts.py \
 		dry_run.py dry_run_problems.py core_on_a_torch_loop.py relied_on.py engines.py callback.py killed.py \
 		guard_settings.py bad_records.py not_the_records.py network_faults.py restart_from_memory.py rollback_drills.py)
+	$(OLDEST)/bin/python -m pytest -q -n 2 -m "not soak" $(addprefix tests/integration/test_, going_on.py going_on_exactly.py) \
+		-k "killed_training_ends or five_times or stock_checkpoint or asked_to_end or taken_away or workers_draw_is"
 
 check: $(VENV)/.test
 	$(BIN)/ruff check .

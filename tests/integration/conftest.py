@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -33,3 +34,29 @@ def own_shared_memory():
     yield Path(folder)
     del os.environ["SELF_HEALING_SHARED_MEMORY"]
     shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def trainings(own_shared_memory):
+    """Trainings in processes of their own, which may be killed."""
+    if own_shared_memory is None:
+        pytest.skip("there is no shared memory here")
+    from .killed_training import ForkServer
+
+    server = ForkServer()
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def undisturbed(trainings, tmp_path_factory):
+    """Stock runs, trained once each."""
+    done = {}
+
+    def get(kind="dropout", **settings):
+        key = json.dumps([kind, settings])
+        if key not in done:
+            done[key] = trainings.run(tmp_path_factory.mktemp("stock"), kind=kind, guarded=False, **settings)
+        return done[key]
+
+    return get

@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 EVERY = 3
 """Steps between two states, and between two checkpoints."""
+SAVING = {"save_strategy": "steps", "save_steps": EVERY}
+ON_DISK = {"config": {"shared_memory": False}, "changes": SAVING}
 
 
 class ForkServer:
@@ -40,6 +42,27 @@ class ForkServer:
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()
+
+
+def killed(trainings, folder, *kill, **job):
+    assert trainings.run(folder, kill=kill, **job) == signal.SIGKILL, (folder / "output.txt").read_text()
+
+
+def gone_on(trainings, folder, **job):
+    result = trainings.run(folder, **job)
+    assert "error" not in result, result["error"]
+    return result
+
+
+def assert_same(result, stock):
+    """The last entry of the log holds the mean loss and the operations of the whole training."""
+    assert (result["step"], result["weights"]) == (stock["step"], stock["weights"])
+    assert result["log"] == stock["log"]
+
+
+def notes(folder, name):
+    lines = (folder / "healing" / "ledger.jsonl").read_text().splitlines()
+    return [entry["body"]["text"] for entry in map(json.loads, lines) if entry["name"] == name]
 
 
 def serve():
@@ -125,11 +148,11 @@ def _train(
         "step": trainer.state.global_step,
         "first": trained[0] if guarded else 0,
         "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
-        "log": [_without_clocks(entry) for entry in trainer.state.log_history],
+        "log": [without_clocks(entry) for entry in trainer.state.log_history],
     }
 
 
-def _without_clocks(entry):
+def without_clocks(entry):
     clocks = ("runtime", "per_second", "step_time")
     return {key: value for key, value in entry.items() if not key.endswith(clocks) and not key.startswith("healing/")}
 

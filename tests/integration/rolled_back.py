@@ -40,7 +40,7 @@ def writing(folder):
     return trainer
 
 
-def drawing_collator(folder):
+def drawing_collator(folder, **arguments):
     """A collator that draws from everybody's generators in the middle of the epoch."""
     import random
 
@@ -54,8 +54,56 @@ def drawing_collator(folder):
         batch["input_ids"][:, np.random.randint(LENGTH)] = 5  # noqa: NPY002  # the generator that must be put back
         return batch
 
-    trainer = default(folder)
+    trainer = default(folder, **arguments)
     trainer.data_collator = collate
+    return trainer
+
+
+class DrawingRecords(list):
+    """Records that are drawn in part, wherever they are read."""
+
+    def __getitem__(self, place):
+        import torch
+
+        row = dict(super().__getitem__(place))
+        row["input_ids"] = [*row["input_ids"][:-1], int(torch.randint(0, 60, (1,)))]
+        return row
+
+
+class OwnGenerators:
+    """A collator with generators of its own, one of which is made when it is first called."""
+
+    def __init__(self):
+        import numpy as np
+        import torch
+
+        self.seed, self.generator = 3, None
+        self.kept = {"numpy": np.random.default_rng(1), "old": np.random.RandomState(2), "torch": torch.Generator()}
+
+    def create_rng(self):
+        import random
+
+        self.generator = random.Random(self.seed)
+
+    def __call__(self, rows):
+        import torch
+        from transformers import default_data_collator
+
+        if self.generator is None:
+            self.create_rng()
+        batch = default_data_collator(rows)
+        batch["input_ids"][:, self.generator.randrange(LENGTH)] = int(self.kept["numpy"].integers(60))
+        batch["input_ids"][:, 0] = int(self.kept["old"].randint(60))
+        batch["input_ids"][:, 1] = int(torch.randint(0, 60, (1,), generator=self.kept["torch"]))
+        return batch
+
+
+def drawing_workers(folder, collator=None, **arguments):
+    """Workers that draw from everybody's generators."""
+    trainer = drawing_collator(folder, dataloader_num_workers=2, **arguments)
+    if collator is not None:
+        trainer.data_collator = collator
+    trainer.train_dataset = DrawingRecords(trainer.train_dataset)
     return trainer
 
 
@@ -136,6 +184,9 @@ KINDS = {
     "persistent-workers": lambda folder: default(folder, dataloader_num_workers=1, dataloader_persistent_workers=True),
     "own-randomness": noisy,
     "drawing-collator": drawing_collator,
+    "drawing-workers": drawing_workers,
+    "drawing-workers-that-persist": lambda folder: drawing_workers(folder, dataloader_persistent_workers=True),
+    "workers-with-generators": lambda folder: drawing_workers(folder, OwnGenerators()),
     "writes-into-batches": writing,
     "sft": sft,
     "sft-accumulation-4": lambda folder: sft(folder, gradient_accumulation_steps=4),

@@ -18,6 +18,7 @@ from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import losses, same
 from self_healing.report.postmortem import read_postmortem
 
+from .killed_training import without_clocks
 from .rolled_back import made
 
 pytestmark = pytest.mark.torch
@@ -97,6 +98,11 @@ def test_the_newest_state_goes_to_disk_without_the_device_and_a_resume_is_exact(
     SelfHealingTrainer(again).train(resume_from_checkpoint="auto")
     assert again.state.global_step == 13
     assert same(again, stock)
+    assert log_of(again) == log_of(stock)
+
+
+def log_of(trainer):
+    return [without_clocks(entry) for entry in trainer.state.log_history]
 
 
 @pytest.mark.parametrize("step", [5, 10])
@@ -121,7 +127,8 @@ def test_the_checkpoint_is_what_the_trainer_would_have_written(tmp_path):
     train_until_the_device_dies(trainer, 25)
     theirs, ours = tmp_path / "stock" / "checkpoint-24", tmp_path / "ours" / "checkpoint-24"
     assert {each.name for each in ours.iterdir()} == {each.name for each in theirs.iterdir()} | {
-        "healing_manifest.json"
+        "healing_manifest.json",
+        "healing_state.json",
     }
     assert (ours / "model.safetensors").read_bytes() == (theirs / "model.safetensors").read_bytes()
     for name in ("optimizer.pt", "scheduler.pt"):

@@ -4,68 +4,20 @@ from __future__ import annotations
 
 import json
 import random
-import signal
 
 import pytest
 
 from self_healing.snapshots.shared_folder import root_path, run_name
 
-from .killed_training import EVERY, ForkServer
+from .killed_training import EVERY, ON_DISK, SAVING, assert_same, gone_on, killed, notes
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
-SAVING = {"save_strategy": "steps", "save_steps": EVERY}
-ON_DISK = {"config": {"shared_memory": False}, "changes": SAVING}
-
-
-@pytest.fixture(scope="module")
-def trainings(own_shared_memory):
-    if own_shared_memory is None:
-        pytest.skip("there is no shared memory here")
-    server = ForkServer()
-    yield server
-    server.close()
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(own_shared_memory):
     yield
     assert list(own_shared_memory.iterdir()) == []
-
-
-@pytest.fixture(scope="module")
-def undisturbed(trainings, tmp_path_factory):
-    """Stock runs, trained once each."""
-    done = {}
-
-    def get(kind="dropout", **settings):
-        key = json.dumps([kind, settings])
-        if key not in done:
-            done[key] = trainings.run(tmp_path_factory.mktemp("stock"), kind=kind, guarded=False, **settings)
-        return done[key]
-
-    return get
-
-
-def killed(trainings, folder, *kill, **job):
-    assert trainings.run(folder, kill=kill, **job) == signal.SIGKILL, (folder / "output.txt").read_text()
-
-
-def gone_on(trainings, folder, **job):
-    result = trainings.run(folder, **job)
-    assert "error" not in result, result["error"]
-    return result
-
-
-def assert_same(result, stock, *, from_disk=False):
-    """After a resume from disk the mean loss of the whole training is that of one process, as always."""
-    assert (result["step"], result["weights"]) == (stock["step"], stock["weights"])
-    last = -1 if from_disk else None
-    assert result["log"][:last] == stock["log"][:last]
-
-
-def notes(folder, name):
-    lines = (folder / "healing" / "ledger.jsonl").read_text().splitlines()
-    return [entry["body"]["text"] for entry in map(json.loads, lines) if entry["name"] == name]
 
 
 # -- killed between two steps ----------------------------------------------------------------------------
@@ -112,7 +64,7 @@ def test_killed_five_times_at_random_steps(where, trainings, undisturbed, tmp_pa
     job = ON_DISK if where == "disk" else {}
     at = kill_again_and_again(trainings, tmp_path, 5, random.Random(11), **job)
     result = gone_on(trainings, tmp_path, **job)
-    assert_same(result, undisturbed(), from_disk=where == "disk")
+    assert_same(result, undisturbed())
     assert at - result["first"] <= EVERY
 
 
@@ -127,7 +79,7 @@ def test_killed_a_hundred_times(kind, where, trainings, undisturbed, tmp_path):
         folder = tmp_path / str(number)
         at = kill_again_and_again(trainings, folder, 6, draw, **job)
         result = gone_on(trainings, folder, **job)
-        assert_same(result, undisturbed(kind), from_disk=where == "disk")
+        assert_same(result, undisturbed(kind))
         assert at - result["first"] <= EVERY
 
 
@@ -166,7 +118,7 @@ def test_killed_at_an_awkward_moment(moment, where, trainings, undisturbed, tmp_
     job = {"changes": EVALUATING, "config": {"shared_memory": where == "memory"}}
     killed(trainings, tmp_path, *MOMENTS[moment], **job)
     result = gone_on(trainings, tmp_path, **job)
-    assert_same(result, undisturbed(changes=EVALUATING), from_disk=True)
+    assert_same(result, undisturbed(changes=EVALUATING))
 
 
 RESUMING = {
@@ -224,7 +176,7 @@ def test_where_all_of_shared_memory_was_harmed_the_next_source_is_used(saves, tr
     for path in folder_of(tmp_path).glob("*.json"):
         path.write_bytes(path.read_bytes()[:-100])
     result = gone_on(trainings, tmp_path, **job)
-    assert_same(result, undisturbed(), from_disk=True)
+    assert_same(result, undisturbed())
     assert result["first"] == (6 if saves else 0)
     (told,) = notes(tmp_path, "resuming")
     assert told.startswith("checkpoint-6 is resumed from" if saves else "no checkpoint is resumed from")
@@ -257,7 +209,8 @@ def test_what_was_changed_meanwhile_is_named_where_only_disk_is_left(trainings, 
     error = trainings.run(tmp_path, changes={"per_device_train_batch_size": 4})["error"]
     assert "per_device_train_batch_size is 4 and was 8" in error
     result = gone_on(trainings, tmp_path)
-    assert (result["first"], result["weights"]) == (8, undisturbed()["weights"])
+    assert_same(result, undisturbed())
+    assert result["first"] == 8
 
 
 def test_other_data_and_another_model_are_named(trainings, tmp_path):
@@ -310,7 +263,7 @@ def test_shared_memory_is_looked_at_where_resuming_is_asked_for(resume, training
 def test_a_run_whose_machine_is_taken_away_goes_on_where_it_saved(trainings, undisturbed, tmp_path):
     assert trainings.run(tmp_path, kill=("terminated", 8)) == {"exit": 75}
     result = gone_on(trainings, tmp_path)
-    assert (result["step"], result["weights"]) == (13, undisturbed()["weights"])
+    assert_same(result, undisturbed())  # the entry of the step that was saved among the log's
     assert result["first"] == 8
     assert notes(tmp_path, "resuming") == ["checkpoint-8 is resumed from"]
 
@@ -321,7 +274,7 @@ def test_a_state_that_is_lost_while_it_is_taken_over_leaves_no_trace(saves, trai
     killed(trainings, tmp_path, "step", 8, **job)
     result = trainings.run(tmp_path, kill=("memory is taken away", 0), **job)
     if saves:
-        assert_same(result, undisturbed(), from_disk=True)
+        assert_same(result, undisturbed())
         assert "could not be read to its end" in notes(tmp_path, "resuming")[-1]
     else:
         assert "could not be read to its end" in result["error"]

@@ -6,6 +6,14 @@ import json
 
 import pytest
 
+from self_healing.adapters.rollback.beside_checkpoint import (
+    OURS,
+    CannotReadError,
+    counts_of,
+    put_back,
+    remove_where_alone,
+    write_beside,
+)
 from self_healing.adapters.rollback.guard_state import GuardState
 from self_healing.adapters.trainer.learning_rate import Ramp
 from self_healing.adapters.trainer.trainer_guard import TrainerGuard
@@ -45,6 +53,43 @@ def test_the_guard_goes_on_with_what_another_one_has_learned(tmp_path):
     assert new.making_up._borrowed == 2
     assert new.making_up.spare.num_items == 7
     assert torch.equal(new.making_up.spare.inputs[0]["x"], torch.arange(3))
+
+
+def test_the_guard_goes_on_with_what_lies_beside_a_checkpoint(tmp_path):
+    """Averages of each tensor are more than a few numbers, and lie in a file of their own; it is put back once."""
+    import torch
+
+    trainer = tiny_trainer(tmp_path)
+    trainer._metrics = {"train": {"entropy": [0.5, float("nan")]}}
+    old, new, later = (TrainerGuard(trainer, GradientGate(per_tensor=AdaGC())) for _ in range(3))
+    gradients = [torch.full((3,), 0.1 + place) for place in range(80)]
+    old.gate.judge(gradients, torch.tensor(2.0))
+    old.rate_scale.kept, old.rate_scale.ramps = 0.5, [Ramp(0.25, 8, 3)]
+    folder = tmp_path / "checkpoint-3"
+    write_beside(folder, 3, counts_of(trainer), GuardState.for_a_file(old), {"step": 3, "last": [float("inf")]})
+    assert {path.name for path in folder.iterdir()} == OURS
+    trainer._metrics = {"train": {}}
+    assert put_back(folder, trainer, new, is_first=True) == {"step": 3, "last": [float("inf")]}
+    assert str(new.gate.state_dict()) == str(old.gate.state_dict())
+    assert (new.rate_scale.kept, new.rate_scale.ramps) == (0.5, [Ramp(0.25, 8, 3)])
+    assert str(trainer._metrics) == str({"train": {"entropy": [0.5, float("nan")]}})
+    assert put_back(folder, trainer, later, is_first=False) is None
+    assert later.rate_scale.kept == 1.0, "what was decided since stays"
+    remove_where_alone(folder)
+    assert not folder.exists(), "a trainer that writes no checkpoint leaves none behind"
+
+
+def test_a_large_part_that_is_damaged_is_said_to_be(tmp_path):
+    import torch
+
+    trainer = tiny_trainer(tmp_path)
+    trainer._buffered_inputs = [{"input_ids": torch.arange(100)}]
+    guard = TrainerGuard(trainer, GradientGate())
+    folder = tmp_path / "checkpoint-3"
+    write_beside(folder, 3, counts_of(trainer), None)
+    (folder / "healing_state.safetensors").write_bytes(b"torn")
+    with pytest.raises(CannotReadError, match=r"healing_state.safetensors is damaged"):
+        put_back(folder, trainer, guard, is_first=True)
 
 
 def _values(copies, place):

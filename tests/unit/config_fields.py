@@ -31,6 +31,7 @@ FIELDS = {  # key: default, another value, values refused
     "min_batch_size": (1, 2, (0, *WHOLE)),
     "snapshot_memory_fraction": (0.5, 0, (1.0, *NUMBER)),
     "average_neighbours": (False, True, (1, "yes", None)),
+    "exact_data_resume": (False, True, (1, "yes", None)),
     "shared_memory": (True, False, (1, 0, "yes", None)),
     "shared_memory_max_fraction": (0.5, 0.25, (0, 1.0, *NUMBER)),
     "preemption_signals": (

@@ -127,9 +127,11 @@ def train_guarded(
             dry_run_or_stop(trainer, config.dry_run_steps)
         session.attach()
         if going_on is not None:
-            args, kwargs = _resuming_from(going_on.begin(session), args, kwargs)
+            args, kwargs = _resuming_from(session, going_on.begin(session), args, kwargs)
         trained = _train_until_done(session, train, args, kwargs, going_on)
-        answer_interrupt(session)  # one that came after the last step: what has been trained is saved all the same
+        answer_interrupt(
+            session, at_once=True
+        )  # one that came after the last step: what has been trained is saved all the same
         if session.abilities.stop_reason is not None:
             give_up(session.abilities.stop_reason, None)
         session.ended("completed" if session.interrupted_by is None else session.interrupted_by.name.lower(), None)
@@ -174,7 +176,7 @@ def _train_until_done(
         noise = getattr(session.trainer, "neftune_hook_handle", None)
         if noise is not None:  # `train` adds its own, and removes only the newest at the end
             noise.remove()
-        args, kwargs = _resuming_from(path, args, kwargs)
+        args, kwargs = _resuming_from(session, path, args, kwargs)
 
 
 def _answer(session: TrainerSession, error: Exception) -> None:
@@ -211,9 +213,11 @@ def _enter_anew(session: TrainerSession, asked: RollBackTo, error: Exception | N
 
 
 def _resuming_from(
-    path: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    session: TrainerSession, path: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Return the arguments of `train` with another checkpoint in them."""
+    if session.checkpoints is not None:
+        session.checkpoints.enters_from(path)
     if args:  # given by place, with what follows it
         return (path, *args[1:]), kwargs
     return args, {**kwargs, "resume_from_checkpoint": path}
@@ -264,6 +268,7 @@ def make_callback(session: TrainerSession) -> Any:
             self.session.begin_training()
 
         def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.session.data.epoch_begins(self.session.rollback.epoch_number())
             self.session.rollback.epoch_begins()
 
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -112,6 +112,8 @@ class HealingConfig(LayeredConfig):
     """Keep states in shared memory (`/dev/shm`), where they outlive the process; else, or without room, in its own."""
     shared_memory_max_fraction: Annotated[float, Field(gt=0, le=0.95)] = 0.5
     """Share of what is free in shared memory that kept states may take, for all processes of a machine."""
+    exact_data_resume: bool = False
+    """Seed what workers of a data loader draw by epoch and batch, so that random collators resume exactly."""
     good_after: Count = 32
     """Healthy observations after which a kept state counts as good."""
     average_neighbours: bool = False

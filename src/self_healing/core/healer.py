@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from .action import Ladder
 from .care import Care
@@ -30,6 +30,7 @@ from .plan import Outcome, Plan, merge
 from .policy import Circumstances, Policy
 from .settings import Settings
 from .signal import Facts, Heartbeat, Metrics, Resumed, Signal, SnapshotDropped, SnapshotTaken, masked, to_json
+from .tracker import Statistic
 from .verdict import Verdict
 
 logger = logging.getLogger("self_healing")
@@ -62,7 +63,7 @@ class Healer:
         self.capabilities = frozenset(capabilities)
         self.transport = transport or LocalTransport()
         self.hook = hook
-        self.history = History(need for rule in self.rules.rules.values() for need in rule.needs)
+        self.history = History(self._needs())
         self.policy = Policy(settings)
         self.memory = Memory() if memory is None else memory
         self.damaged_lines = sum(not self._remembers(entry) for entry in past)
@@ -166,6 +167,21 @@ class Healer:
             self.history.set_clock(self._now.time_s)  # time does not go back with the run
         return kept is not None
 
+    def past_of(self, key: str) -> Mapping[str, object] | None:
+        """Return the history as it was when the state of that key was taken; None where that is not kept."""
+        return self._kept_histories.get(key)
+
+    def understands(self, history: Mapping[str, object]) -> bool:
+        """Say whether a history that another process has saved can be gone on with: `Resumed` takes it at its word."""
+        try:
+            History(self._needs()).load_state_dict(history)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError):
+            return False
+        return True
+
+    def _needs(self) -> Iterable[Statistic]:
+        return (need for rule in self.rules.rules.values() for need in rule.needs)
+
     def next_plan(self, outcome: Outcome) -> Plan | None:
         """Return what else is to be done at once: the next plan where one failed, else what must be taken back.
 
@@ -252,6 +268,7 @@ class Healer:
                 if signal.history:
                     self.history.load_state_dict(signal.history)
                     self.history.set_clock(signal.time_s)
+                    self.history.forget_what_waits()
 
     def _cause_crashed(self, name: str, error: Exception) -> None:
         self.causes = [cause for cause in self.causes if cause.name() != name]

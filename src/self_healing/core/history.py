@@ -116,6 +116,12 @@ class History:
         for tracker in self._by_metric.get(metric, ()):
             tracker.forget_evidence()
 
+    def forget_what_waits(self) -> None:
+        """Drop samples that wait for the end of incidents, with what speaks for these: they are another process's."""
+        for metric, series in self._series.items():
+            if series.withheld:
+                self.forget_evidence(metric)
+
     def stat(self, declaration: Tracked[TrackerT]) -> TrackerT:
         """Return the tracker of a declared statistic."""
         try:

@@ -14,6 +14,7 @@ from .bad_records import BadRecordGuard
 from .hub_pushes import HubPushes
 from .network import Retries, network_reflex
 from .quarantine import Limit, Quarantine
+from .seeded_data import SeededData
 
 LOOK_UP_S = 0.5
 """How often a wait for the network looks whether the run is asked to end."""
@@ -32,8 +33,10 @@ class TrainerData:
         tell: Callable[[str, str], None],
         interrupts: Interrupts,
         on_reflex: Callable[[Reflex], None] = lambda _reflex: None,
+        seeds_batches: bool = False,
     ) -> None:
         self.trainer = trainer
+        self.seeded = SeededData(trainer, tell) if seeds_batches else None
         self._acts = max_effect >= Effect.TIME
         """To repeat costs time, and to leave a record out changes the recipe."""
         retries = Retries(base_s=backoff_base_s, sleep=partial(_wait, interrupts))
@@ -53,11 +56,20 @@ class TrainerData:
         if self._acts:
             self.records.attach()
             self.pushes.attach()
+        if self.seeded is not None:
+            self.seeded.attach()
 
     def detach(self) -> None:
         """Put everything back as it was."""
+        if self.seeded is not None:
+            self.seeded.detach()
         self.pushes.detach()
         self.records.detach()
+
+    def epoch_begins(self, number: int) -> None:
+        """Take note of the epoch whose loader is iterated over next."""
+        if self.seeded is not None:
+            self.seeded.epoch = number
 
     def figures(self) -> dict[str, int]:
         """Return what the run's metrics say about it."""

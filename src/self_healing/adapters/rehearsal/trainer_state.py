@@ -48,6 +48,10 @@ class HostValues:
     """What callbacks with a state of their own had to export, by the name of their class."""
     flos: float = 0.0
     """Operations that were counted and not yet added to the state's."""
+    counts: dict[str, Any] = field(default_factory=dict)
+    """What the trainer had counted, by the name of its attribute."""
+    added: dict[str, Any] = field(default_factory=dict)
+    """What others had added, by the name of its class."""
 
 
 class TrainerCapture:
@@ -141,8 +145,9 @@ class TrainerCapture:
         objects = {name: as_it_was(thing, **read.of(kept)) for name, thing, kept in self._objects}
         found.state, found.control = objects["state"], objects["control"]
         found.callbacks = [(type(callback).__name__, read.of(kept)) for callback, kept in self._callbacks]
-        count = self._counts.get("current_flos")
-        found.flos = float(read.of(count[1])) if count is not None else 0.0
+        found.counts = {name: read.of(count[1]) for name, count in self._counts.items() if count is not None}
+        found.flos = float(found.counts.pop("current_flos", 0.0))
+        found.added = {type(part).__name__: read.of(part.values()) for part in self._added if hasattr(part, "values")}
         return found
 
     def restore(self, *, with_added: bool = True) -> None:
@@ -213,6 +218,14 @@ def refilled(container: Any, contents: Any) -> Any:
     container.clear()
     (container.update if isinstance(container, dict) else container.extend)(contents)
     return container
+
+
+def put_count_back(trainer: Any, name: str, value: Any) -> None:
+    """Let a trainer go on from a count that came through JSON, in containers of the kinds it has now."""
+    from ...tensors.adoption import alike
+
+    own = vars(trainer).get(name)
+    setattr(trainer, name, refilled(own, alike(own, value)))
 
 
 def with_state(trainer: Any) -> list[Any]:

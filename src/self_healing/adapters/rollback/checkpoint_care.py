@@ -19,11 +19,14 @@ from ...snapshots.disk_tier import DiskTier
 from ...snapshots.verdicts import StateVerdict
 from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
+from .beside_checkpoint import CannotReadError, counts_of, put_back, remove_where_alone, write_beside
 from .best_checkpoint import keeping_all_checkpoints, name_a_best_that_is_there
+from .guard_state import GuardState
 from .harm import is_unhealthy, may_have_harmed
 
 if TYPE_CHECKING:
     from ..trainer.run_desk import RunDesk
+    from ..trainer.trainer_guard import TrainerGuard
 
 logger = logging.getLogger("self_healing.rollback")
 
@@ -65,8 +68,11 @@ def is_trouble_with_the_disk(error: BaseException | None) -> bool:
 class CheckpointCare:
     """Stands around the saving of one trainer."""
 
-    def __init__(self, trainer: Any, desk: RunDesk, folder: Path, weights_are_finite: Callable[[], bool]) -> None:
+    def __init__(
+        self, trainer: Any, desk: RunDesk, folder: Path, weights_are_finite: Callable[[], bool], guard: TrainerGuard
+    ) -> None:
         self.trainer = trainer
+        self._guard = guard
         self.disk = DiskTier()
         self.failed: BaseException | None = None
         """Why the last checkpoint was not written; None where it was."""
@@ -77,6 +83,9 @@ class CheckpointCare:
         """Is called for each checkpoint that holds the state of this moment; says what is wrong with that state."""
         self._is_in_trouble = False
         self._known: StateVerdict | None = None
+        self._enters_from: str | None = None
+        self._entered = 0
+        """How often training was entered."""
 
     def attach(self, wrapping: Wrapping) -> None:
         """Replace `_save_checkpoint`; it is the original again when `wrapping` is restored."""
@@ -87,6 +96,22 @@ class CheckpointCare:
         """Wait for the manifests, within reason."""
         if not self.disk.close(CLOSING_S):
             logger.warning("the manifests of the last checkpoints are still being written; the process waits for them")
+
+    def enters_from(self, path: str | None) -> None:
+        """Take note of what `train()` is about to resume from."""
+        self._enters_from = path
+        self._entered += 1
+
+    def training_begins(self) -> None:
+        """Put back what lies beside the checkpoint that was resumed from."""
+        if self._enters_from is None or int(self.trainer.args.world_size) > 1:
+            return
+        try:
+            history = put_back(Path(self._enters_from), self.trainer, self._guard, is_first=self._entered == 1)
+        except CannotReadError as error:
+            self._desk.note("resuming", f"{error}: counts begin anew, as after a stock resume")
+            return
+        self._desk.go_on_with(history)
 
     def step_ends(self, step: int, incidents: Iterable[Incident]) -> None:
         """Judge the checkpoints by what is open at the end of a step."""
@@ -151,7 +176,15 @@ class CheckpointCare:
 
     def _save(self, save: Callable[[], Any], folder: Path) -> Any:
         with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble):
+            if self._writes_beside():
+                step = int(self.trainer.state.global_step)
+                # More is known by now than at an earlier moment whose state is written.
+                is_of_now = self._known is None
+                guard = GuardState.for_a_file(self._guard) if is_of_now else None
+                history = self._desk.healer.history.state_dict() if is_of_now else None
+                write_beside(folder, step, counts_of(self.trainer), guard, history)
             result = save()  # the last good one must not make room
+            remove_where_alone(folder)
         if folder.is_dir():
             known = self._known
             if known is None:
@@ -160,6 +193,11 @@ class CheckpointCare:
                 self._suspect(case.incident for case in self._desk.healer.care.cases)
             self.disk.saved(folder, is_finite=self._weights_are_finite(), known=known)
         return result
+
+    def _writes_beside(self) -> bool:
+        """Say whether what is counted belongs to one process, which writes checkpoints."""
+        args = self.trainer.args
+        return int(args.world_size) == 1 and bool(getattr(args, "should_save", True))
 
     def _make_room(self, folder: Path, *, existed: bool) -> None:
         """Remove what was half written, and what of ours a person could do without."""

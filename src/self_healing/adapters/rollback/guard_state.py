@@ -43,6 +43,16 @@ class GuardState:
         ramps = [[ramp.factor, ramp.steps, done] for ramp, done in self._ramps]
         return {**self._kept, "kept_scale": self._kept_scale, "ramps": ramps, "borrowed": self._borrowed}
 
+    @staticmethod
+    def for_a_file(guard: TrainerGuard) -> dict[str, Any]:
+        """Return what is true at this moment, less borrowed data: a resumed trainer fetches them as its own."""
+        return {
+            "gate": guard.gate.state_dict(),
+            "loss_sum": guard.loss_sum.before_step(),
+            "kept_scale": guard.rate_scale.kept,
+            "ramps": [[ramp.factor, ramp.steps, ramp.done] for ramp in guard.rate_scale.ramps],
+        }
+
     @classmethod
     def take_over(cls, guard: TrainerGuard, values: Mapping[str, Any]) -> None:
         """Go on with what another process has learned."""

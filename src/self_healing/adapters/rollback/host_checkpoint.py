@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...snapshots.verdicts import StateVerdict, verdict_when_taken
+from .beside_checkpoint import write_beside
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
@@ -50,8 +52,10 @@ def newest_whole(keeper: StateKeeper, within_s: float) -> tuple[Snapshot, StateV
     return None
 
 
-def write_from_memory(trainer: Any, snapshot: Snapshot) -> Path:
+def write_from_memory(trainer: Any, snapshot: Snapshot, history: Mapping[str, object] | None = None) -> Path:
     """Write a state to `checkpoint-N` in the trainer's folder, all of it or nothing; return the folder.
+
+    With it goes the history that the rules had then.
 
     May be called from any thread, and while the trainer trains: nothing of it is changed. What it has replaced since,
     such as its tokenizer, is written as it is now.
@@ -70,6 +74,9 @@ def write_from_memory(trainer: Any, snapshot: Snapshot) -> Path:
     unfinished = run / f"{UNFINISHED}-{snapshot.step}-{os.getpid()}"
     with ExitStack() as undo:
         undo.callback(shutil.rmtree, unfinished, ignore_errors=True)
+        guard = values.added.get("GuardState")
+        guard = None if guard is None else {**guard, "spare": None}
+        write_beside(unfinished, snapshot.step, values.counts, guard, history)
         trainer._save(str(unfinished), values.weights)  # noqa: SLF001  # what every save of the trainer comes to
         if not trainer.args.save_only_model:
             _write_optimizer(unfinished, values)

@@ -6,12 +6,13 @@ compared with what is there, so that a state which does not fit is refused while
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import SelfHealingError
 from ...snapshots.shared_folder import SharedMemoryError
-from ..rehearsal.trainer_state import COUNTS, TRL_COUNTS, refilled, with_state
+from ..rehearsal.trainer_state import COUNTS, TRL_COUNTS, put_count_back, with_state
 from ..trainer.data_facts import data_facts, differences
 from .data_windows import EpochData, Place
 from .guard_state import GuardState
@@ -75,6 +76,15 @@ class LeftState:
             self.facts: Mapping[str, object] = dict(said["run"])
         except (KeyError, ValueError, TypeError) as error:
             raise StateDoesNotFitError(f"it is not whole: {type(error).__name__}: {error}") from error
+
+    @property
+    def history(self) -> Mapping[str, Any] | None:
+        """The history that the rules had; None where it is not there or cannot be read."""
+        try:
+            history = json.loads(str(self._published.index.state.get("history", "null")))
+        except ValueError:
+            return None
+        return history if isinstance(history, dict) else None
 
     @property
     def created_s(self) -> float:
@@ -167,9 +177,8 @@ class LeftState:
 
         counts = said["counts"]
         for name in (*COUNTS, *TRL_COUNTS):
-            own = vars(trainer).get(name)
             if name in counts:
-                setattr(trainer, name, refilled(own, alike(own, counts[name])))
+                put_count_back(trainer, name, counts[name])
             elif name in vars(trainer):
                 delattr(trainer, name)
         objects = said["objects"]

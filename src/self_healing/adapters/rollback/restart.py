@@ -164,9 +164,12 @@ class MemoryRestart:
     def epoch_begins(self, epoch: EpochData) -> None:
         """Have an epoch read its data as it did the first time, or note how it does."""
         entered_for = self.entered_for
+        # Workers that persist are started when a loader is first iterated over, which draws a random number; an epoch that
+        # is entered in the middle has a loader of its own, also where a checkpoint is resumed from.
+        persist = bool(getattr(epoch.loader, "persistent_workers", False))
         if entered_for is None:
             epoch.start = EpochStart.of(epoch.loader)
-            epoch.forgets_iterating, self._iterates_late = self._iterates_late, False
+            epoch.forgets_iterating, self._iterates_late = self._iterates_late, persist and epoch.steps_before > 0
             return
         place = entered_for.place
         epoch.start, epoch.owed = place.epoch.start, place.owed
@@ -174,9 +177,7 @@ class MemoryRestart:
             epoch.wanted_from = place.number or 0
         if epoch.start is not None:
             epoch.start.restore(epoch.loader)
-        # Workers that persist are started when a loader is first iterated over, which draws a random number; an epoch that
-        # is entered in the middle has a loader of its own.
-        self._iterates_late = place.steps > 0 and bool(getattr(epoch.loader, "persistent_workers", False))
+        self._iterates_late = place.steps > 0 and persist
 
     def has_fetched(self, epoch: EpochData) -> None:
         """Undo that workers were started by the first fetch of an epoch: they would have been in an earlier one.

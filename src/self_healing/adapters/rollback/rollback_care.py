@@ -61,6 +61,7 @@ class RollbackCare:
         if keeper is None:
             return
         keeper.signal, keeper.note, keeper.look, keeper.on_return = desk.signal, desk.note, desk.look, self._returned
+        keeper.shared.past_of = desk.healer.past_of
         keeper.loop.on_error = lambda error: self._answer(error, raised)
         keeper.loop.attach(self._wrapping)
 
@@ -102,6 +103,13 @@ class RollbackCare:
         if restart.left is not None:
             restart.left.compare(self.trainer, keeper.shared.facts, restart.steps_per_epoch)
             restart.left.fill(self.trainer)
+
+    def epoch_number(self) -> int:
+        """Return which epoch is about to begin, or to be entered in its middle, counted from zero."""
+        entered_for = None if self.keeper is None else self.keeper.loop.restart.entered_for
+        if entered_for is not None:  # the trainer's state is put back later
+            return entered_for.place.epoch.number
+        return int(self.trainer.state.epoch or 0)
 
     def epoch_begins(self) -> None:
         """Note where the data of an epoch begin, before its loader is iterated over."""
@@ -189,6 +197,8 @@ class RollbackCare:
         assert self.keeper is not None, "a training is under way"
         left.restore(self.trainer, self.guard)
         self.keeper.updates = left.updates
+        if self._desk is not None:
+            self._desk.go_on_with(left.history)
 
     def goes_on_from(self, path: str | None) -> None:
         """Forget a return to a state in memory where training goes on from somewhere else after all."""

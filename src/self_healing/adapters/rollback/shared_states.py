@@ -6,6 +6,7 @@ of a state, its index, is written by a thread of its own; training never waits f
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -52,6 +53,8 @@ class SharedStates:
         self._loop = loop
         self.facts: Mapping[str, object] = {}
         """What a trainer must have in common with this one to take a state over."""
+        self.past_of: Callable[[str], Mapping[str, object] | None] = lambda _key: None
+        """Returns the history that the rules had when a state was taken."""
         self._settings = settings
         self._tell = tell
         self._is_wanted = settings.shared_memory
@@ -213,6 +216,8 @@ class SharedStates:
             **to_plain(values, described.names),
             "steps_per_epoch": self._loop.restart.steps_per_epoch,
             "place": place_of(snapshot.place, entry.left_out),
+            # As text: thousands of numbers, which need not be looked at one by one either.
+            "history": json.dumps(self.past_of(snapshot.key)),
             "random": snapshot.capture.random_numbers(),
         }
 

@@ -26,6 +26,8 @@ class Interrupts:
         """Signals by which a scheduler takes the machine away."""
         self.received: signal.Signals | None = None
         """The signal that has come and was not acted on yet."""
+        self.saves_for: signal.Signals | None = None
+        """The signal because of which the run is saved as soon as its step is logged."""
         self.on_signal: Callable[[int], None] = nobody_listens
         self.while_waiting: Callable[[], AbstractContextManager[None]] = nullcontext
         """Goes around every pause that ends early where a signal comes."""

@@ -17,25 +17,44 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("self_healing.trainer")
 
+LOGS = "_maybe_log_save_evaluate"
+"""Where the loop logs a step, right after its end; a trainer with a loop of its own may have none."""
 
-def answer_interrupt(session: TrainerSession) -> None:
-    """Save the run where a signal has asked it to end, and end it, unless the signal was only a warning."""
+
+def answer_interrupt(session: TrainerSession, *, at_once: bool = False) -> None:
+    """Have the run saved where a signal has asked it to end, and end it, unless the signal was only a warning.
+
+    It is saved once the step at hand is logged: a checkpoint holds the log, and whoever resumes from it would miss the entry.
+    """
     interrupts = session.interrupts
     number = interrupts.take()
     if number is not None:
+        interrupts.saves_for = number
         if not interrupts.is_warning(number):
-            session.grace.answered()
-        session.desk.settle()  # what is written must be known to be sick or sound
-        session.note("interrupted", f"{number.name} came; {session.emergency_checkpoint()}")
-        if interrupts.is_warning(number):
-            interrupts.pass_on(number)
-        else:
             session.interrupted_by = number
+    if at_once or not hasattr(session.trainer, LOGS):
+        save_as_asked(session)
     if session.interrupted_by is not None:  # also at the end of the epoch, which comes after that of the last step
         control = session.trainer.control
         control.should_training_stop = True
         control.should_evaluate = False  # whoever sends a signal does not wait for long
-        control.should_save = control.should_save and not session.is_saved(int(session.trainer.state.global_step))
+        is_ours = interrupts.saves_for is not None and session.surroundings.why_nothing_is_saved() is None
+        is_saved = is_ours or session.is_saved(int(session.trainer.state.global_step))
+        control.should_save = control.should_save and not is_saved
+
+
+def save_as_asked(session: TrainerSession) -> None:
+    """Save what a signal has asked for, if it has not been done yet."""
+    interrupts = session.interrupts
+    number, interrupts.saves_for = interrupts.saves_for, None
+    if number is None:
+        return
+    if not interrupts.is_warning(number):
+        session.grace.answered()
+    session.desk.settle()  # what is written must be known to be sick or sound
+    session.note("interrupted", f"{number.name} came; {session.emergency_checkpoint()}")
+    if interrupts.is_warning(number):
+        interrupts.pass_on(number)
 
 
 def emergency_checkpoint(session: TrainerSession) -> str:
@@ -80,7 +99,7 @@ def save_from_memory(session: TrainerSession, *, within_s: float) -> tuple[str, 
     if session.is_saved(snapshot.step):
         return f"{name}, the newest state that host memory holds, was on disk already", True
     try:
-        folder = write_from_memory(session.trainer, snapshot)
+        folder = write_from_memory(session.trainer, snapshot, session.desk.healer.past_of(snapshot.key))
     except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
         return f"{name} could not be written from host memory: {type(error).__name__}: {error}", False
     if session.checkpoints is not None:

@@ -8,6 +8,10 @@ from typing import Any
 from .wrapping import Wrapping
 
 
+def _nothing_to_do() -> None:
+    """Stand for a session that is over."""
+
+
 class LossSum:
     """Reads the sum before a step, and corrects it when the step is made up.
 
@@ -25,6 +29,9 @@ class LossSum:
         self._carried: Any = None
         """What a loop that was entered anew has not added, until the first loss is."""
 
+        self.after_log: Callable[[], None] = _nothing_to_do
+        """Is called when the loop has logged, evaluated and saved what was due at the end of a step or of an epoch."""
+
     def attach(self, wrapping: Wrapping) -> None:
         """Look at the sum whenever the loop hands it over."""
         if hasattr(self.trainer, "_maybe_log_save_evaluate"):
@@ -33,6 +40,10 @@ class LossSum:
     def begin(self) -> None:
         """Start from zero, as each `train()` does."""
         self._handed = self._correct = self._carried = None
+
+    def let_go(self) -> None:
+        """Hold on to nobody who listens."""
+        self.after_log = _nothing_to_do
 
     def before_step(self) -> Any:
         """Return a copy of the sum as it is before a step."""
@@ -70,8 +81,9 @@ class LossSum:
             if self._correct is not None:
                 tr_loss.copy_(self._correct)
                 self._correct = None
+            self._handed = tr_loss  # before a save asks for it
             result = original(tr_loss, *args, **kwargs)
-            self._handed = tr_loss
+            self.after_log()
             return result
 
         return _maybe_log_save_evaluate

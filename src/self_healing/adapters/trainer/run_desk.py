@@ -14,7 +14,7 @@ from ...core.failure import Mode
 from ...core.ledger import LedgerReading, iter_ledger
 from ...core.plan import Plan
 from ...core.run_directory import ledger_path
-from ...core.signal import Fact, Facts, Metrics, Signal
+from ...core.signal import Fact, Facts, Metrics, Resumed, Signal
 from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
@@ -51,6 +51,8 @@ class RunDesk:
         self.resumes = resumes
         self.starts_over = starts_over
         """What was cut short in the folder is not gone on with, because the user says so."""
+        self.continues = resumes
+        """The folder's last attempt belongs to the same run; known for good once it is open."""
         self.last_metrics: dict[str, float] = {}
 
     def open(self) -> None:
@@ -60,13 +62,14 @@ class RunDesk:
         args = self.args
         before = last_attempt(ledger_path(args.output_dir, args.process_index))
         was_killed = before is not None and before.was_killed
+        # Else the folder was another run's, whose troubles are not this one's.
+        self.continues = self.resumes or (was_killed and not self.starts_over)
         self.opened = OpenRun(
             args.output_dir,
             self.config,
             self.abilities,
             rank=args.process_index,
-            # Else the folder was another run's, whose troubles are not this one's.
-            continues=self.resumes or (was_killed and not self.starts_over),
+            continues=self.continues,
             environ={**os.environ, SWITCH: self.mode},
         )
         with ExitStack() as undo:  # what fails here must not leave the folder taken
@@ -101,6 +104,21 @@ class RunDesk:
     def learn(self, facts: dict[str, Fact]) -> None:
         """Tell the healer what is known of the run."""
         self.signal(Facts(step=self.step(), time_s=time.time(), facts=facts))
+
+    def go_on_with(self, history: Mapping[str, Any] | None) -> None:
+        """Let the rules have the past of the state that the run goes on from; what is known of the run by now counts.
+
+        It stands in the ledger, so that a replay decides alike.
+        """
+        if history is None:
+            return
+        if not self.healer.understands(history):
+            self.note(
+                "history-not-understood", "the history of the state is not understood: rules begin without a past"
+            )
+            return
+        facts = {**history["facts"], **self.healer.history.facts}
+        self.signal(Resumed(step=self.step(), time_s=time.time(), history={**history, "facts": facts}))
 
     def signal(self, seen: Signal) -> Plan | None:
         """Let the healer decide and do; return the last plan it made."""

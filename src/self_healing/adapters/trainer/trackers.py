@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from ..data.network import is_network_error
+from .tracker_runs import TrackerRuns
 from .wrapping import Wrapping
 
 logger = logging.getLogger("self_healing.trainer")
@@ -37,13 +38,15 @@ class _Tracker:
 class TrackerFence:
     """The fence around the callbacks of one trainer; a failure is noted once, counted, and the call tried again."""
 
-    def __init__(self, note: Callable[[str, str], None]) -> None:
+    def __init__(self, args: Any, note: Callable[[str, str], None]) -> None:
         self._note = note
+        self._runs = TrackerRuns(args, note)
         self._wrapping = Wrapping()
         self._trackers: list[_Tracker] = []
 
-    def attach(self, callbacks: list[Any]) -> None:
-        """Fence the callbacks that are there now."""
+    def attach(self, callbacks: list[Any], *, continues: bool) -> None:
+        """Fence the callbacks that are there now; where the training continues an earlier one, so do their runs."""
+        self._runs.attach(callbacks, continues=continues)
         for callback in callbacks:
             module = type(callback).__module__
             if module.startswith("self_healing.adapters.") or not hasattr(callback, "__dict__"):
@@ -56,6 +59,7 @@ class TrackerFence:
     def detach(self) -> None:
         """Put the callbacks' methods back."""
         self._wrapping.restore()
+        self._runs.detach()
         self._trackers.clear()
 
     def tell_losses(self) -> None:

@@ -129,6 +129,7 @@ class TrainerGuard:
         self.walks.forget()
         self._window = None
         self.making_up.forget()
+        self.loss_sum.let_go()
 
     # -- what the loop calls -------------------------------------------------------------------------
 

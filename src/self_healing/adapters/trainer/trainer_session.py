@@ -30,7 +30,7 @@ from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
 from .grace import GraceWatch
 from .gradient_gate import gate_of
 from .interrupts import Interrupts, nobody_listens, signals_left_to_us
-from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, secure_in_time
+from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, save_as_asked, secure_in_time
 from .log_figures import LogFigures
 from .make_up import AppliedStep
 from .reflexes import Reflex
@@ -89,7 +89,9 @@ class TrainerSession:
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
         self.guard.retry = self.memory.micro_batches if acts else None
-        self.checkpoints = CheckpointCare(trainer, self.desk, folder, self.weights_are_finite) if may_act else None
+        self.checkpoints = (
+            CheckpointCare(trainer, self.desk, folder, self.weights_are_finite, self.guard) if may_act else None
+        )
         preempting = [signal.Signals[name] for name in config.preemption_signals]
         self.interrupts = Interrupts(signals_left_to_us(trainer.args, preempting), preempting)
         self.grace = GraceWatch(config.grace_seconds, partial(secure_in_time, self), partial(leave_at_once, self))
@@ -98,9 +100,10 @@ class TrainerSession:
             trainer, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
             backoff_base_s=config.backoff_base_s, max_effect=config.settings().max_effect if acts else Effect.NOTHING,
             tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts,
+            seeds_batches=config.exact_data_resume,
         )  # fmt: skip
         self._changes = Wrapping()
-        self._trackers = TrackerFence(self.note)
+        self._trackers = TrackerFence(trainer.args, self.note)
         # One process is enough: all would write to the same files.
         self.profile = StepProfile(config.profile_steps if trainer.args.process_index == 0 else (), folder)
         self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures, self.spent.goodput)
@@ -128,8 +131,9 @@ class TrainerSession:
             self.interrupts.install()
             self.interrupts.on_signal = self.grace.came
             self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
-            self._trackers.attach(self.trainer.callback_handler.callbacks)
+            self._trackers.attach(self.trainer.callback_handler.callbacks, continues=self.desk.continues)
             self.memory.attach(self._changes)
+            self.guard.loss_sum.after_log = partial(save_as_asked, self)
         if self.checkpoints is not None:
             self.checkpoints.audit = self.rollback.audit_checkpoint
             self.checkpoints.attach(self._changes)
@@ -169,6 +173,8 @@ class TrainerSession:
         """Note how steps can be skipped and what is known of the run."""
         self._began_at = self._step()
         way = self.guard.attach_optimizer()
+        if self.checkpoints is not None:
+            self.checkpoints.training_begins()
         self.log_figures.begin()
         self.rollback.begin()
         trainer = self.trainer

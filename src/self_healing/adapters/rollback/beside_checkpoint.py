@@ -1,0 +1,136 @@
+"""`healing_state.json` in a checkpoint: what a trainer and its guard know and the trainer's own files do not hold.
+
+TRL counts tokens and gathers metrics in memory, transformers the losses since the last log and the mean of the whole
+training; the guard knows what gradients are normal, and by how much the learning rate was cut, and rules go by the past
+of the run. A stock resume begins with none of it. Numbers are JSON, what is larger goes into `healing_state.safetensors` beside it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..rehearsal.trainer_state import COUNTS, TRL_COUNTS, put_count_back
+from .guard_state import GuardState
+
+if TYPE_CHECKING:
+    from ..trainer.trainer_guard import TrainerGuard
+
+FILE_NAME = "healing_state.json"
+TENSORS = "healing_state.safetensors"
+OURS = frozenset({FILE_NAME, TENSORS})
+VERSION = 1
+COUNTED = tuple(name for name in (*COUNTS, *TRL_COUNTS) if name != "current_flos")
+"""Operations are added to the trainer's state by every save."""
+
+
+class CannotReadError(ValueError):
+    """What lies beside a checkpoint is not understood."""
+
+
+def write_beside(
+    folder: Path,
+    step: int,
+    counts: Mapping[str, Any],
+    guard: Mapping[str, Any] | None,
+    history: Mapping[str, Any] | None = None,
+) -> None:
+    """Write it into the folder of a checkpoint, which is made where it is not there yet.
+
+    Before the trainer writes its own files: a process that is killed leaves a whole checkpoint with it, or no whole one.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    from ...tensors.written import Written
+
+    written = Written()
+    content = {
+        "v": VERSION,
+        "step": step,
+        "counts": {name: written.plain(value) for name, value in counts.items()},
+        "guard": written.plain(guard),
+        "history": written.plain(history),
+        "tensors": written.marks,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    written.save(folder / TENSORS)
+    with (folder / FILE_NAME).open("w", encoding="ascii") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def counts_of(trainer: Any) -> dict[str, Any]:
+    """Return what the trainer has counted up to now."""
+    own = vars(trainer)
+    return {name: own[name] for name in COUNTED if name in own}
+
+
+def remove_where_alone(folder: Path) -> None:
+    """Take our files away again where the trainer has decided to write nothing."""
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= OURS:
+        for name in OURS:
+            (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
+
+
+def put_back(folder: Path, trainer: Any, guard: TrainerGuard, *, is_first: bool) -> Mapping[str, Any] | None:
+    """Put back what lies beside a checkpoint, once `train()` has loaded it; return the history of the rules.
+
+    What the guard knows is only put back where the process begins, and the history only given out there: later more is
+    known and decided.
+
+    Raises:
+        CannotReadError: it cannot be read or understood; nothing was put back.
+
+    """
+    found = _read(folder, trainer.args.device)
+    if found is None:
+        return None
+    for name, value in found["counts"].items():
+        if name in COUNTED and name in vars(trainer):  # what this trainer does not count is another one's
+            put_count_back(trainer, name, value)
+    kept = found["guard"]
+    if kept is not None:
+        guard.loss_sum.go_on_from(kept["loss_sum"])
+        if is_first:
+            GuardState.take_over(
+                guard, {**kept, "borrowed": 0, "spare": None}
+            )  # the loader begins with what was borrowed
+    history: Mapping[str, Any] | None = found["history"] if is_first else None
+    return history
+
+
+def _read(folder: Path, device: Any) -> dict[str, Any] | None:
+    from ...tensors.written import reader
+
+    try:
+        said = json.loads((folder / FILE_NAME).read_text(encoding="ascii"))
+        if not isinstance(said, dict) or said.get("v") != VERSION:
+            raise CannotReadError(f"{FILE_NAME} is of a version that is not known")
+        read = reader(said["tensors"], folder / TENSORS, device)
+        counts: dict[str, Any] = {}
+        for name, plain in said["counts"].items():
+            if not _lacks_something(plain):
+                counts[name] = read(plain)
+        others = {name: said.get(name) for name in ("guard", "history")}
+        return {
+            "counts": counts,
+            **{name: None if _lacks_something(each) else read(each) for name, each in others.items()},
+        }
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise CannotReadError(f"{FILE_NAME} cannot be used: {type(error).__name__}: {error}") from error
+
+
+def _lacks_something(plain: Any) -> bool:
+    """Say whether something was left out: then all of it is, for a half of a count counts nothing."""
+    if isinstance(plain, dict):
+        return "$unknown" in plain or any(map(_lacks_something, plain.values()))
+    return isinstance(plain, list) and any(map(_lacks_something, plain))
