@@ -22,6 +22,7 @@ but the start-up of the first process, which the fault-free run has too. Beside 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
@@ -42,7 +43,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 VOCABULARY, LENGTH, BATCH = 128, 64, 16
 POISONED = 10
-"""Batches of noise in a row."""
+"""Batches of noise in a row; fewer in a training so short that they would reach into the next fault."""
 PLAN = (
     (0.08, "oom-once-in-forward"), (0.17, "nan-loss"), (0.25, "network-timeouts"), (0.35, "flipped-bits"),
     (0.45, "oom-once-in-backward"), (0.53, "infinite-gradient"), (0.62, "poisoned-batches"), (0.72, "sigkill"),
@@ -109,14 +110,14 @@ def plant(trainer: Any, folder: Path, steps: int, *, without_record: bool) -> No
     left = {name: fault for name, fault in made.items() if not (folder / f"{name}.happened").exists()}
     for fault in left.values():
         fault.plant(trainer)
+    in_data = {"poisoned-batches": at["poisoned-batches"]}
     if not without_record:
         RaisingRecord(record=at["raising-record"] * BATCH).plant(trainer)
+        in_data["raising-record"] = at["raising-record"]
 
     def kill(module: Any, _: Any) -> None:
         if module.training and int(trainer.state.global_step) == at["sigkill"] and mark("sigkill"):
             os.kill(os.getpid(), signal.SIGKILL)
-
-    trainer.model.register_forward_pre_hook(kill)
 
     def mark(name: str) -> bool:
         try:
@@ -125,11 +126,14 @@ def plant(trainer: Any, folder: Path, steps: int, *, without_record: bool) -> No
             return False
         return True
 
+    trainer.model.register_forward_pre_hook(kill)
+
     class Markers(TrainerCallback):
         def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            due = [name for name in left if at[name] - READ_AHEAD <= state.global_step]
-            for name in due:  # it happens within the next steps, and this process remembers that it did
-                del left[name]
+            # It happens within the next steps, and this process remembers that it did.
+            for name in [name for name in (*left, *in_data) if at[name] - READ_AHEAD <= state.global_step]:
+                left.pop(name, None)
+                in_data.pop(name, None)
                 mark(name)
 
     trainer.add_callback(Markers())
@@ -163,7 +167,7 @@ def train(given: argparse.Namespace) -> None:
     noise = range(0)
     if given.faults:
         first = points(steps)["poisoned-batches"] * BATCH
-        noise = range(first, first + POISONED * BATCH)
+        noise = range(first, first + min(POISONED, steps // 20) * BATCH)
     # More records than are used: what is left out is made up for from those behind.
     data: Any = Series((steps + 5 * POISONED) * BATCH, seed=1, noise=noise)
     with (folder / "steps").open("ab", buffering=0) as steps_file:
@@ -233,6 +237,8 @@ class Job:
     result: dict[str, Any] = field(default_factory=dict)
     goodput: dict[str, Any] = field(default_factory=dict)
     """What the guard says of itself."""
+    happened: list[str] = field(default_factory=list)
+    """The faults that have come up."""
     keep: bool = False
     """Leave its folder behind."""
 
@@ -242,6 +248,7 @@ class Job:
         memory = tempfile.mkdtemp(prefix="bench-goodput-", dir="/dev/shm")
         try:
             self._loop(folder, memory)
+            self.happened = sorted(path.stem for path in folder.glob("*.happened"))
             self.begun = (folder / "steps").stat().st_size
             self.result = json.loads((folder / "result.json").read_text())
             if self.guarded:
@@ -266,7 +273,7 @@ class Job:
             self.whole_s = ended - first_step
             if self.deaths and self.deaths[-1] == "SIGKILL":
                 marks = [times[name] for name in ("began", "interpreter", "imports", "model and data", "first step")]
-                self.after_kill = [after - before for before, after in zip(marks, marks[1:], strict=False)]
+                self.after_kill = [after - before for before, after in itertools.pairwise(marks)]
             if code == 0:
                 return
             self.deaths.append("SIGKILL" if code == -signal.SIGKILL else text)

@@ -1,0 +1,57 @@
+"""The bench of goodput in small: all ten faults happen, and what it says of a training is what came of it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.soak, pytest.mark.torch]
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def bench():
+    path = Path(__file__).parents[2] / "bench" / "goodput.py"
+    spec = importlib.util.spec_from_file_location("bench_goodput", path)
+    module = sys.modules["bench_goodput"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["bench_goodput"]
+
+
+def job(bench, name, **how):
+    cores = sorted(os.sched_getaffinity(0))
+    return bench.Job(name, STEPS, cores[-1] if how.get("guarded") else cores[0], **how)
+
+
+def test_a_guarded_training_goes_through_all_ten_faults_with_one_start_after_the_kill(bench, capsys):
+    plain, guarded = job(bench, "plain", faults=False), job(bench, "guarded", guarded=True)
+    bench.together(plain, guarded)
+    assert len(guarded.happened) == len(bench.PLAN) == 10
+    assert set(guarded.happened) == set(bench.points(STEPS))
+    assert guarded.deaths == ["SIGKILL"]
+    assert len(guarded.after_kill) == len(bench.PARTS)
+    assert all(seconds > 0 for seconds in guarded.after_kill)
+    assert guarded.result["finite"]
+    assert guarded.result["updates"] == guarded.result["step"] == STEPS
+    assert plain.deaths == plain.happened == []
+    assert plain.begun == STEPS < guarded.begun
+    assert guarded.whole_s > guarded.stepping_s + sum(guarded.after_kill) * 0.9
+    bench.show([(plain, guarded)])
+    assert "goodput, guarded with ten faults" in capsys.readouterr().out
+
+
+def test_the_loop_around_a_stock_trainer_gives_up_at_the_record_and_ends_without_it(bench):
+    stock = job(bench, "stock")
+    stock.run()
+    assert set(stock.happened) == set(bench.points(STEPS))
+    deaths = [bench.short(text) for text in stock.deaths]
+    assert deaths[:4] == ["OutOfMemoryError", "TimeoutError", "OutOfMemoryError", "SIGKILL"]
+    assert deaths[4:] == ["UnicodeDecodeError"] * (1 + bench.FRUITLESS)
+    assert stock.gave_up_at < STEPS
+    assert stock.result["step"] == STEPS
+    assert not stock.result["finite"], "the first NaN has destroyed every weight"
