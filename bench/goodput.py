@@ -1,6 +1,6 @@
 """Goodput: one training hit by ten faults, as a stock Trainer in a shell loop and under the guard, beside a fault-free run.
 
-    python bench/goodput.py [--minutes 5.5] [--only guarded] [--steps 60]      # about 20 minutes
+    python bench/goodput.py [--minutes 5.5] [--only guarded] [--steps 60]      # about 20 minutes on a quiet machine
 
 A small Llama is trained on the CPU for so many steps that the fault-free stock run takes the minutes asked for. Ten faults
 hit it at fixed steps, through the model, the data or the operating system: the file names them. What is transient happens
@@ -8,10 +8,10 @@ once in the whole job, also where the process is started again (a marker file re
 and a stretch of noise are in the data for good. Every training is a process of its own, started again as a shell loop does
 for as long as it ends badly; the loop gives up after three starts in a row that got no further.
 
-Other people use this machine. So two trainings run at a time, each with one thread on a core of its own: both see the same
-machine at the same time, and a ratio is taken within such a pair only. The pair of fault-free and guarded run is run once
-more with the cores exchanged. Processor seconds are told beside those of the clock: where they differ, somebody else has had
-the core, or the training has waited.
+Other people use this machine, and its two cores are not equally busy. So two trainings run at a time, each with one thread on
+a core of its own, and every two seconds they exchange their cores: both see the same machine at the same time. A ratio is
+taken within such a pair only. Processor seconds are told beside those of the clock: where they differ, somebody else has had
+the core, or the training has waited. Steps that were begun count what was trained twice, whatever the machine did meanwhile.
 
 *Goodput* is the time of the fault-free run divided by that of the run with faults, each from its first step to the end of
 its last one. What is left out on both sides is start-up: the interpreter, imports, model and data, and what `train()` does
@@ -22,6 +22,7 @@ but the start-up of the first process, which the fault-free run has too. Beside 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -52,6 +53,8 @@ PLAN = (
 """Where in the job each fault comes up: by the names of the drills, where they are drills."""
 READ_AHEAD = 3
 """Steps before its own by which a record is read at the earliest."""
+EXCHANGED_S = 2.0
+"""How often two trainings exchange their cores."""
 FRUITLESS = 3
 """Starts in a row without progress after which the loop gives up."""
 PARTS = ("interpreter", "imports", "model and data", "until the first step")
@@ -216,7 +219,6 @@ class Job:
 
     name: str
     steps: int
-    core: int
     faults: bool = True
     guarded: bool = False
     stepping_s: float = 0.0
@@ -239,6 +241,10 @@ class Job:
     """What the guard says of itself."""
     happened: list[str] = field(default_factory=list)
     """The faults that have come up."""
+    core: int = 0
+    """The one it runs on."""
+    process: int = 0
+    """The one that trains."""
     keep: bool = False
     """Leave its folder behind."""
 
@@ -259,6 +265,14 @@ class Job:
                 print(f"{self.name}: {folder}")
             else:
                 shutil.rmtree(folder)
+
+    def move_to(self, core: int) -> None:
+        """Have all threads of the process run on a core, now and in the next process too."""
+        self.core = core
+        tasks = Path(f"/proc/{self.process}/task")
+        with contextlib.suppress(OSError):  # it has just ended
+            for thread in tasks.iterdir() if self.process else ():
+                os.sched_setaffinity(int(thread.name), {core})
 
     def _loop(self, folder: Path, memory: str) -> None:
         furthest, fruitless, started, without_record, first_step = -1, 0, 0, False, math.nan
@@ -295,16 +309,19 @@ class Job:
         environ = {**os.environ, "SELF_HEALING_SHARED_MEMORY": memory, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         with (folder / "output").open("ab") as output:
             child = subprocess.Popen(words, env=environ, stdout=output, stderr=output)
-            os.sched_setaffinity(child.pid, {self.core})
+            self.process = child.pid
+            self.move_to(self.core)
             _, status, used = os.wait4(child.pid, 0)
+            self.process = 0
         child.returncode = os.waitstatus_to_exitcode(status)
         lines = (folder / "output").read_text(errors="replace").rstrip().splitlines()
         return child.returncode, used.ru_utime + used.ru_stime, lines[-1] if lines else ""
 
 
 def together(*jobs: Job) -> None:
-    """Run them at the same time, each on its core."""
+    """Run two at the same time, each on a core of its own, which they exchange now and then."""
     failed: list[BaseException] = []
+    usable = sorted(os.sched_getaffinity(0))
 
     def run(job: Job) -> None:
         try:
@@ -313,10 +330,14 @@ def together(*jobs: Job) -> None:
             failed.append(error)
 
     threads = [threading.Thread(target=run, args=(job,)) for job in jobs]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
+    for number, job in enumerate(jobs):
+        job.core = usable[number % len(usable)]
+        threads[number].start()
+    while any(each.is_alive() for each in threads):
+        threads[0].join(EXCHANGED_S / 2)
+        threads[-1].join(EXCHANGED_S / 2)
+        for job, core in zip(jobs, [job.core for job in reversed(jobs)], strict=True):
+            job.move_to(core)
     if failed:
         raise failed[0]
 
@@ -370,11 +391,11 @@ def show(pairs: list[tuple[Job, Job]]) -> None:
         print(f"\ngoodput, guarded with ten faults: {statistics.mean(ratios):.1%} of the fault-free run (goal: 97 %)")
 
 
-def calibrated(minutes: float, cores: tuple[int, int]) -> int:
-    """Return how many steps take so many minutes, while two trainings run at a time."""
-    probes = [Job("probe", 200, core, faults=False) for core in cores]
+def calibrated(minutes: float) -> int:
+    """Return how many steps take so many minutes of processor time, while two trainings run at a time."""
+    probes = [Job("probe", 200, faults=False) for _ in range(2)]
     together(*probes)
-    step_s = statistics.mean(probe.stepping_s for probe in probes) / 200
+    step_s = statistics.mean(probe.cpu_s for probe in probes) / 200
     return math.ceil(minutes * 60 / step_s / 100) * 100
 
 
@@ -384,7 +405,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=5.5, help="how long the fault-free run takes")
     parser.add_argument("--steps", type=int, default=0, help="steps instead of minutes, at least 60")
     parser.add_argument("--only", choices=("guarded", "stock", "no-faults"), help="one of the trainings")
-    parser.add_argument("--once", action="store_true", help="do not repeat with the cores exchanged")
+    parser.add_argument("--repeats", type=int, default=1, help="how often the guarded training with faults is run")
     parser.add_argument("--keep", action="store_true", help="leave the folders of the trainings behind")
     for word in ("--child", "--faults", "--guarded", "--without-record"):
         parser.add_argument(word, action="store_true", help=argparse.SUPPRESS)
@@ -395,20 +416,17 @@ def main() -> None:
     if given.child:
         train(given)
         return
-    usable = sorted(os.sched_getaffinity(0))
-    cores = usable[0], usable[-1]
-    steps = given.steps or calibrated(given.minutes, cores)
+    steps = given.steps or calibrated(given.minutes)
     print(f"{steps} steps; faults at steps:", ", ".join(f"{name} {step}" for name, step in points(steps).items()))
+    guarded = [Job("guarded, ten faults", steps, guarded=True) for _ in range(given.repeats)]
     runs = {
-        "guarded": [Job("guarded, ten faults", steps, cores[1], guarded=True)],
-        "stock": [Job("stock in a loop, ten faults", steps, cores[1])],
-        "no-faults": [Job("guarded, no faults", steps, cores[1], guarded=True, faults=False)],
+        "guarded": guarded,
+        "stock": [Job("stock in a loop, ten faults", steps)],
+        "no-faults": [Job("guarded, no faults", steps, guarded=True, faults=False)],
     }
-    if not given.once:
-        runs["guarded"].append(Job("guarded, ten faults, cores exchanged", steps, cores[0], guarded=True))
     pairs = []
     for job in (job for name, jobs in runs.items() if given.only in (None, name) for job in jobs):
-        base = Job("fault-free, stock", steps, cores[0] + cores[1] - job.core, faults=False)
+        base = Job("fault-free, stock", steps, faults=False)
         job.keep = given.keep
         together(base, job)
         pairs.append((base, job))

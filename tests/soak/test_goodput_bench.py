@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import sys
 from pathlib import Path
 
@@ -23,13 +22,8 @@ def bench():
     del sys.modules["bench_goodput"]
 
 
-def job(bench, name, **how):
-    cores = sorted(os.sched_getaffinity(0))
-    return bench.Job(name, STEPS, cores[-1] if how.get("guarded") else cores[0], **how)
-
-
 def test_a_guarded_training_goes_through_all_ten_faults_with_one_start_after_the_kill(bench, capsys):
-    plain, guarded = job(bench, "plain", faults=False), job(bench, "guarded", guarded=True)
+    plain, guarded = bench.Job("plain", STEPS, faults=False), bench.Job("guarded", STEPS, guarded=True)
     bench.together(plain, guarded)
     assert len(guarded.happened) == len(bench.PLAN) == 10
     assert set(guarded.happened) == set(bench.points(STEPS))
@@ -46,8 +40,8 @@ def test_a_guarded_training_goes_through_all_ten_faults_with_one_start_after_the
 
 
 def test_the_loop_around_a_stock_trainer_gives_up_at_the_record_and_ends_without_it(bench):
-    stock = job(bench, "stock")
-    stock.run()
+    stock = bench.Job("stock", STEPS)
+    bench.together(stock)
     assert set(stock.happened) == set(bench.points(STEPS))
     deaths = [bench.short(text) for text in stock.deaths]
     assert deaths[:4] == ["OutOfMemoryError", "TimeoutError", "OutOfMemoryError", "SIGKILL"]
