@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import sys
 from pathlib import Path
 
@@ -14,18 +14,17 @@ STEPS = 60
 
 @pytest.fixture(scope="module")
 def bench():
-    path = Path(__file__).parents[2] / "bench" / "goodput.py"
-    spec = importlib.util.spec_from_file_location("bench_goodput", path)
-    module = sys.modules["bench_goodput"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["bench_goodput"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parents[2] / "bench")
+        yield importlib.import_module("goodput")
+    for name in ("goodput", "faulty_training"):
+        del sys.modules[name]
 
 
 def test_a_guarded_training_goes_through_all_ten_faults_with_one_start_after_the_kill(bench, capsys):
     plain, guarded = bench.Job("plain", STEPS, faults=False), bench.Job("guarded", STEPS, guarded=True)
     bench.together(plain, guarded)
-    assert len(guarded.happened) == len(bench.PLAN) == 10
+    assert len(guarded.happened) == 10
     assert set(guarded.happened) == set(bench.points(STEPS))
     assert guarded.deaths == ["SIGKILL"]
     assert len(guarded.after_kill) == len(bench.PARTS)
