@@ -118,7 +118,10 @@ class Job:
         furthest, fruitless, started, without_record, first_step = -1, 0, 0, False, math.nan
         while True:
             code, cpu_s, text = self._start(folder, memory, started, without_record=without_record)
-            ended, times = time.time(), json.loads((folder / f"times-{started}.json").read_text())
+            ended, told = time.time(), folder / f"times-{started}.json"
+            if not told.exists():
+                raise SystemExit(f"{self.name}: it ended before its first step: {text}")
+            times = json.loads(told.read_text())
             first_step = first_step if started else times["first step"]
             if code == 0:
                 ended = times["last step"]
