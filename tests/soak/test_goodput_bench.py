@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.soak, pytest.mark.torch]
+pytestmark = [pytest.mark.soak, pytest.mark.torch, pytest.mark.timeout(1800)]  # nine starts, on a busy machine
 STEPS = 60
 
 
