@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import random
+import time
+from itertools import pairwise
+
 import pytest
 
+from self_healing import SelfHealingTrainer
 from self_healing.adapters.rehearsal.trainer_state import COUNTS, TRL_COUNTS
 from self_healing.adapters.rollback.memory_snapshots import MemorySnapshots, SnapshotDamagedError
+from self_healing.drills.tiny_training import tiny_trainer
 
 from .rehearsed import quick_collections, same, weights  # noqa: F401
 from .rolled_back import made
@@ -158,3 +165,16 @@ def test_a_reference_model_that_follows_has_names_of_its_own(tmp_path):
         parameter.data.zero_()
     snapshots.restore(snapshot)
     assert same([p.detach() for p in trainer.ref_model.parameters()], list(before.values())[: len(own)])
+
+
+def test_where_steps_scatter_a_state_is_not_taken_before_every_step(tmp_path):
+    # A state costs less here than steps differ: by whole steps alone it may seem to cost nothing at all.
+    trainer = tiny_trainer(tmp_path, max_steps=60)
+    draw = random.Random(1)
+    trainer.model.register_forward_pre_hook(lambda *_: time.sleep(draw.choice((0.0, 0.03))))
+    SelfHealingTrainer(trainer).train()
+    lines = [json.loads(line) for line in (tmp_path / "healing" / "ledger.jsonl").read_text().splitlines()]
+    taken = [line["step"] for line in lines if line["name"] == "snapshot-taken" and "memory" in line["body"]["key"]]
+    assert taken[:3] == [0, 1, 2]
+    assert len(taken) > 5
+    assert not [step for step, after in pairwise(taken) if step >= 4 and after == step + 1], taken

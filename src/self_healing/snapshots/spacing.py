@@ -69,13 +69,24 @@ def _guarded(held: Sequence[Slot]) -> set[int]:
 
 
 class Pace:
-    """How long a step takes, and how much longer one with a state to be taken: the host does not see all of that wait."""
+    """How long a step takes, and how much longer one with a state to be taken.
+
+    The host sees how long it is busy with a state; a device may take longer, which shows in the step as a whole. On a
+    machine that others use too, steps differ by more than a state costs. So a step with a state is compared with those
+    right before it, and only what their scatter does not explain is believed: a cost that is none would space states
+    further than steps may be lost, and no cost at all would have one taken at every step.
+    """
 
     KEPT = 15
+    OF_A_MEDIAN = 1.4826 * 1.2533
+    """What the median distance from a median is multiplied by, and divided by the root of the count, for its error."""
+    ERRORS = 2.0
+    """How many standard errors are taken for scatter."""
 
     def __init__(self) -> None:
         self._usual: deque[float] = deque(maxlen=self.KEPT)
-        self._with_state: deque[float] = deque(maxlen=self.KEPT)
+        self._longer: deque[float] = deque(maxlen=self.KEPT)
+        self._busy: deque[float] = deque(maxlen=self.KEPT)
 
     @property
     def step_s(self) -> float:
@@ -84,12 +95,24 @@ class Pace:
 
     @property
     def stall_s(self) -> float:
-        """What taking a state adds to a step, by the medians."""
-        return max(0.0, median(self._with_state) - self.step_s) if self._with_state else 0.0
+        """What taking a state adds to a step: what the host is busy for, or more where that is beyond doubt."""
+        busy = median(self._busy) if self._busy else 0.0
+        if not self._longer:
+            return busy
+        longer = median(self._longer)
+        scatter = median(abs(each - longer) for each in self._longer)
+        return max(busy, longer - self.ERRORS * self.OF_A_MEDIAN * scatter / math.sqrt(len(self._longer)))
 
     def stepped(self, seconds: float, *, took_state: bool) -> None:
         """Take note of a step that is complete."""
-        (self._with_state if took_state else self._usual).append(seconds)
+        if not took_state:
+            self._usual.append(seconds)
+        elif self._usual:
+            self._longer.append(seconds - self.step_s)
+
+    def was_busy(self, seconds: float) -> None:
+        """Take note of how long the host was busy with a state."""
+        self._busy.append(seconds)
 
 
 def failures_per_second(failures: int, watched_s: float) -> float:

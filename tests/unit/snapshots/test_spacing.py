@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from itertools import pairwise
 
 import pytest
@@ -149,3 +150,29 @@ def test_what_a_state_costs_is_seen_in_the_steps_that_take_one():
         pace.stepped(0.1 + 0.25 * took + (5.0 if number == 17 else 0.0), took_state=took)  # one odd step is no measure
     assert pace.step_s == pytest.approx(0.1)
     assert pace.stall_s == pytest.approx(0.25)
+
+
+def test_on_a_machine_that_others_use_too_a_state_costs_what_the_host_was_busy_for():
+    for seed in range(200):
+        draw = random.Random(seed)
+        pace = Pace()
+        for number in range(2000):
+            took = number % 50 == 0
+            speed = 0.05 if number // 400 % 2 else 0.1  # somebody else comes and goes
+            pace.stepped(speed * draw.lognormvariate(0, 0.5) + 0.004 * took, took_state=took)
+            if took:
+                pace.was_busy(0.004)
+        assert 0.004 <= pace.stall_s <= 0.025, seed
+        known = {"step_s": pace.step_s, "failure_rate": 1 / 86_400, "max_lost_steps": 50}
+        assert steps_between(stall_s=pace.stall_s, **known) == 50, seed
+
+
+def test_what_a_device_takes_longer_than_the_host_is_seen_through_some_scatter():
+    draw = random.Random(1)
+    pace = Pace()
+    for number in range(2000):
+        took = number % 50 == 0
+        pace.stepped(0.14 * draw.lognormvariate(0, 0.03) + 0.084 * took, took_state=took)
+        if took:
+            pace.was_busy(0.002)
+    assert pace.stall_s == pytest.approx(0.084, rel=0.1)

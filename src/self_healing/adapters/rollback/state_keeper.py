@@ -144,6 +144,7 @@ class StateKeeper:
         self._pace.stepped(step_time_s, took_state=self._took_at == step - 1)
         if not self.is_due():
             return
+        began_s = time.perf_counter()
         try:
             snapshot = self.loop.take()
         except (MemoryError, OSError, RuntimeError) as error:  # of torch too: no memory, a tensor cannot be read
@@ -153,6 +154,7 @@ class StateKeeper:
             return
         if snapshot is None:  # a step before it is still to be made up
             return
+        self._pace.was_busy(time.perf_counter() - began_s)
         snapshot.updates = self.updates
         self._forget_what_is_gone()
         self.states = (*self.states, SavedState(key=snapshot.key, step=step, tier=Tier.MEMORY))
