@@ -157,6 +157,98 @@ class BeginningTracker(Tracker):
 
 
 @dataclass(frozen=True)
+class Course(Tracked["CourseTracker"]):
+    """Where a metric began, where it is now, and the highest and lowest it has been, as means over a window.
+
+    For metrics that are judged against their own beginning and by their level rather than by single values: rewards,
+    entropies, margins, lengths. Nothing is held back from it.
+    """
+
+    window: int = 16
+
+    def build(self, _trackers: Trackers, /) -> CourseTracker:
+        """Make the tracker."""
+        return CourseTracker(self)
+
+
+class CourseTracker(Tracker):
+    """The newest values and the means of full windows."""
+
+    saved = ("values", "count", "known", "mean", "first", "first_spread", "highest", "lowest")
+
+    def __init__(self, spec: Course) -> None:
+        self.values: deque[float] = deque(maxlen=spec.window)
+        self.count = 0
+        """Values seen."""
+        self.known = False
+        """Whether there was a full window, so that the means below say something."""
+        self.mean = 0.0
+        """Mean of the newest full window."""
+        self.first = 0.0
+        """Mean of the first window."""
+        self.first_spread = 0.0
+        """Standard deviation within the first window."""
+        self.highest = 0.0
+        """Highest mean of a window so far."""
+        self.lowest = 0.0
+        """Lowest mean of a window so far."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the window is full."""
+        return len(self.values) == self.values.maxlen
+
+    @property
+    def has_moved_on(self) -> bool:
+        """Whether the newest window shares no value with the first one."""
+        return self.ready and self.count >= 2 * len(self.values)
+
+    @property
+    def median(self) -> float:
+        """Median of the newest window: what single outliers cannot move."""
+        return sorted(self.values)[len(self.values) // 2] if self.values else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation within the newest window."""
+        return _deviation(self.values, self.mean)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the newest mean."""
+        return self.spread / math.sqrt(len(self.values)) if self.values else 0.0
+
+    @property
+    def change_error(self) -> float:
+        """Standard error of the difference between the newest and the first mean."""
+        return math.hypot(self.spread, self.first_spread) / math.sqrt(len(self.values)) if self.values else 0.0
+
+    def see(self, x: float, /) -> None:
+        """Take `x` into the window."""
+        self.values.append(max(-LARGEST, min(LARGEST, x)))
+        self.count += 1
+        if not self.ready:
+            return
+        self.mean = math.fsum(self.values) / len(self.values)
+        if not self.known:
+            self.known = True
+            self.first = self.highest = self.lowest = self.mean
+            self.first_spread = self.spread
+        self.highest = max(self.highest, self.mean)
+        self.lowest = min(self.lowest, self.mean)
+
+    def forget_evidence(self) -> None:
+        """Ask for a full window of new values; where the metric began stays known."""
+        self.values.clear()
+
+
+def _deviation(values: deque[float], mean: float) -> float:
+    if len(values) < 2:
+        return 0.0
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1))
+
+
+@dataclass(frozen=True)
 class Average(Tracked["AverageTracker"]):
     """Plain mean of the last admitted values."""
 

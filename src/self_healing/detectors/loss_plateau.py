@@ -35,7 +35,8 @@ class LossPlateau(Detector):
 
     ## False alarms
     A run that has learned something and then levels off is not reported: that is how training ends. Fine-tuning that
-    begins near its final loss may be: the warning then says that the loss has not moved since the start.
+    begins near its final loss may be: the warning then says that the loss has not moved since the start. Runs that report
+    a reward, or margins between chosen and rejected answers, have rules of their own, which know more than the loss.
 
     ## References
     Karpathy (2019), A Recipe for Training Neural Networks: verify the loss at initialisation.
@@ -82,7 +83,7 @@ class LossPlateau(Detector):
         """Look whenever a block has been completed after the warm-up."""
         warm_up = past.facts.get("warmup_steps", 0)
         first_judged = self.after_step + (int(warm_up) if isinstance(warm_up, (int, float)) else 0)
-        if now.get("loss") is None or now.step < first_judged or past.latest("reward") is not None:
+        if now.get("loss") is None or now.step < first_judged or _is_judged_by_others(past):
             return None
         trend, baseline = past.stat(self._trend), past.stat(_LEVEL)
         if not trend.ready or trend.filled or baseline.top <= 0.0 or trend.level <= 0.0:
@@ -116,3 +117,11 @@ class LossPlateau(Detector):
         chance = math.log(nearest)
         near = abs(trend.level - chance) <= max(3.0 * trend.level_error, self.tolerance * chance)
         return nearest if near else 0
+
+
+def _is_judged_by_others(past: History) -> bool:
+    return (
+        past.latest("reward") is not None
+        or past.latest("rewards/margins") is not None
+        or past.latest("margin") is not None
+    )

@@ -28,6 +28,10 @@ SYNONYMS = {
     "valid_loss": "eval_loss",
     "validation_loss": "eval_loss",
     "step_time": "step_time_s",
+    "completion_length": "completions/mean_length",
+    "clip_ratio": "clip_ratio/region_mean",
+    "sft_loss": "nll_loss",
+    "objective/scores": "reward",
 }
 """Other spellings of the metrics that rules read; `eval/x`, `val/x` and `train/x` are handled before."""
 
@@ -42,6 +46,8 @@ _PREFIXES = {
     "valid/": "eval_",
     "validation/": "eval_",
 }
+PREFERENCE_REWARDS = frozenset({"chosen", "rejected", "margins", "accuracies", "mean", "std"})
+"""What follows `rewards/` without being a reward function's name."""
 _LONGEST_NUMBER = 64
 _LARGEST_STEP = 10**15
 
@@ -52,12 +58,17 @@ def canonical(name: str) -> str:
     Example:
         >>> canonical("train/rewards/margins"), canonical("val_loss"), canonical("lr")
         ('rewards/margins', 'eval_loss', 'learning_rate')
+        >>> canonical("completion_length"), canonical("rewards/format_reward")  # of TRL before 0.16
+        ('completions/mean_length', 'rewards/format_reward/mean')
     """
     name = name.strip()
     for prefix, instead in _PREFIXES.items():
         if name.startswith(prefix) and len(name) > len(prefix):
             name = instead + name[len(prefix) :]
             break
+    owner, _, last = name.partition("/")
+    if owner == "rewards" and last and "/" not in last and last not in PREFERENCE_REWARDS:
+        return f"{name}/mean"
     return SYNONYMS.get(name.lower(), name)
 
 
