@@ -9,6 +9,7 @@ The tests of the rules for RL and preference runs read these files, so that they
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import random
@@ -78,8 +79,10 @@ def in_order(completions: list[str], **_: Any) -> list[float]:
 
 
 def _share_in_order(words: list[str]) -> float:
-    steps = list(zip(words, words[1:], strict=False))
-    return sum(a in LETTERS and LETTERS[(LETTERS.index(a) + 1) % len(LETTERS)] == b for a, b in steps) / max(len(steps), 5)
+    steps = list(itertools.pairwise(words))
+    return sum(a in LETTERS and LETTERS[(LETTERS.index(a) + 1) % len(LETTERS)] == b for a, b in steps) / max(
+        len(steps), 5
+    )
 
 
 def long_ones(completions: list[str], **_: Any) -> list[float]:
@@ -92,7 +95,9 @@ def nothing(completions: list[str], **_: Any) -> list[float]:
     return [0.0 for _ in completions]
 
 
-def trainer_of(kind: str, folder: str, seed: int, data: dict[str, list[Any]], more: dict[str, Any], **arguments: Any) -> Any:
+def trainer_of(
+    kind: str, folder: str, seed: int, data: dict[str, list[Any]], more: dict[str, Any], **arguments: Any
+) -> Any:
     """Return a trainer of TRL; keyword arguments go to its configuration."""
     import trl
     from datasets import Dataset
@@ -114,7 +119,9 @@ def trainer_of(kind: str, folder: str, seed: int, data: dict[str, list[Any]], mo
     )  # fmt: skip
 
 
-def preferred(kind: str, seed: int = 0, *, count: int = 512, swapped: float = 0.0, **arguments: Any) -> Callable[[str], Any]:
+def preferred(
+    kind: str, seed: int = 0, *, count: int = 512, swapped: float = 0.0, **arguments: Any
+) -> Callable[[str], Any]:
     """Return what makes a trainer that learns from pairs."""
 
     def make(folder: str) -> Any:
@@ -165,11 +172,12 @@ MADE: dict[str, Callable[[str], Any]] = {
     "kto-imbalanced": judged(8, good=484, bad=28, learning_rate=3e-4),
     "orpo-healthy": preferred("ORPO", 9, learning_rate=1e-3),
     "cpo-healthy": preferred("CPO", 10, learning_rate=1e-3),
-    "cpo-forgets": preferred("CPO", 11, learning_rate=2e-2, cpo_alpha=1e-4, beta=1.0, loss_type="hinge"),
     "reward-healthy": preferred("Reward", 12, learning_rate=1e-3),
     "reward-at-chance": preferred("Reward", 13, learning_rate=1e-3, count=4096, swapped=0.5),
     "grpo-healthy": rewarded("GRPO", in_order, 14, learning_rate=1e-3, beta=0.04),
-    "grpo-collapse": rewarded("GRPO", in_order, 15, learning_rate=3e-2, beta=0.04),
+    "grpo-collapse": rewarded("GRPO", in_order, 15, learning_rate=1e-1, beta=0.0),
+    "grpo-kl-runaway": rewarded("GRPO", in_order, 20, learning_rate=5e-2, beta=1e-3, max_grad_norm=100.0),
+    "grpo-clipped": rewarded("GRPO", in_order, 21, learning_rate=1e-2, num_iterations=4, steps_per_generation=4),
     "grpo-no-reward": rewarded("GRPO", nothing, 16, learning_rate=1e-3),
     "grpo-long": rewarded("GRPO", long_ones, 17, learning_rate=1e-3),
     "rloo-healthy": rewarded("RLOO", in_order, 18, learning_rate=1e-3),

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from .tracker import LARGEST, Tracked, Tracker, Trackers
 
+MEAN_SECOND_DIFFERENCE = math.sqrt(6.0) * math.sqrt(2.0 / math.pi)
+"""Mean size of x[t-1] - 2 x[t] + x[t+1] for independent normal x of unit variance."""
+
 
 @dataclass(frozen=True)
 class Trend(Tracked["TrendTracker"]):
@@ -172,9 +175,13 @@ class Course(Tracked["CourseTracker"]):
 
 
 class CourseTracker(Tracker):
-    """The newest values and the means of full windows."""
+    """The newest values, the means of full windows, and how much such means differ by themselves."""
 
-    saved = ("values", "count", "known", "mean", "first", "first_spread", "highest", "lowest")
+    saved = (
+        "values", "count", "known", "mean", "first", "first_spread", "highest", "lowest", "blocks", "turns", "wander",
+    )  # fmt: skip
+    ENOUGH = 4
+    REMEMBERED = 16
 
     def __init__(self, spec: Course) -> None:
         self.values: deque[float] = deque(maxlen=spec.window)
@@ -192,6 +199,11 @@ class CourseTracker(Tracker):
         """Highest mean of a window so far."""
         self.lowest = 0.0
         """Lowest mean of a window so far."""
+        self.blocks: deque[float] = deque(maxlen=4)
+        """Means of the last windows that share no value."""
+        self.turns = 0
+        self.wander = 0.0
+        """How far one such mean usually is from the line through its neighbours, twice: no trend shows in that."""
 
     @property
     def ready(self) -> bool:
@@ -216,12 +228,17 @@ class CourseTracker(Tracker):
     @property
     def error(self) -> float:
         """Standard error of the newest mean."""
-        return self.spread / math.sqrt(len(self.values)) if self.values else 0.0
+        return self._error_of(self.spread)
 
     @property
     def change_error(self) -> float:
         """Standard error of the difference between the newest and the first mean."""
-        return math.hypot(self.spread, self.first_spread) / math.sqrt(len(self.values)) if self.values else 0.0
+        return math.hypot(self._error_of(self.spread), self._error_of(self.first_spread))
+
+    def _error_of(self, spread: float) -> float:
+        """Return the standard error of a mean: neighbours may be alike, so what means really do counts as well."""
+        independent = spread / math.sqrt(len(self.values)) if self.values else 0.0
+        return max(independent, self.wander / MEAN_SECOND_DIFFERENCE) if self.turns >= self.ENOUGH else independent
 
     def see(self, x: float, /) -> None:
         """Take `x` into the window."""
@@ -229,13 +246,27 @@ class CourseTracker(Tracker):
         self.count += 1
         if not self.ready:
             return
-        self.mean = math.fsum(self.values) / len(self.values)
+        self.mean = sum(self.values) / len(self.values)
         if not self.known:
             self.known = True
             self.first = self.highest = self.lowest = self.mean
             self.first_spread = self.spread
         self.highest = max(self.highest, self.mean)
         self.lowest = min(self.lowest, self.mean)
+        if self.count % len(self.values) == 0:
+            self._learn_wandering()
+
+    def _learn_wandering(self) -> None:
+        """Learn how far means are apart, one window late: a change that has just begun must not hide itself."""
+        self.blocks.append(self.mean)
+        if len(self.blocks) < 4:
+            return
+        before, middle, after, _ = self.blocks
+        step = abs(after - 2.0 * middle + before)
+        self.turns += 1
+        if self.turns > self.ENOUGH:
+            step = min(step, 4.0 * self.wander)
+        self.wander += (step - self.wander) / min(self.turns, self.REMEMBERED)
 
     def forget_evidence(self) -> None:
         """Ask for a full window of new values; where the metric began stays known."""

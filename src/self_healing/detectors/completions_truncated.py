@@ -65,7 +65,7 @@ class CompletionsTruncated(Detector):
     )
     examples = (
         fires("nearly all", at_step=15, completions__clipped_ratio=[0.95] * 20, completions__mean_length=[127.0] * 20),
-        fires("more and more", at_step=44, completions__clipped_ratio=[0.1] * 30 + [1.0] * 20),
+        fires("more and more", at_step=42, completions__clipped_ratio=[0.1] * 30 + [1.0] * 20),
         quiet("one in twenty", completions__clipped_ratio=[0.05] * 60),
         quiet(
             "learns to stop", completions__clipped_ratio=[0.97 - 0.01 * i for i in range(90)], options={"share": 0.85}

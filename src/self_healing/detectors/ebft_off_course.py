@@ -36,7 +36,7 @@ class EbftOffCourse(Detector):
     More `num_generations`.
 
     ## False alarms
-    Means over `window` observations after `after_step` and the warm-up. Alignment and loss count only where they are no
+    Means and medians over `window` observations after `after_step` and the warm-up. Alignment and loss count only where they are no
     better than in the beginning.
 
     ## References
@@ -50,9 +50,9 @@ class EbftOffCourse(Detector):
     alignment: float = 0.3
     """Mean alignment that is low."""
     diversity: float = 1.0
-    """Mean diversity term that is high."""
+    """Median diversity term that is high."""
     cfm_loss: float = 10.0
-    """Mean feature-matching loss that is high."""
+    """Median feature-matching loss that is high."""
 
     failure = FailureType.RL_COLLAPSE
     fine = "ebft_off_course"
@@ -69,8 +69,8 @@ class EbftOffCourse(Detector):
     )
     examples = (
         fires("does not align", at_step=100, ebft__alignment=[0.1 + 0.01 * math.sin(i * i) for i in range(120)]),
-        fires("all alike", at_step=44, ebft__diversity=[0.05] * 30 + [1.1] * 20),
-        fires("the loss grows", at_step=105, ebft__cfm_loss=[8.0] * 90 + [14.0] * 30),
+        fires("all alike", at_step=37, ebft__diversity=[0.05] * 30 + [1.1] * 20),
+        fires("the loss grows", at_step=100, ebft__cfm_loss=[8.0] * 90 + [14.0] * 30),
         quiet(
             "on its way",
             ebft__alignment=[0.1 + 0.001 * i for i in range(300)],
@@ -98,16 +98,17 @@ class EbftOffCourse(Detector):
             return None
         alignment, diversity, loss = (past.stat(course) for course in self._courses)
         window = f"(mean of {self.window} observations)"
-        if diversity.ready and diversity.mean > self.diversity:
-            because = f"the diversity term is {diversity.mean:.3g} {window}: completions of a prompt are nearly alike"
-            return report(self, now, DIVERSITY, because, level=diversity.mean)
+        if diversity.ready and diversity.median > self.diversity:
+            because = f"the diversity term is {diversity.median:.3g} (median of {self.window} observations): completions of a prompt are nearly alike"
+            return report(self, now, DIVERSITY, because, level=diversity.median)
         if not is_after(now, past, self.after_step):
             return None
         risen = alignment.mean - alignment.first > 2.0 * alignment.change_error
         if alignment.has_moved_on and alignment.mean < self.alignment and not risen:
             because = f"the alignment is {alignment.mean:.3g} {window} and began at {alignment.first:.3g}"
             return report(self, now, ALIGNMENT, because, onset_step=0, level=alignment.mean)
-        if loss.has_moved_on and loss.mean > self.cfm_loss and loss.mean > loss.first - 2.0 * loss.change_error:
-            because = f"the feature-matching loss is {loss.mean:.3g} {window} and began at {loss.first:.3g}"
-            return report(self, now, CFM_LOSS, because, onset_step=0, level=loss.mean)
+        loss_fell = loss.first - loss.mean > 2.0 * loss.change_error
+        if loss.has_moved_on and loss.median > self.cfm_loss and not loss_fell:
+            because = f"the feature-matching loss is {loss.median:.3g} (median of {self.window} observations) and began at {loss.first:.3g}"
+            return report(self, now, CFM_LOSS, because, onset_step=0, level=loss.median)
         return None

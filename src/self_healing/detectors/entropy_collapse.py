@@ -74,14 +74,14 @@ class EntropyCollapse(Detector):
     examples = (
         fires(
             "collapsed, and the reward with it",
-            at_step=55,
+            at_step=54,
             severity=Severity.WARNING,
             entropy=[0.4] * 40 + [0.002] * 40,
             reward=[0.6] * 40 + [0.1] * 40,
         ),
         fires(
             "collapsed without ever having learned",
-            at_step=47,
+            at_step=43,
             severity=Severity.ERROR,
             entropy=[0.4] * 16 + [0.03] * 16 + [0.002] * 40,
             reward=[0.1] * 80,

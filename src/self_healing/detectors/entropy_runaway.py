@@ -62,7 +62,7 @@ class EntropyRunaway(Detector):
         ),
     )
     examples = (
-        fires("from 0.4 to 2.0", at_step=55, entropy=[0.4] * 40 + [2.0] * 40, reward=[0.3] * 80),
+        fires("from 0.4 to 2.0", at_step=46, entropy=[0.4] * 40 + [2.0] * 40, reward=[0.3] * 80),
         quiet("high from beginning to end", entropy=[1.3] * 100, reward=[0.3] * 100),
         quiet("doubles, to what is usual elsewhere", entropy=[0.2] * 40 + [0.5] * 40, reward=[0.3] * 80),
         quiet(

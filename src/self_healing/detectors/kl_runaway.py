@@ -77,15 +77,15 @@ class KlRunaway(Detector):
         rung(StopRun()),
     )
     examples = (
-        fires("shoots up", at_step=54, severity=Severity.WARNING, kl=[0.1] * 50 + [5.0] * 20, reward=[0.5] * 70),
+        fires("shoots up", at_step=53, severity=Severity.WARNING, kl=[0.1] * 50 + [5.0] * 20, reward=[0.5] * 70),
         fires(
             "and takes the reward with it",
-            at_step=70,
+            at_step=69,
             severity=Severity.ERROR,
             kl=[0.1] * 50 + [1.9] * 16 + [5.0] * 30,
             reward=[0.6] * 50 + [0.1] * 46,
         ),
-        fires("of a PPO run", at_step=54, objective__kl=[2.0] * 50 + [90.0] * 20),
+        fires("of a PPO run", at_step=53, objective__kl=[2.0] * 50 + [90.0] * 20),
         quiet("grows slowly", kl=[0.004 * i for i in range(700)], reward=[0.5] * 700),
         quiet("a reference that differs", kl=[2.5] * 100, reward=[0.5] * 100),
         quiet("a spike", kl=[0.04] * 50 + [9.0] + [0.04] * 50, reward=[0.5] * 101),

@@ -61,7 +61,7 @@ class LengthCollapse(Detector):
         ),
     )
     examples = (
-        fires("ends at once", at_step=53, completions__mean_length=[200.0] * 40 + [3.0] * 30, reward=[0.2] * 70),
+        fires("ends at once", at_step=52, completions__mean_length=[200.0] * 40 + [3.0] * 30, reward=[0.2] * 70),
         quiet(
             "comes to the point",
             completions__mean_length=[200.0 * 0.97**i for i in range(100)],

@@ -71,13 +71,13 @@ class LengthRunaway(Detector):
     examples = (
         fires(
             "ten times as long for the same reward",
-            at_step=44,
+            at_step=38,
             completions__mean_length=[150.0] * 30 + [100.0 * i for i in range(1, 31)],
             reward=[5.0, 6.0] * 30,
         ),
         fires(
             "to the limit",
-            at_step=35,
+            at_step=34,
             completions__mean_length=[300.0] * 30 + [500.0] * 20,
             completions__clipped_ratio=[0.02] * 30 + [0.8] * 20,
             reward=[5.0, 6.0] * 25,

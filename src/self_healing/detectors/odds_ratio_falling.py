@@ -18,6 +18,9 @@ from ._run_health import is_after, onset, report
 
 LOG_ODDS, ODDS_LOSS = "log_odds_chosen", "odds_ratio_loss"
 
+CERTAIN = 4.0
+"""Standard errors that both the rise and the fall must have."""
+
 _UP = tuple(0.8 * (1 - math.exp(-i / 30)) + 0.1 * math.sin(i * i) for i in range(120))
 
 
@@ -45,7 +48,7 @@ class OddsRatioFalling(Detector):
     Hong et al. (2024), ORPO: monolithic preference optimization without reference model, arXiv 2403.07691.
     """
 
-    window: int = 16
+    window: int = 24
     """Observations that are averaged."""
     after_step: int = 100
     """Steps that are never judged; the warm-up, where known, is added."""
@@ -68,7 +71,7 @@ class OddsRatioFalling(Detector):
     examples = (
         fires("prefers the rejected ones", at_step=100, log_odds_chosen=[-0.3 - 0.001 * i for i in range(120)]),
         fires("had learned it", at_step=131, log_odds_chosen=(*_UP, *[0.0] * 30)),
-        fires("by the name other trainers use", at_step=135, odds_ratio_loss=[0.9 - 0.6 * x for x in _UP] + [0.9] * 30),
+        fires("by the name other trainers use", at_step=131, odds_ratio_loss=[0.9 - 0.6 * x for x in _UP] + [0.9] * 30),
         quiet("learns it", log_odds_chosen=_UP),
         quiet("small, and above even", log_odds_chosen=[0.02 + 0.01 * math.sin(i * i) for i in range(200)]),
     )
@@ -109,7 +112,7 @@ class OddsRatioFalling(Detector):
         best = course.lowest if is_loss else course.highest
         sign = -1.0 if is_loss else 1.0
         gained, gone = sign * (best - course.first), sign * (best - course.mean)
-        if gained <= 6.0 * course.change_error or gone <= self.lost * gained or gained <= 0.05:
+        if min(gained, gone) <= CERTAIN * course.change_error or gone <= self.lost * gained or gained <= 0.05:
             return ""
         name = ODDS_LOSS if is_loss else LOG_ODDS
         return f"{name} was {best:.3g} at its best and is {course.mean:.3g} now (mean of {self.window} observations)"

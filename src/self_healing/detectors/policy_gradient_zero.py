@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 from ..actions.alert import Alert
 from ..core.action import rung
@@ -12,7 +11,7 @@ from ..core.failure import FailureType, Severity
 from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
-from ..core.statistics import Course, Statistic
+from ..core.statistics import Statistic
 from ._run_health import IDLE, REWARD_STD, report
 
 MOSTLY_IDLE = 0.8
@@ -68,22 +67,21 @@ class PolicyGradientZero(Detector):
         quiet("a supervised run", loss=[1.0] * 30, grad_norm=[0.0] * 30),
     )
 
-    @cached_property
-    def _norm(self) -> Course:
-        return Course("grad_norm", window=self.window)
-
     @property
     def needs(self) -> tuple[Statistic, ...]:
-        """The newest norms, and whether rewards differ."""
-        return (self._norm, REWARD_STD, IDLE)
+        """Whether rewards differ; norms are few where they are zero, and are looked up."""
+        return (REWARD_STD, IDLE)
 
     def check(self, now: Signal, past: History) -> Incident | None:
         """Look at the norms where rewards are known to differ."""
         norm = now.get("grad_norm")
         if norm is None or norm > self.below:
             return None
-        norms, spread, idle = past.stat(self._norm), past.stat(REWARD_STD), past.stat(IDLE)
-        if not norms.ready or max(norms.values) > self.below or not spread.ready or spread.mean <= 0.0:
+        spread, idle = past.stat(REWARD_STD), past.stat(IDLE)
+        if not spread.ready or spread.mean <= 0.0:
+            return None
+        before = past.last("grad_norm", self.window - 1)
+        if len(before) < self.window - 1 or max(before, default=0.0) > self.below:
             return None
         if idle.ready and idle.mean > MOSTLY_IDLE:
             return None

@@ -37,7 +37,7 @@ class PolicyStepsTooLarge(Detector):
     `num_ppo_epochs` (PPO). 3. Larger batches. 4. Only then another `epsilon` (PPO: `cliprange`).
 
     ## False alarms
-    The mean over `window` observations counts, so single batches do not. It only warns.
+    The median over `window` observations counts, so single batches do not. It only warns.
 
     ## References
     Schulman et al. (2017), Proximal policy optimization algorithms, arXiv 1707.06347; Axolotl, Training stability and
@@ -45,11 +45,11 @@ class PolicyStepsTooLarge(Detector):
     """
 
     window: int = 16
-    """Observations that are averaged."""
+    """Observations whose median is judged."""
     clipped: float = 0.3
-    """Mean share of clipped tokens that is too high."""
+    """Median share of clipped tokens that is too high."""
     approximate_kl: float = 0.1
-    """Mean approximate KL between the policy before and after the updates of a batch that is too high."""
+    """Median approximate KL between the policy before and after the updates of a batch that is too high."""
 
     failure = FailureType.RL_COLLAPSE
     fine = "unstable"
@@ -65,9 +65,9 @@ class PolicyStepsTooLarge(Detector):
         ),
     )
     examples = (
-        fires("half of the tokens", at_step=38, clip_ratio__region_mean=[0.02] * 30 + [0.5] * 20),
+        fires("half of the tokens", at_step=37, clip_ratio__region_mean=[0.02] * 30 + [0.5] * 20),
         fires("of a PPO run", at_step=15, policy__clipfrac_avg=[0.4] * 20),
-        fires("far within one batch", at_step=33, policy__approxkl_avg=[0.02] * 30 + [0.5] * 20),
+        fires("far within one batch", at_step=37, policy__approxkl_avg=[0.02] * 30 + [0.5] * 20),
         quiet("a few tokens", clip_ratio__region_mean=[0.1, 0.05, 0.2] * 20, policy__approxkl_avg=[0.02] * 60),
         quiet("one batch", clip_ratio__region_mean=[0.0] * 30 + [0.9] + [0.0] * 30),
     )
@@ -92,8 +92,8 @@ class PolicyStepsTooLarge(Detector):
             if now.get(metric) is None:
                 continue
             course = past.stat(declared)
-            if course.ready and course.mean > limit:
-                because = f"the {words} is {course.mean:.3g} on average over {self.window} observations ({metric})"
+            if course.ready and course.median > limit:
+                because = f"the {words} is {course.median:.3g} (median of {self.window} observations of {metric})"
                 bad = onset(past, metric, lambda value, limit=limit: value > limit)
-                return report(self, now, metric, because, onset_step=bad, level=course.mean)
+                return report(self, now, metric, because, onset_step=bad, level=course.median)
         return None

@@ -49,7 +49,7 @@ class PreferenceLikelihoodFalling(Detector):
     2402.13228.
     """
 
-    window: int = 16
+    window: int = 24
     """Observations that are averaged."""
     share: float = 0.5
     """Fall of the chosen answers' log-probability, as a share of its first size."""
@@ -71,7 +71,7 @@ class PreferenceLikelihoodFalling(Detector):
     examples = (
         fires(
             "both fall",
-            at_step=72,
+            at_step=76,
             logps__chosen=(*_CHOSEN, *(x - 150 for x in _CHOSEN)),
             logps__rejected=(*_CHOSEN, *(x - 300 for x in _CHOSEN)),
         ),

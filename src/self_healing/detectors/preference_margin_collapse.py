@@ -42,7 +42,7 @@ class PreferenceMarginCollapse(Detector):
     Rafailov et al. (2023), Direct preference optimization, arXiv 2305.18290, for the margin of implicit rewards.
     """
 
-    window: int = 16
+    window: int = 24
     """Observations that are averaged."""
     least: float = 0.1
     """Best mean margin below which there was nothing to lose."""
@@ -66,8 +66,8 @@ class PreferenceMarginCollapse(Detector):
         ),
     )
     examples = (
-        fires("gone", at_step=131, rewards__margins=(*_UP, *[-0.1] * 40)),
-        fires("of a reward model", at_step=133, margin=(*_UP, *[0.0] * 40)),
+        fires("gone", at_step=135, rewards__margins=(*_UP, *[-0.1] * 40)),
+        fires("of a reward model", at_step=136, margin=(*_UP, *[0.0] * 40)),
         quiet("grows", rewards__margins=_UP),
         quiet("noise around little", rewards__margins=[0.05 * math.sin(i * i) for i in range(200)]),
         quiet("bad batches", rewards__margins=(*_UP, -1.0, -1.0, *_UP[80:])),

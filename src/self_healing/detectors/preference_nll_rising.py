@@ -65,7 +65,7 @@ class PreferenceNllRising(Detector):
         ),
     )
     examples = (
-        fires("rises", at_step=127, nll_loss=(*_DOWN, *[2.2] * 40)),
+        fires("rises", at_step=130, nll_loss=(*_DOWN, *[2.2] * 40)),
         quiet("falls and levels off", nll_loss=(*_DOWN, *_DOWN[60:])),
         quiet(
             "noise around very little",

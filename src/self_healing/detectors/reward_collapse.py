@@ -46,7 +46,7 @@ class RewardCollapse(Detector):
 
     window: int = 24
     """Rewards that are averaged."""
-    certain: float = 10.0
+    certain: float = 8.0
     """Rise, in standard errors of such a mean, that counts as one."""
     lost: float = 0.75
     """Share of the rise that must be gone."""
@@ -66,7 +66,7 @@ class RewardCollapse(Detector):
         ),
     )
     examples = (
-        fires("back to nothing", at_step=119, reward=(*_RISE, *[0.1] * 40)),
+        fires("back to nothing", at_step=115, reward=(*_RISE, *[0.1] * 40)),
         quiet("stays up", reward=(*_RISE, *_RISE[60:])),
         quiet("a dip", reward=(*_RISE, *[0.1] * 8, *_RISE[60:])),
         quiet("noise", reward=[0.4 + 0.3 * math.sin(i * i) for i in range(300)]),

@@ -16,6 +16,9 @@ from ..core.signal import Signal
 from ..core.statistics import Course, CourseTracker, Statistic
 from ._run_health import REWARD, REWARD_STD, has_fallen, has_improved, report
 
+GROWN = 1.5
+"""Times the share of the beginning from which a signal dries up."""
+
 _HALF = tuple(0.5 + 0.2 * math.sin(i * i) for i in range(60))
 
 
@@ -37,8 +40,8 @@ class RewardNoSignal(Detector):
     reward with more than two values. 4. If the reward has fallen too, look at `completions/clipped_ratio` and `entropy`.
 
     ## False alarms
-    The limit holds for a mean over `window` observations. A smaller share (`dried`) is reported only if it is at least
-    twice that of the beginning while the reward has not risen. Rewards that are all zero are left to `reward-flat`.
+    The limit holds for a mean over `window` observations. A smaller share (`dried`) is reported only if it is 1.5
+    times that of the beginning while the reward has not risen. Rewards that are all zero are left to `reward-flat`.
 
     ## References
     Yu et al. (2025), DAPO, arXiv 2503.14476, for groups without a signal and sampling around them; Axolotl, Training
@@ -50,7 +53,7 @@ class RewardNoSignal(Detector):
     share: float = 0.8
     """Mean share of groups without a signal that is too high."""
     dried: float = 0.6
-    """Mean share that is too high where it has at least doubled and the reward has not risen."""
+    """Mean share that is too high where it has grown by half and the reward has not risen."""
 
     failure = FailureType.RL_COLLAPSE
     fine = "grpo_zero_signal"
@@ -113,7 +116,7 @@ class RewardNoSignal(Detector):
         because = f"in {idle.mean:.0%} of the groups every completion got the same reward (mean of {len(idle.values)} observations)"
         if idle.mean >= self.share:
             return self._told(now, past, "frac_reward_zero_std", because, idle.mean)
-        has_dried = idle.mean >= self.dried and idle.mean >= 2.0 * idle.first and idle.has_moved_on
+        has_dried = idle.mean >= self.dried and idle.mean >= GROWN * idle.first and idle.has_moved_on
         if not has_dried or has_improved(past):
             return None
         because += f", {idle.first:.0%} at the beginning, and the reward has not risen"

@@ -77,9 +77,9 @@ class SamplerMismatch(Detector):
         ),
     )
     examples = (
-        fires("log-probabilities far apart", at_step=34,
+        fires("log-probabilities far apart", at_step=33,
               sampling__sampling_logp_difference__mean=[0.02] * 30 + [1.4] * 10),
-        fires("five times what it was", at_step=34, sampling__sampling_logp_difference__mean=[0.02] * 30 + [0.3] * 10),
+        fires("five times what it was", at_step=33, sampling__sampling_logp_difference__mean=[0.02] * 30 + [0.3] * 10),
         fires("the smallest ratio is gone", at_step=34, sampling__importance_sampling_ratio__min=[0.4] * 30 + [0.001] * 10),
         fires("the mean ratio too", at_step=34, sampling__importance_sampling_ratio__mean=[1.0] * 30 + [0.3] * 10),
         quiet("a spike", sampling__sampling_logp_difference__mean=[0.02] * 30 + [3.0] * 2 + [0.02] * 30),

@@ -62,7 +62,7 @@ class ValueLossGrowing(Detector):
         ),
     )
     examples = (
-        fires("ten times what it was", at_step=58, loss__value_avg=[0.3] * 50 + [3.0] * 30),
+        fires("ten times what it was", at_step=57, loss__value_avg=[0.3] * 50 + [3.0] * 30),
         quiet("falls", loss__value_avg=[2.0 * 0.97**i + 0.1 for i in range(200)]),
         quiet("noise", loss__value_avg=[0.3 * math.exp(0.6 * math.sin(i * i)) for i in range(200)]),
         quiet("a spike", loss__value_avg=[0.3] * 50 + [30.0] * 2 + [0.3] * 50),
