@@ -10,6 +10,9 @@ from ..core.history import History
 from ..core.incident import Incident
 from ._numbers import finite_latest, number, usual_rates
 
+ACCURACIES = 32
+PREFERRED = 0.6
+
 
 class LearningRateTooLow(Cause):
     """The learning rate is too low for the loss to move.
@@ -18,7 +21,7 @@ class LearningRateTooLow(Cause):
     simply too small. A rate of exactly zero long before the end is the extreme case.
     """
 
-    explains = ("loss-plateau", "learning-rate-unexpected", "dpo-at-chance")
+    explains = ("loss-plateau", "learning-rate-unexpected", "dpo-at-chance", "reward-flat")
     confirm = (
         "Raise the rate 3 times for a few hundred steps of a copy of the run: a loss that starts to fall settles it."
     )
@@ -31,6 +34,8 @@ class LearningRateTooLow(Cause):
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
         """Compare the highest recent rate with usual ones; the newest alone may be the end of a schedule."""
+        if incident.name == "dpo-at-chance" and (told := self._right_direction(past)) is not None:
+            return told
         rate = finite_latest(past, "learning_rate")
         if rate is None:
             return Evidence(weight=0.25)
@@ -49,4 +54,14 @@ class LearningRateTooLow(Cause):
         return Evidence(
             weight=weight,
             found=(f"the learning rate was at most {peak:.3g}; {rates[0]:.0e} to {rates[1]:.0e} is usual here",),
+        )
+
+    def _right_direction(self, past: History) -> Evidence | None:
+        """Say what it means that chosen answers are preferred by a margin of nothing: right steps, too small."""
+        accuracies = past.last("rewards/accuracies", ACCURACIES)
+        mean = sum(accuracies) / len(accuracies) if accuracies else 0.0
+        if mean <= PREFERRED:
+            return None
+        return Evidence(
+            weight=0.65, found=(f"chosen answers are preferred in {mean:.0%} of the pairs, by margins of nearly zero",)
         )

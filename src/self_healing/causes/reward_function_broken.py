@@ -22,7 +22,7 @@ class RewardFunctionBroken(Cause):
     20 steps.
     """
 
-    explains = ("reward-flat", "loss-plateau", "gradient-vanishing", "loss-exactly-zero")
+    explains = ("reward-flat", "reward-no-signal", "loss-plateau", "gradient-vanishing", "loss-exactly-zero")
     confirm = "Call the reward function by hand on a known right and a known wrong answer: two equal rewards settle it."
     fixes = (
         "Test the reward function outside training on known inputs; it must return something other than zero.",

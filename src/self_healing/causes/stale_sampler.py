@@ -26,10 +26,12 @@ class StaleSampler(Cause):
 
     explains = (
         "loss-spike", "loss-divergence", "gradient-explosion", "gradient-norm-growth", "kl-runaway", "loss-not-finite",
+        "sampler-mismatch", "reward-collapse",
     )  # fmt: skip
     confirm = "Synchronize the server's weights before every step for a while: ratios that return to 1 settle it."
     fixes = (
-        "Lower vllm_sync_interval, so that the server gets new weights more often.",
+        "Lower vllm_sync_interval (Axolotl), so that the server gets new weights more often.",
+        "Lower steps_per_generation (TRL), so that completions are used before the policy has moved on.",
         "Set off_policy_mask_threshold, for example to 0.5, to leave stale samples out.",
         "Set importance_sampling_level: token for a finer correction.",
     )

@@ -89,6 +89,16 @@ def chance_level(past: History) -> float | None:
     return next((level for level in levels if abs(loss.mean - level) <= NEAR * abs(level)), None)
 
 
+def above(limit: float) -> Callable[[float], bool]:
+    """Return what says whether a value is above a limit."""
+    return lambda value: value > limit
+
+
+def below(limit: float) -> Callable[[float], bool]:
+    """Return what says whether a value is below a limit."""
+    return lambda value: value < limit
+
+
 def onset(past: History, metric: str, is_bad: Callable[[float], bool]) -> int | None:
     """Return the step from which on every value has been bad."""
     count = 0
@@ -111,5 +121,5 @@ def report(
     **numbers: float,
 ) -> Incident:
     """Build a rule's incident, which ages by the observations of the metric it is about."""
-    found = rule.incident(now, because, severity=severity, fine=fine, onset_step=onset_step, **numbers)
-    return replace(found, paced_by=metric)
+    found = rule.incident(now, because, severity=severity, fine=fine, onset_step=onset_step)
+    return replace(found, paced_by=metric, numbers=numbers)

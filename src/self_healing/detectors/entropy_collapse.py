@@ -16,7 +16,18 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import IDLE, REWARD, REWARD_STD, has_fallen, has_improved, is_policy_run, onset, report, reported
+from ._run_health import (
+    IDLE,
+    REWARD,
+    REWARD_STD,
+    below,
+    has_fallen,
+    has_improved,
+    is_policy_run,
+    onset,
+    report,
+    reported,
+)
 
 NO_SIGNAL = 0.9
 """Share of groups with equal rewards from which a policy that does not explore cannot learn its way out."""
@@ -133,7 +144,7 @@ class EntropyCollapse(Detector):
             f"the entropy is {course.mean:.3g} on average over {self.window} observations and began at {course.first:.3g}"
             + harm,
             severity=Severity.ERROR if harm else Severity.WARNING,
-            onset_step=onset(past, metric, lambda value: value < limit), level=course.mean, first=course.first,
+            onset_step=onset(past, metric, below(limit)), level=course.mean, first=course.first,
         )  # fmt: skip
 
     def _harm(self, past: History) -> str:

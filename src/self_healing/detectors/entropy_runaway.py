@@ -13,7 +13,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import REWARD, REWARD_STD, has_improved, is_policy_run, onset, report, reported
+from ._run_health import REWARD, REWARD_STD, above, has_improved, is_policy_run, onset, report, reported
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,5 +92,5 @@ class EntropyRunaway(Detector):
             self, now, metric,
             f"the entropy is {course.mean:.3g} on average over {self.window} observations and began at {course.first:.3g}; "
             "the reward has not risen",
-            onset_step=onset(past, metric, lambda value: value > limit), level=course.mean, first=course.first,
+            onset_step=onset(past, metric, above(limit)), level=course.mean, first=course.first,
         )  # fmt: skip

@@ -17,7 +17,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, CourseTracker, Statistic
-from ._run_health import REWARD, REWARD_STD, has_fallen, is_policy_run, onset, report, reported
+from ._run_health import REWARD, REWARD_STD, above, has_fallen, is_policy_run, onset, report, reported
 
 AGO = 24
 """Observations before the newest window at which the level it is compared with ends: a runaway is over sooner."""
@@ -126,7 +126,7 @@ class KlRunaway(Detector):
             f"{metric} is {level:.3g} (median of {self.window} observations), was {before:.3g} before"
             + (f"; the reward has fallen from {reward.highest:.3g} to {reward.mean:.3g}" if harmed else ""),
             severity=Severity.ERROR if harmed else Severity.WARNING,
-            onset_step=onset(past, metric, lambda value: value > limit), level=level, before=before,
+            onset_step=onset(past, metric, above(limit)), level=level, before=before,
         )  # fmt: skip
 
     def _before(self, metric: str, course: CourseTracker, past: History) -> float:

@@ -13,7 +13,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import REWARD, REWARD_STD, has_improved, is_policy_run, onset, report
+from ._run_health import REWARD, REWARD_STD, below, has_improved, is_policy_run, onset, report
 
 LENGTH = "completions/mean_length"
 
@@ -91,5 +91,5 @@ class LengthCollapse(Detector):
             self, now, LENGTH,
             f"completions are {length.mean:.3g} tokens long on average over {self.window} observations and began at "
             f"{length.first:.4g}; the reward has not risen",
-            onset_step=onset(past, LENGTH, lambda value: value < half), level=length.mean, first=length.first,
+            onset_step=onset(past, LENGTH, below(half)), level=length.mean, first=length.first,
         )  # fmt: skip

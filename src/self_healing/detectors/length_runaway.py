@@ -13,7 +13,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import REWARD, REWARD_STD, has_improved, is_policy_run, onset, report
+from ._run_health import REWARD, REWARD_STD, above, has_improved, is_policy_run, onset, report
 
 LENGTH = "completions/mean_length"
 CUT = "completions/clipped_ratio"
@@ -120,7 +120,7 @@ class LengthRunaway(Detector):
         )
         because += f"; {cut.mean:.0%} are cut off" if cut.ready and cut.mean > 0.0 else ""
         half = 0.5 * (length.first + length.mean)
-        bad = onset(past, LENGTH, lambda value: value > half)
+        bad = onset(past, LENGTH, above(half))
         return report(
             self,
             now,

@@ -13,7 +13,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import onset, report
+from ._run_health import above, onset, report
 
 CLIPPED = ("clip_ratio/region_mean", "policy/clipfrac_avg")
 """GRPO and RLOO; PPO."""
@@ -94,6 +94,6 @@ class PolicyStepsTooLarge(Detector):
             course = past.stat(declared)
             if course.ready and course.median > limit:
                 because = f"the {words} is {course.median:.3g} (median of {self.window} observations of {metric})"
-                bad = onset(past, metric, lambda value, limit=limit: value > limit)
+                bad = onset(past, metric, above(limit))
                 return report(self, now, metric, because, onset_step=bad, level=course.median)
         return None

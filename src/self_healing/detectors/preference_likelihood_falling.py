@@ -14,7 +14,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import onset, report
+from ._run_health import below, onset, report
 
 CHOSEN, REJECTED = "logps/chosen", "logps/rejected"
 
@@ -118,5 +118,5 @@ class PreferenceLikelihoodFalling(Detector):
             self, now, CHOSEN,
             f"the log-probability of chosen answers fell from {chosen.first:.4g} to {chosen.mean:.4g} and of rejected ones "
             f"from {rejected.first:.4g} to {rejected.mean:.4g} (means of {self.window} observations)",
-            onset_step=onset(past, CHOSEN, lambda value: value < half), fall=fall,
+            onset_step=onset(past, CHOSEN, below(half)), fall=fall,
         )  # fmt: skip

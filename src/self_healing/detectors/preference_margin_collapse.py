@@ -14,7 +14,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import onset, report, reported
+from ._run_health import below, onset, report, reported
 
 _UP = tuple(0.6 * (1 - math.exp(-i / 30)) + 0.05 * math.sin(i * i) for i in range(120))
 
@@ -95,5 +95,5 @@ class PreferenceMarginCollapse(Detector):
         return report(
             self, now, metric,
             f"the mean margin was {best:.3g} at its best and is {course.mean:.3g} now (over {self.window} observations)",
-            onset_step=onset(past, metric, lambda value: value < half), best=best, level=course.mean,
+            onset_step=onset(past, metric, below(half)), best=best, level=course.mean,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import onset, report
+from ._run_health import above, onset, report
 
 NLL = "nll_loss"
 
@@ -96,5 +96,5 @@ class PreferenceNllRising(Detector):
             self, now, NLL,
             f"the likelihood loss of chosen answers is {course.mean:.3g} (mean of {self.window} observations) and was "
             f"{course.lowest:.3g} at its lowest",
-            onset_step=onset(past, NLL, lambda value: value > half), level=course.mean, lowest=course.lowest,
+            onset_step=onset(past, NLL, above(half)), level=course.mean, lowest=course.lowest,
         )  # fmt: skip

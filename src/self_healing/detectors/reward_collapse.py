@@ -14,7 +14,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import onset, report
+from ._run_health import below, onset, report
 
 _RISE = tuple(0.1 + 0.8 * min(1.0, i / 60) + 0.05 * math.sin(i * i) for i in range(100))
 
@@ -95,5 +95,5 @@ class RewardCollapse(Detector):
         return report(
             self, now, "reward",
             f"the mean reward rose from {course.first:.3g} to {course.highest:.3g} and is {course.mean:.3g} now",
-            onset_step=onset(past, "reward", lambda value: value < half), best=course.highest, level=course.mean,
+            onset_step=onset(past, "reward", below(half)), best=course.highest, level=course.mean,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import onset, report
+from ._run_health import above, below, onset, report
 
 DIFFERENCE = "sampling/sampling_logp_difference/mean"
 RATIO_MIN = "sampling/importance_sampling_ratio/min"
@@ -115,7 +115,7 @@ class SamplerMismatch(Detector):
             f"log-probabilities of the sampler and the policy differ by {level:.3g} on average "
             f"(median of {self.window} observations), by {course.first:.2g} at the start"
         )
-        return self._told(now, past, DIFFERENCE, because, lambda value: value > limit)
+        return self._told(now, past, DIFFERENCE, because, above(limit))
 
     def _by_ratio(self, now: Signal, past: History) -> Incident | None:
         for course_of, limit, healthy in (
@@ -129,7 +129,7 @@ class SamplerMismatch(Detector):
             if not course.has_moved_on or course.first <= healthy or course.median >= limit:
                 continue
             because = f"{metric} is {course.median:.3g} (median of {self.window} observations), {course.first:.2g} at the start"
-            return self._told(now, past, metric, because, lambda value, limit=limit: value < limit)
+            return self._told(now, past, metric, because, below(limit))
         return None
 
     def _told(self, now: Signal, past: History, metric: str, because: str, is_bad: Callable[[float], bool]) -> Incident:

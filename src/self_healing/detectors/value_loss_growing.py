@@ -14,7 +14,7 @@ from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Course, Statistic
-from ._run_health import onset, report
+from ._run_health import above, onset, report
 
 VALUE_LOSS = "loss/value_avg"
 
@@ -89,5 +89,5 @@ class ValueLossGrowing(Detector):
             self, now, VALUE_LOSS,
             f"the value loss is {course.median:.3g} (median of {self.window} observations) and was {course.lowest:.3g} at "
             "its lowest",
-            onset_step=onset(past, VALUE_LOSS, lambda value: value > limit), level=course.median, lowest=course.lowest,
+            onset_step=onset(past, VALUE_LOSS, above(limit)), level=course.median, lowest=course.lowest,
         )  # fmt: skip
