@@ -1,7 +1,7 @@
 """Measure the rules for RL and preference runs: false alarms on made-up healthy runs, detection delay, and cost.
 
-    python bench/rl_rules.py --quick      # half a minute
-    python bench/rl_rules.py              # the table of docs/measured.md, some minutes, two processes
+    python bench/rl_rules.py --quick      # about a minute
+    python bench/rl_rules.py              # the table of docs/measured.md, about ten minutes, two processes
 
 The runs are made up (`rl_curves.py`): rewards, entropies, margins and so on of every family under five kinds of noise.
 """
@@ -142,10 +142,10 @@ def show_delays(results: list[tuple[str, str, list[float], list[float]]]) -> Non
 def main() -> None:
     """Run everything and print the tables."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="a twentieth of the observations")
+    parser.add_argument("--quick", action="store_true", help="a fraction of the observations")
     parser.add_argument("--processes", type=int, default=2)
     options = parser.parse_args()
-    total, repeats = (6000, 3) if options.quick else (100_000, 20)
+    total, repeats = (3000, 2) if options.quick else (40_000, 10)
     began = time.perf_counter()
     with Pool(options.processes) as pool:
         healthy = [(f, k, s, max(total, SHAPES[s])) for f in FAMILIES for k in NOISES for s in SHAPES]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -26,7 +24,6 @@ class CompletionLimitTooShort(Cause):
         "Check that the tokenizer's end-of-text token is the one the model writes at the end of a turn.",
         "Set mask_truncated_completions, so that cut answers are not punished.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://arxiv.org/abs/2503.14476", "https://docs.axolotl.ai/docs/training_stability.html")
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -28,7 +26,6 @@ class CompletionsReused(Cause):
         "Lower the learning rate.",
         "Generate larger batches, so that each update sees more of them.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://arxiv.org/abs/1707.06347",)
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

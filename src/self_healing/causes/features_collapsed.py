@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -26,7 +24,6 @@ class FeaturesCollapsed(Cause):
         "Lower the learning rate.",
         "Raise the weight of the diversity term in the ebft section.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

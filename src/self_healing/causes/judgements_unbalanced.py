@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -25,7 +23,6 @@ class JudgementsUnbalanced(Cause):
         "Or set desirable_weight the other way round; products between 1 to 1 and 4 to 3 are usual.",
         "Use batches of 4 and more per device.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://arxiv.org/abs/2402.01306",)
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -29,7 +27,6 @@ class KlPenaltyTooWeak(Cause):
         "Lower the learning rate: the penalty holds slow policies only.",
         "Set sync_ref_model for long runs, so that the reference follows.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://arxiv.org/abs/2210.10760",)
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

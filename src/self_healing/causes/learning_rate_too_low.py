@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..actions.alert import Alert
 from ..actions.scale_learning_rate import ScaleLearningRate
-from ..core.action import rung
+from ..core.action import Ladder, rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -31,6 +31,10 @@ class LearningRateTooLow(Cause):
     )
     remedy = (rung(Alert(), success=0.2), rung(ScaleLearningRate(factor=2.0), success=0.4))
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
+
+    def ladder(self, incident: Incident) -> Ladder:
+        """Leave RL and preference runs to their rules: whether the pairs or the rewards are to blame comes first."""
+        return () if incident.name in ("dpo-at-chance", "reward-flat") else self.remedy
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
         """Compare the highest recent rate with usual ones; the newest alone may be the end of a schedule."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -31,7 +29,6 @@ class LengthRewarded(Cause):
         "Use loss_type='dr_grpo' or 'dapo' (Axolotl: trl.loss_type), which do not favour long answers.",
         "Penalise repetition: repetition_penalty in generation, or in the reward.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://arxiv.org/abs/2503.20783", "https://arxiv.org/abs/2310.03716")
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

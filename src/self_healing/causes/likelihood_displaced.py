@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -26,7 +24,6 @@ class LikelihoodDisplaced(Cause):
         "Add the likelihood of chosen answers: loss_type ['sigmoid', 'sft'] (TRL), rpo_alpha (Axolotl), cpo_alpha (CPO).",
         "Leave out pairs whose answers are nearly the same.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://arxiv.org/abs/2410.08847", "https://arxiv.org/abs/2402.13228")
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

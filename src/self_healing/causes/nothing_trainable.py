@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -25,7 +23,6 @@ class NothingTrainable(Cause):
         "Attach the adapter (peft_config) or unfreeze the model; call enable_input_require_grads() with checkpointing.",
         "Raise max_completion_length, or switch mask_truncated_completions off.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

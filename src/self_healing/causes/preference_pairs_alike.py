@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -29,7 +27,6 @@ class PreferencePairsAlike(Cause):
         "Raise max_length, or cut the prompts, so that the answers are not cut off.",
         "Print one pair after the chat template: only the answers may differ.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://arxiv.org/abs/2305.18290",)
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

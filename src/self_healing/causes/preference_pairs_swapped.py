@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -26,7 +24,6 @@ class PreferencePairsSwapped(Cause):
         "Swap the columns where they are the wrong way round.",
         "Leave out pairs that judges disagree on, or set label_smoothing to the share of wrong labels (loss_type 'robust').",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://arxiv.org/abs/2403.00409",)
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

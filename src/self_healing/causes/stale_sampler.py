@@ -6,7 +6,7 @@ from ..actions.alert import Alert
 from ..actions.rewarm_learning_rate import RewarmLearningRate
 from ..actions.roll_back import RollBack
 from ..actions.stop_run import StopRun
-from ..core.action import rung
+from ..core.action import Ladder, rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -41,6 +41,10 @@ class StaleSampler(Cause):
         rung(StopRun()),
     )
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
+
+    def ladder(self, incident: Incident) -> Ladder:
+        """Leave the mismatch itself to its rule, which names the arguments: nothing of it can be changed live."""
+        return () if incident.name == "sampler-mismatch" else self.remedy
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
         """Read the smallest importance ratio and the mean log-probability difference."""

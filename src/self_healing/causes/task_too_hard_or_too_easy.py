@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -29,16 +27,15 @@ class TaskTooHardOrTooEasy(Cause):
         "Raise num_generations, and temperature to 0.8 to 1.0.",
         "Give partial rewards, for the format or for steps on the way.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://arxiv.org/abs/2503.14476",)
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
         """Look at the share of groups with equal rewards, and at the rewards."""
         idle, rewards = finite_latest(past, "frac_reward_zero_std"), past.last("reward", WINDOW)
+        if idle is not None and idle < BUSY:
+            return None
         if idle is None or not rewards:
             return Evidence(weight=0.25)
-        if idle < BUSY:
-            return None
         mean = sum(rewards) / len(rewards)
         if idle < IDLE or mean == 0.0:  # a function that never gives anything may as well be broken
             return Evidence(weight=0.35)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -28,7 +26,6 @@ class ValueFunctionLagging(Cause):
         "Set cliprange_value to 0.2 and vf_coef to 0.1.",
         "Start the value model from the reward model, and train it alone for some batches.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://arxiv.org/abs/2403.17031",)
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:

@@ -41,7 +41,7 @@ class DpoAtChance(Detector):
     ## False alarms
     Never before `after_step` and the warm-up. Loss and margins must both be at chance, each as a mean over 32
     observations: the margins of ORPO and CPO start near zero and may stay there, so these are left alone, and so is a loss
-    at ln 2 with margins that are not zero.
+    at ln 2 with margins that are not zero. Margins that grow by next to nothing are at chance as well, and called slow.
 
     ## References
     Rafailov et al. (2023), Direct preference optimization, arXiv 2305.18290; Ethayarajh et al. (2024), KTO, arXiv
@@ -102,4 +102,10 @@ class DpoAtChance(Detector):
         because = f"the loss is {loss.mean:.4g} after {now.step} steps (guessing: {level:.4g}) and the margins are {margins.mean:.2g}"
         if accuracies:
             because += f"; the chosen answer is preferred in {math.fsum(accuracies) / len(accuracies):.0%} of the pairs"
-        return report(self, now, "rewards/margins", because, onset_step=0, loss=loss.mean, margin=margins.mean)
+        crawls = margins.mean > 3.0 * margins.error and margins.mean - margins.first > 2.0 * margins.change_error
+        if crawls:
+            because += "; the margins do grow, far too slowly"
+        fine = "dpo_slow" if crawls else "plateau_at_chance"
+        return report(
+            self, now, "rewards/margins", because, fine=fine, onset_step=0, loss=loss.mean, margin=margins.mean
+        )

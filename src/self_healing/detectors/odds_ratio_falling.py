@@ -18,7 +18,7 @@ from ._run_health import is_after, onset, report
 
 LOG_ODDS, ODDS_LOSS = "log_odds_chosen", "odds_ratio_loss"
 
-CERTAIN = 5.0
+CERTAIN = 4.0
 """Standard errors that both the rise and the fall must have."""
 
 _UP = tuple(0.8 * (1 - math.exp(-i / 30)) + 0.1 * math.sin(i * i) for i in range(120))

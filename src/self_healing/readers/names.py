@@ -38,6 +38,14 @@ SYNONYMS = {
 KNOWN = frozenset({"loss", "eval_loss", "grad_norm", "learning_rate", "reward", "perplexity", "accuracy"})
 """Names that show a table to be one of training metrics."""
 
+HEALTH_MARKS = frozenset(
+    {"reward", "rewards/chosen", "rewards/rejected", "margin", "objective/kl", "log_odds_chosen", "ebft/alignment"}
+)
+"""Metrics that show a run to learn from rewards or preferences."""
+
+OF_STEPS = frozenset({"loss", "grad_norm", "learning_rate", "step_time_s", "epoch", "num_tokens", "total_flos"})
+"""Metrics of steps, and counters, which say nothing of such a run's health."""
+
 _PREFIXES = {
     "train/": "",
     "training/": "",
@@ -147,6 +155,17 @@ def metrics_of(entry: Mapping[str, object], layout: Layout) -> dict[str, float]:
         if value is not None:
             values[target] = value
     return values
+
+
+def health_of(entry: Mapping[str, object]) -> dict[str, float]:
+    """Return what an entry says of an RL or preference run beyond its steps; nothing for runs of other kinds.
+
+    A guarded trainer hears of loss, gradient norm and rate at every step already, and more exactly than its log says.
+    """
+    values = metrics_of(entry, layout_of(tuple(entry)))
+    if HEALTH_MARKS.isdisjoint(values):
+        return {}
+    return {name: value for name, value in values.items() if name not in OF_STEPS and not name.startswith("healing/")}
 
 
 class RunCounter:

@@ -32,6 +32,7 @@ from .gradient_gate import gate_of
 from .interrupts import Interrupts, nobody_listens, signals_left_to_us
 from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, secure_in_time
 from .log_figures import LogFigures
+from .logged_health import LoggedHealth
 from .make_up import AppliedStep
 from .reflexes import Reflex
 from .run_desk import RunDesk, facts_of_run
@@ -124,6 +125,7 @@ class TrainerSession:
         self.guard.attach()
         self._changes.wrap(self.trainer.accelerator, "backward", self.desk.meanwhile.around_backward)
         self.log_figures.attach(self._changes)
+        LoggedHealth(self.trainer, self.desk).attach(self._changes)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
             self.interrupts.on_signal = self.grace.came
