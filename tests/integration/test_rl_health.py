@@ -41,7 +41,9 @@ def test_a_reward_that_stays_at_zero_is_told_while_the_run_goes_on(tmp_path):
     likely = {hypothesis["name"] for hypothesis in diagnosed["body"]["hypotheses"][:2]}
     assert likely == {"reward-function-broken", "completion-limit-too-short"}  # four letters are too few for an answer
     (plan,) = [x for x in lines if x["kind"] == "plan" and x["name"] == "reward-flat"]
-    assert "log_completions" in json.dumps(plan["body"])
+    (alert,) = plan["body"]["actions"]
+    assert alert["text"].startswith("the reward was exactly 0")
+    assert "log_completions" in alert["text"]
     assert not any(x["kind"] == "incident" and x["name"] in ("loss-exactly-zero", "gradient-vanishing") for x in lines)
 
 

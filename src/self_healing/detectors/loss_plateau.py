@@ -66,6 +66,7 @@ class LossPlateau(Detector):
             loss=[math.log(1000) + 0.01 * math.sin(i * i) for i in range(220)],
         ),
         fires("where it began", at_step=200, loss=[3.0 + 0.02 * math.sin(i * i) for i in range(220)]),
+        quiet("a preference run has a rule of its own", loss=[math.log(2)] * 260, rewards__margins=[0.0] * 260),
         quiet("levels off after learning", loss=[1.0 + 2.0 * math.exp(-i / 50) for i in range(600)]),
         quiet("still falling, slowly", loss=[3.0 - 0.001 * i + 0.01 * math.sin(i * i) for i in range(600)]),
     )

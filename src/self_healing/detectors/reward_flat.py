@@ -82,6 +82,8 @@ class RewardFlat(Detector):
             reward=[0.4 + 0.3 * x for x in _NOISE],
             reward_std=[0.5] * 240,
         ),
+        fires("looked for every 16 observations", at_step=159, options={"after": 150},
+              reward=[0.4 + 0.3 * x for x in _NOISE], reward_std=[0.5] * 240),
         quiet("rises, with zeros now and then", reward=[0.0 if i % 4 == 0 else 0.003 * i for i in range(240)],
               reward_std=[0.3] * 240),
         quiet("has learned and levels off", reward=[1 - math.exp(-i / 40) + 0.1 * x for i, x in enumerate(_NOISE)],
