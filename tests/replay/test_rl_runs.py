@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from self_healing.core.capability import CAPABILITIES
 from self_healing.core.cause import Cause
 from self_healing.core.detector import Detector
 from self_healing.core.discover import discover_classes
@@ -110,6 +111,23 @@ def test_a_run_that_crawls_is_told_from_one_whose_pairs_contradict_one_another()
         )
         fine[incident["class"]] = diagnosis["hypotheses"][0]["name"]
     assert fine == {"dpo_slow": "learning-rate-too-low", "plateau_at_chance": "preference-pairs-swapped"}
+
+
+def test_a_collapse_with_its_reward_is_returned_from_and_anything_less_is_only_told():
+    planned = {}
+    for name in ("grpo-collapse", "grpo-kl-runaway"):
+        ledger = MemoryLedger()
+        healer = Healer(
+            settings=Settings(mode=Mode.ADVISE), rules=[RULES["entropy-collapse"](), RULES["kl-runaway"]()], ledger=ledger,
+            causes=[cause() for cause in CAUSES.values()], capabilities=CAPABILITIES,
+        )  # fmt: skip
+        for step, values in observations_of(name):
+            healer.observe(Metrics(step=step, time_s=float(step), values=values))
+        plans = [entry for entry in ledger.entries if entry.kind == "plan"]
+        planned[name] = {(entry.name, action["name"]) for entry in plans for action in entry.body["actions"]}
+    assert ("entropy-collapse", "roll-back") in planned["grpo-collapse"]
+    assert ("entropy-collapse", "scale-learning-rate") in planned["grpo-collapse"]
+    assert planned["grpo-kl-runaway"] == {("entropy-collapse", "alert"), ("kl-runaway", "alert")}
 
 
 def test_a_warm_up_that_is_known_is_waited_for():

@@ -32,9 +32,10 @@ class CompletionsTruncated(Detector):
     Below 0.3. A model from scratch, or a base model without a chat template, starts higher and comes down.
 
     ## What to try
-    1. A larger `max_completion_length`. 2. Check that the end-of-text token of the tokenizer is the one the model writes.
-    3. `mask_truncated_completions=True`, so that cut answers are not punished. 4. A shorter thinking format, or a reward
-    for ending.
+    1. A larger `max_completion_length`.
+    2. Check that the end-of-text token of the tokenizer is the one the model writes.
+    3. `mask_truncated_completions=True`, so that cut answers are not punished.
+    4. A shorter thinking format, or a reward for ending.
 
     ## False alarms
     The mean over `window` observations must be above `share`, and not on its way down from a higher first level.

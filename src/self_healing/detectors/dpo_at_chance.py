@@ -34,9 +34,11 @@ class DpoAtChance(Detector):
     change while the rate warms up. 100 steps later margins are 0.1 and more.
 
     ## What to try
-    1. Look at pairs: are they different, after truncation to `max_length`? 2. If `rewards/accuracies` is well above 0.5
-    although the margins are zero, the direction is right and the `learning_rate` too low: 2 to 5 times as much. 3. If it
-    is at 0.5, the pairs contradict one another or are alike. 4. `beta` of 0.1 to 0.5.
+    1. Look at pairs: are they different, after truncation to `max_length`?
+    2. If `rewards/accuracies` is well above 0.5 although the margins are zero, the direction is right and the
+       `learning_rate` too low: 2 to 5 times as much.
+    3. If it is at 0.5, the pairs contradict one another or are alike.
+    4. `beta` of 0.1 to 0.5.
 
     ## False alarms
     Never before `after_step` and the warm-up. Loss and margins must both be at chance, each as a mean over 32

@@ -32,8 +32,9 @@ class EbftOffCourse(Detector):
     `ebft/alignment` rises, to 0.3 to 0.9; `ebft/diversity` 0.01 to 0.1; `ebft/cfm_loss` falls, below 10.
 
     ## What to try
-    1. A lower `learning_rate`, a higher `temperature`. 2. The weights of alignment and diversity in the `ebft:` section. 3.
-    More `num_generations`.
+    1. A lower `learning_rate`, a higher `temperature`.
+    2. The weights of alignment and diversity in the `ebft:` section.
+    3. More `num_generations`.
 
     ## False alarms
     Means and medians over `window` observations after `after_step` and the warm-up. Alignment and loss count only where they are no

@@ -51,8 +51,11 @@ class EntropyCollapse(Detector):
     bought with. Models with a long supervised stage begin lower, small vocabularies end lower.
 
     ## What to try
-    1. A lower `learning_rate`, from a checkpoint before the fall. 2. `temperature` 0.8 to 1.0. 3. A KL penalty (`beta`).
-    4. `epsilon_high=0.28` (clip-higher), or `entropy_coef` where the trainer has it. 5. 16 and more `num_generations`.
+    1. A lower `learning_rate`, from a checkpoint before the fall.
+    2. `temperature` 0.8 to 1.0.
+    3. A KL penalty (`beta`).
+    4. `epsilon_high=0.28` (clip-higher), or `entropy_coef` where the trainer has it.
+    5. 16 and more `num_generations`.
 
     ## False alarms
     The mean must be below `below` and below `share` of the run's own first level, so a run that begins low is left alone.

@@ -29,8 +29,11 @@ class EntropyRunaway(Detector):
     1.3 from beginning to end, and small vocabularies or high temperatures begin at 2 and more.
 
     ## What to try
-    1. A lower `learning_rate`. 2. A KL penalty (`beta`), which holds the policy to fluent text. 3. A smaller
-    `entropy_coef`, where one is set. 4. A lower `temperature`. 5. Read completions.
+    1. A lower `learning_rate`.
+    2. A KL penalty (`beta`), which holds the policy to fluent text.
+    3. A smaller `entropy_coef`, where one is set.
+    4. A lower `temperature`.
+    5. Read completions.
 
     ## False alarms
     The mean must be above `above` and `times` the lowest mean the run has had, which began lower than that, and the reward

@@ -46,8 +46,10 @@ class KlRunaway(Detector):
     the estimate is an exponential.
 
     ## What to try
-    1. A higher `beta` (PPO: `kl_coef`). 2. A lower `learning_rate`. 3. If `sampler-mismatch` fires too, that first. 4. Read
-    completions with a high reward.
+    1. A higher `beta` (PPO: `kl_coef`).
+    2. A lower `learning_rate`.
+    3. If `sampler-mismatch` fires too, that first.
+    4. Read completions with a high reward.
 
     ## False alarms
     The median over `window` observations must be above the limit and `growth` times the level some 30 observations before,

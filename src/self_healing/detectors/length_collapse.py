@@ -30,8 +30,10 @@ class LengthCollapse(Detector):
     Some shortening, as a model learns to come to the point: the reward rises meanwhile.
 
     ## What to try
-    1. Read completions. 2. No penalty for length that an empty answer escapes; a small reward for a well-formed one. 3. A
-    KL penalty (`beta`) and a lower `learning_rate`. 4. Check that the end-of-text token is not in the prompt.
+    1. Read completions.
+    2. No penalty for length that an empty answer escapes; a small reward for a well-formed one.
+    3. A KL penalty (`beta`) and a lower `learning_rate`.
+    4. Check that the end-of-text token is not in the prompt.
 
     ## False alarms
     The mean over `window` observations must be below `share` of the first one while the reward is not clearly above its

@@ -34,9 +34,11 @@ class LengthRunaway(Detector):
     What the task needs. Reasoning grows longer while the reward rises, and that is left alone here.
 
     ## What to try
-    1. Read completions: repetition settles it. 2. A penalty for length or repetition in the reward. 3.
-    `loss_type="dr_grpo"` or `"dapo"`, which do not favour long answers. 4. A KL penalty (`beta`). 5. A lower
-    `learning_rate`.
+    1. Read completions: repetition settles it.
+    2. A penalty for length or repetition in the reward.
+    3. `loss_type="dr_grpo"` or `"dapo"`, which do not favour long answers.
+    4. A KL penalty (`beta`).
+    5. A lower `learning_rate`.
 
     ## False alarms
     The mean over `window` observations must be `times` the first one, or the share of cut completions must have gone from

@@ -37,8 +37,9 @@ class OddsRatioFalling(Detector):
     Margins of a few thousandths are normal, because log-probabilities are means per token.
 
     ## What to try
-    1. A larger `beta`, the weight of the odds ratio (Axolotl: `orpo_alpha`): 0.1 to 0.5. 2. Look for swapped columns where
-    the odds were below even from the start. 3. A lower `learning_rate` where they fell.
+    1. A larger `beta`, the weight of the odds ratio (Axolotl: `orpo_alpha`): 0.1 to 0.5.
+    2. Look for swapped columns where the odds were below even from the start.
+    3. A lower `learning_rate` where they fell.
 
     ## False alarms
     Means over `window` observations are compared, after `after_step` and the warm-up: the log-odds must be below zero by

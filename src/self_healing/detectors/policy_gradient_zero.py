@@ -31,8 +31,9 @@ class PolicyGradientZero(Detector):
     are `gradient-explosion`'s and `gradient-norm-growth`'s matter, which compare with the run's own history.
 
     ## What to try
-    1. `model.print_trainable_parameters()`, or count parameters with `requires_grad`. 2. `mask_truncated_completions`
-    off, or a longer `max_completion_length`. 3. `epsilon` and `beta` in the configuration: neither may silence the loss.
+    1. `model.print_trainable_parameters()`, or count parameters with `requires_grad`.
+    2. `mask_truncated_completions` off, or a longer `max_completion_length`.
+    3. `epsilon` and `beta` in the configuration: neither may silence the loss.
 
     ## False alarms
     Every one of `window` norms must be below `below`, the rewards must differ, and most groups must have a signal.

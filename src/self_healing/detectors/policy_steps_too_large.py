@@ -33,8 +33,10 @@ class PolicyStepsTooLarge(Detector):
     between old and new policy of 0.01 to 0.05 (PPO). Ratios of whole sequences (GSPO) are clipped far more often.
 
     ## What to try
-    1. A lower `learning_rate`. 2. Fewer updates per batch: `num_iterations` and `steps_per_generation` (GRPO),
-    `num_ppo_epochs` (PPO). 3. Larger batches. 4. Only then another `epsilon` (PPO: `cliprange`).
+    1. A lower `learning_rate`.
+    2. Fewer updates per batch: `num_iterations` and `steps_per_generation` (GRPO), `num_ppo_epochs` (PPO).
+    3. Larger batches.
+    4. Only then another `epsilon` (PPO: `cliprange`).
 
     ## False alarms
     The median over `window` observations counts, so single batches do not. It only warns.

@@ -34,9 +34,11 @@ class PreferenceAccuracyStuck(Detector):
     pairs that a triviality tells apart.
 
     ## What to try
-    1. Read ten pairs as the trainer sees them, after the chat template and truncation. 2. Below 0.45: look for swapped
-    columns. 3. A `max_length` that reaches to where the answers differ. 4. A higher `learning_rate`; for a reward model
-    1e-5, and a score head that is trained (`modules_to_save=["score"]` with LoRA).
+    1. Read ten pairs as the trainer sees them, after the chat template and truncation.
+    2. Below 0.45: look for swapped columns.
+    3. A `max_length` that reaches to where the answers differ.
+    4. A higher `learning_rate`; for a reward model 1e-5, and a score head that is trained
+       (`modules_to_save=["score"]` with LoRA).
 
     ## False alarms
     Never before `after_step` and the warm-up. The mean over `window` observations must be at most `below`, the best mean so

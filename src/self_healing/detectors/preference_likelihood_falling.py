@@ -35,8 +35,10 @@ class PreferenceLikelihoodFalling(Detector):
     which learn the chosen answer as well, they become more likely.
 
     ## What to try
-    1. A lower `learning_rate`, fewer epochs. 2. A higher `beta`. 3. A likelihood term: `loss_type=["sigmoid", "sft"]` (TRL
-    DPO), `rpo_alpha` (Axolotl), `cpo_alpha`. 4. Pairs whose chosen and rejected answers differ more.
+    1. A lower `learning_rate`, fewer epochs.
+    2. A higher `beta`.
+    3. A likelihood term: `loss_type=["sigmoid", "sft"]` (TRL DPO), `rpo_alpha` (Axolotl), `cpo_alpha`.
+    4. Pairs whose chosen and rejected answers differ more.
 
     ## False alarms
     Lengths make log-probabilities of batches vary, so means over `window` observations are compared. Chosen answers must

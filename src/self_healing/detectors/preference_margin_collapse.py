@@ -31,8 +31,10 @@ class PreferenceMarginCollapse(Detector):
     Growth that slows down. Margins of single batches vary a lot and may be negative.
 
     ## What to try
-    1. Go back to the checkpoint before the fall with half the `learning_rate`. 2. Look at the pairs of the steps before.
-    3. A higher `beta`, which keeps the policy closer to the reference. 4. `label_smoothing` 0.1 for noisy pairs.
+    1. Go back to the checkpoint before the fall with half the `learning_rate`.
+    2. Look at the pairs of the steps before.
+    3. A higher `beta`, which keeps the policy closer to the reference.
+    4. `label_smoothing` 0.1 for noisy pairs.
 
     ## False alarms
     Means over `window` observations are compared. The best must have been above `least` and clearly above the noise, and

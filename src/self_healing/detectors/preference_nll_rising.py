@@ -33,8 +33,9 @@ class PreferenceNllRising(Detector):
     A fall, then a level with noise.
 
     ## What to try
-    1. More weight for the likelihood: a larger `cpo_alpha` (CPO), a smaller `beta` (ORPO; Axolotl: `orpo_alpha`). 2. A
-    lower `learning_rate`. 3. SimPO without a likelihood term (`cpo_alpha=0`) needs a rate below 1e-6.
+    1. More weight for the likelihood: a larger `cpo_alpha` (CPO), a smaller `beta` (ORPO; Axolotl: `orpo_alpha`).
+    2. A lower `learning_rate`.
+    3. SimPO without a likelihood term (`cpo_alpha=0`) needs a rate below 1e-6.
 
     ## False alarms
     The mean over `window` observations must be above the lowest by `share` of it, by half of what had been learned, and by

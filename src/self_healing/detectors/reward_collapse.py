@@ -32,9 +32,10 @@ class RewardCollapse(Detector):
     reward too.
 
     ## What to try
-    1. Go back to the checkpoint before the fall with half the `learning_rate`. 2. A KL penalty (`beta` 0.01 to 0.1).
-    3. Fewer updates per batch of completions (`num_iterations=1`, fewer `steps_per_generation`). 4. If the reward fell
-    while `kl` shot up or `entropy` went to zero, the rules for these say more.
+    1. Go back to the checkpoint before the fall with half the `learning_rate`.
+    2. A KL penalty (`beta` 0.01 to 0.1).
+    3. Fewer updates per batch of completions (`num_iterations=1`, fewer `steps_per_generation`).
+    4. If the reward fell while `kl` shot up or `entropy` went to zero, the rules for these say more.
 
     ## False alarms
     Means over `window` observations are compared. The rise must have been `certain` standard errors of such a mean, since

@@ -36,9 +36,11 @@ class RewardFlat(Detector):
     rewards' spread (`reward_std`) within 150 observations, with ups and downs. The loss says nothing here.
 
     ## What to try
-    1. Call the reward function by hand on a right and a wrong answer. 2. Read completions (`log_completions=True`).
-    3. Look at `completions/clipped_ratio`. 4. Easier prompts, a shaped reward, more `num_generations`. 5. Only then a
-    higher `learning_rate`.
+    1. Call the reward function by hand on a right and a wrong answer.
+    2. Read completions (`log_completions=True`).
+    3. Look at `completions/clipped_ratio`.
+    4. Easier prompts, a shaped reward, more `num_generations`.
+    5. Only then a higher `learning_rate`.
 
     ## False alarms
     Zeros are only reported where the spread is zero as well: centred rewards have a mean of zero. Whether the reward has

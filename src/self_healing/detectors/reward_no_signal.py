@@ -36,8 +36,10 @@ class RewardNoSignal(Detector):
     reward is at its best and well above its beginning this is only noted.
 
     ## What to try
-    1. Prompts between too easy and too hard for this model. 2. More `num_generations`, a higher `temperature`. 3. A
-    reward with more than two values. 4. If the reward has fallen too, look at `completions/clipped_ratio` and `entropy`.
+    1. Prompts between too easy and too hard for this model.
+    2. More `num_generations`, a higher `temperature`.
+    3. A reward with more than two values.
+    4. If the reward has fallen too, look at `completions/clipped_ratio` and `entropy`.
 
     ## False alarms
     The limit holds for a mean over `window` observations. A smaller share (`dried`) is reported only if it is 1.5

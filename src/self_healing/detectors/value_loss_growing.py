@@ -32,8 +32,10 @@ class ValueLossGrowing(Detector):
     when the policy finds something new.
 
     ## What to try
-    1. A lower `learning_rate`. 2. `cliprange_value` 0.2 and `vf_coef` 0.1. 3. Rewards scaled or whitened
-    (`whiten_rewards=True`). 4. A value model started from the reward model.
+    1. A lower `learning_rate`.
+    2. `cliprange_value` 0.2 and `vf_coef` 0.1.
+    3. Rewards scaled or whitened (`whiten_rewards=True`).
+    4. A value model started from the reward model.
 
     ## False alarms
     The median over `window` observations must be `times` the lowest mean so far and twice the first one. It only warns.
