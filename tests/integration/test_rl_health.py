@@ -10,7 +10,7 @@ from self_healing import HealingConfig
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_model
 
-from .rehearsed import of_trl
+from .rehearsed import of_trl, word_tokenizer
 
 pytestmark = pytest.mark.torch
 
@@ -45,6 +45,36 @@ def test_a_reward_that_stays_at_zero_is_told_while_the_run_goes_on(tmp_path):
     assert alert["text"].startswith("the reward was exactly 0")
     assert "log_completions" in alert["text"]
     assert not any(x["kind"] == "incident" and x["name"] in ("loss-exactly-zero", "gradient-vanishing") for x in lines)
+
+
+def make_kto(folder, labels):
+    import trl
+    from datasets import Dataset
+
+    data = Dataset.from_dict(
+        {
+            "prompt": ["a b"] * len(labels),
+            "completion": [f" {'cdefgh'[i % 6]} e" for i in range(len(labels))],
+            "label": labels,
+        }
+    )
+    args = trl.KTOConfig(
+        output_dir=str(folder), max_steps=2, logging_steps=1, per_device_train_batch_size=4, report_to="none", use_cpu=True,
+        bf16=False, save_strategy="no", disable_tqdm=True,
+    )  # fmt: skip
+    return trl.KTOTrainer(
+        model=tiny_model(), ref_model=tiny_model(), args=args, train_dataset=data, processing_class=word_tokenizer()
+    )
+
+
+@pytest.mark.parametrize(("labels", "told"), [([True] * 20 + [False] * 4, True), ([True, False] * 12, False)])
+def test_judgements_of_a_kto_run_are_counted_before_it_begins(labels, told, tmp_path):
+    trainer = make_kto(tmp_path, labels)
+    SelfHealingTrainer(trainer).train()
+    opened = [x for x in ledger_of(tmp_path) if x["kind"] == "incident" and x["name"] == "kto-imbalance"]
+    assert bool(opened) is told
+    if told:
+        assert opened[0]["body"]["because"].startswith("20 desirable examples of weight 1 stand against 4 undesirable")
 
 
 def test_a_preference_run_that_learns_nothing_is_at_chance(tmp_path):

@@ -6,10 +6,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...core.signal import Metrics
+from ...core.signal import Fact, Metrics
 from ...readers.names import health_of
 from .run_desk import RunDesk
 from .wrapping import Wrapping
+
+
+def judgement_facts(trainer: Any) -> dict[str, Fact]:
+    """Return how many desirable and undesirable examples a KTO trainer has, where its data can be counted."""
+    data: Any = getattr(trainer, "train_dataset", None)
+    names = getattr(data, "column_names", None) or ()
+    if "KTO" not in type(trainer).__name__ or "label" not in names or not hasattr(data, "__len__"):
+        return {}
+    labels = data["label"]
+    desirable = sum(map(bool, labels))
+    return {"desirable_records": desirable, "undesirable_records": len(labels) - desirable}
 
 
 class LoggedHealth:
