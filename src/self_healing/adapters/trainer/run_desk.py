@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("self_healing.trainer")
 
+RECIPE_FACTS = ("beta", "num_iterations", "desirable_weight", "undesirable_weight")
+"""Arguments of RL and preference trainers that causes look at."""
+
 
 class RunDesk:
     """The healer of one training, its ledger, and the abilities of the run that its plans are carried out with."""
@@ -215,6 +218,10 @@ def facts_of_run(args: Any, state: Any, model: Any) -> dict[str, Fact]:
         "precision": "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32",
         "weight_decay": float(args.weight_decay),
     }
+    for name in RECIPE_FACTS:  # of TRL's configurations
+        value = getattr(args, name, None)
+        if isinstance(value, int | float):
+            facts[name] = float(value)
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
     if isinstance(vocabulary, int):
         facts["vocab_size"] = vocabulary

@@ -32,6 +32,7 @@ from .gradient_gate import gate_of
 from .interrupts import Interrupts, nobody_listens, signals_left_to_us
 from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, save_as_asked, secure_in_time
 from .log_figures import LogFigures
+from .logged_health import LoggedHealth, judgement_facts
 from .make_up import AppliedStep
 from .reflexes import Reflex
 from .run_desk import RunDesk, facts_of_run
@@ -127,6 +128,7 @@ class TrainerSession:
         self.guard.attach()
         self._changes.wrap(self.trainer.accelerator, "backward", self.desk.meanwhile.around_backward)
         self.log_figures.attach(self._changes)
+        LoggedHealth(self.trainer, self.desk).attach(self._changes)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
             self.interrupts.on_signal = self.grace.came
@@ -178,7 +180,7 @@ class TrainerSession:
         self.log_figures.begin()
         self.rollback.begin()
         trainer = self.trainer
-        facts = facts_of_run(trainer.args, trainer.state, trainer.model)
+        facts = {**facts_of_run(trainer.args, trainer.state, trainer.model), **judgement_facts(trainer)}
         self._step_began = time.perf_counter()
         self.desk.learn({**facts, **data_facts(trainer), "trainer": type(trainer).__name__, "skips_by": way})
 
