@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from ..core.diagnosis import CONVINCING
-from ..core.failure import Severity
+from ..core.failure import Effect, Severity
 from ..core.ledger import Entry
 from .clean import as_text, number_of
 
@@ -130,8 +130,9 @@ class Announcer:
     def take(self, entry: Entry, now_s: float) -> None:
         """Take in an entry; `due` says when there is something to tell."""
         if entry.kind == "diagnosis":
-            hypotheses = entry.body.get("hypotheses")
-            self._diagnoses[entry.name] = hypotheses if isinstance(hypotheses, list | tuple) else ()
+            for about in (entry.name, _failure_of(entry)):  # what was done at once knows the class only
+                self._diagnoses[about] = _list(entry.body.get("hypotheses"))
+                self._diagnoses.move_to_end(about)
             while len(self._diagnoses) > MOST_KINDS:
                 self._diagnoses.popitem(last=False)
             return
@@ -145,11 +146,11 @@ class Announcer:
 
     def due(self, now_s: float) -> list[Announcement]:
         """Return what is to be told now, the oldest first."""
-        return [self._tell(told, now_s) for told in self._kinds.values() if told.waiting and told.due_s <= now_s]
+        return self._told(now_s, [told for told in self._kinds.values() if told.waiting and told.due_s <= now_s])
 
     def rest(self, now_s: float) -> list[Announcement]:
         """Return all that has not been told yet: there will be no later."""
-        return [self._tell(told, now_s) for told in self._kinds.values() if told.waiting]
+        return self._told(now_s, [told for told in self._kinds.values() if told.waiting])
 
     def next_due_s(self) -> float | None:
         """Return when `due` has something to tell; None where nothing waits."""
@@ -178,12 +179,14 @@ class Announcer:
                 told.waiting = None
 
     @staticmethod
-    def _tell(told: _Told, now_s: float) -> Announcement:
-        assert told.waiting is not None
-        announcement, told.waiting = told.waiting, None
-        told.due_s = now_s
-        told.pause_s = min(max(PAUSE_S, 2.0 * told.pause_s), LONGEST_PAUSE_S)
-        return announcement
+    def _told(now_s: float, kinds: list[_Told]) -> list[Announcement]:
+        announcements = []
+        for told in kinds:
+            assert told.waiting is not None
+            announcements.append(told.waiting)
+            told.waiting, told.due_s = None, now_s
+            told.pause_s = min(max(PAUSE_S, 2.0 * told.pause_s), LONGEST_PAUSE_S)
+        return sorted(announcements, key=lambda announcement: announcement.step)
 
     # -- what an entry says --------------------------------------------------------------------------
 
@@ -214,7 +217,7 @@ class Announcer:
         level = _OF_SEVERITY.get(as_text(body.get("severity")), Level.WARN)
         lines = [f"Seen at step {entry.step}: {as_text(body.get('because', ''))}", *self._explained(entry.name)]
         made = _made(entry, level, entry.name, "\n".join(lines), references=self._references(entry.name))
-        return ("incident", entry.name), made
+        return ("incident", _failure_of(entry), entry.name), made
 
     def _of_plan(self, entry: Entry) -> tuple[Kind, Announcement]:
         """Tell of a plan that nobody carries out; where it is carried out, its outcome takes its place."""
@@ -234,7 +237,7 @@ class Announcer:
             incident=incident,
             references=self._references(incident),
         )
-        return ("plan", incident, names), made
+        return ("plan", _failure_of(entry), incident, names), made
 
     def _of_outcome(self, entry: Entry) -> tuple[Kind, Announcement]:
         body = entry.body
@@ -260,10 +263,13 @@ class Announcer:
         ]
         title = f"{incident}: {', '.join(names)}{'' if succeeded else ' (failed)'}"
         made = _made(entry, level, title, "\n".join(lines), incident=incident, references=self._references(incident))
-        return ("outcome", incident, as_text(body.get("rung", "")), done), made
+        return ("outcome", _failure_of(entry), incident, as_text(body.get("rung", "")), done), made
 
-    def _of_verdict(self, entry: Entry) -> tuple[Kind, Announcement]:
+    @staticmethod
+    def _of_verdict(entry: Entry) -> tuple[Kind, Announcement] | None:
         body, incident = entry.body, as_text(entry.body.get("incident", ""))
+        if body.get("effect") == str(Effect.NOTHING):  # there was nothing that could have helped
+            return None
         text = (
             f"Step {entry.step}: {as_text(body.get('rung', ''))} has {entry.name}: {as_text(body.get('because', ''))}"
         )
@@ -282,9 +288,8 @@ class Announcer:
         names = ", ".join(as_text(name) for name in _sequence(body.get("actions")))
         text = f"Seen at step {entry.step}: {as_text(body.get('because', ''))}\nDone: {as_text(body.get('said', ''))}"
         level = Level.INFO if incident == "gradient-outlier" else Level.WARN  # one that is clipped does no harm
-        made = _made(
-            entry, level, f"{incident}: {names}", text, incident=incident, references=self._references(incident)
-        )
+        about = self._references(incident) or self._references(_failure_of(entry))
+        made = _made(entry, level, f"{incident}: {names}", text, incident=incident, references=about)
         return ("reflex", incident, names), made
 
     def _explained(self, incident: str) -> Iterator[str]:
@@ -327,6 +332,10 @@ def _of_end(entry: Entry) -> tuple[Kind, Announcement]:
     return ("note", ENDED), _made(entry, level, f"run ended: {reason}", text)
 
 
+def _failure_of(entry: Entry) -> str:
+    return as_text(entry.body.get("failure", ""))
+
+
 def _both(earlier: Announcement, later: Announcement) -> Announcement:
     """Return one announcement for two: the newest words, the higher level, and how many there were."""
     return replace(
@@ -341,10 +350,10 @@ def _both(earlier: Announcement, later: Announcement) -> Announcement:
 
 def _made_obsolete(kind: Kind) -> Iterator[Kind]:
     """Yield the kinds whose waiting announcement says less than one of this kind."""
-    if kind[0] in ("plan", "outcome"):
+    if kind[0] in ("plan", "outcome"):  # of one class of failure a single incident is answered, for all of them
         yield "incident", kind[1]
     if kind[0] == "outcome":
-        yield "plan", kind[1]
+        yield "plan", kind[1], kind[2]
 
 
 def _short(title: str) -> str:

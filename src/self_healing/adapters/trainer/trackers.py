@@ -185,11 +185,12 @@ class TrackerFence:
         except Exception as error:
             if reported:
                 raise
+            result = report()  # where that fails too, it is the tracker that is down
             if not tracker.told_of_figures:
                 tracker.told_of_figures = True
                 said = f"{type(error).__name__}: {error}"
                 self._note("figures-lost", f"{tracker.name} does not take the figures of healing: {said}")
-            return report()
+            return result
 
     def _offloaded(self, tracker: _Tracker, event: str, do: Callable[[], Any]) -> Any:
         """Have a call made by the courier, and wait for it only as long as that is reasonable."""
