@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import signal
 import sys
@@ -55,6 +56,20 @@ def striking(kind, folder, at_step):
     return Striking()
 
 
+def in_a_space(space):
+    """Return a callback that says of trackio's what is so where its rows go to a Space, which needs a network."""
+    from transformers import TrainerCallback
+
+    class InASpace(TrainerCallback):
+        trainer = None
+
+        def on_train_begin(self, args, state, control, **kwargs):
+            callbacks = self.trainer.callback_handler.callbacks
+            next(c for c in callbacks if type(c).__name__ == "TrackioCallback")._space_id = space
+
+    return InASpace()
+
+
 def main(wanted):
     folder = Path(wanted["folder"])
     os.environ.update(
@@ -69,7 +84,12 @@ def main(wanted):
     from self_healing.drills.tiny_training import tiny_trainer
 
     torch.set_num_threads(1)
-    callback = striking(wanted["strike"], folder, at_step=20) if "strike" in wanted else None
+    logging.basicConfig(level=logging.INFO)
+    callback = None
+    if "strike" in wanted:
+        callback = striking(wanted["strike"], folder, at_step=20)
+    elif "space" in wanted:
+        callback = in_a_space(wanted["space"])
     trainer = tiny_trainer(
         folder, callbacks=[callback] if callback else None, report_to=wanted["report_to"], run_name="tiny",
         project="healing", **wanted.get("arguments", {}),

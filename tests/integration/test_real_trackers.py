@@ -93,9 +93,10 @@ def in_tensorboard(folder):
 def troubled(tmp_path_factory):
     """Return the folder and the result of a run with a transient NaN and one that destroys the weights."""
     folder = tmp_path_factory.mktemp("troubled")
-    arguments = {"eval_strategy": "steps", "eval_steps": 30}
+    arguments = {"eval_strategy": "steps", "eval_steps": 30, "trackio_static_space_id": False}
     faults = {"nan-loss": 17, "weight-nan": 33}
-    return folder, train(folder, arguments=arguments, faults=faults, healing={"snapshot_every_steps": 5})
+    healing = {"snapshot_every_steps": 5}
+    return folder, train(folder, arguments=arguments, faults=faults, healing=healing, space="me/board")
 
 
 def rows_of(tracker, folder):
@@ -106,7 +107,9 @@ def rows_of(tracker, folder):
 def test_the_figures_are_in_the_rows_of_the_trainer_under_exactly_their_names(troubled, tracker):
     rows = rows_of(tracker, troubled[0])
     assert [row["train/global_step"] for row in rows] == LOGGED
-    assert [name for row in rows for name in row if name.startswith(("train/healing", "train/memory", "train/zclip"))] == []
+    assert [
+        name for row in rows for name in row if name.startswith(("train/healing", "train/memory", "train/zclip"))
+    ] == []
     assert [NAMES - row.keys() for row in rows[:3]] == [{"healing/eval_gap"}] * 3, "there was no evaluation yet"
     assert [NAMES - row.keys() for row in rows[3:]] == [set()] * 6
     assert all("train/loss" in row and "zclip/raw_grad_norm" in row for row in rows if "train/grad_norm" in row)
@@ -142,7 +145,7 @@ def test_after_a_return_there_is_an_axis_that_never_goes_back(troubled, tracker)
 
 def test_tensorboard_has_the_figures_at_the_steps_of_the_trainer(troubled):
     scalars = in_tensorboard(troubled[0])
-    assert NAMES <= scalars.keys()
+    assert scalars.keys() >= NAMES
     assert not any(name.startswith(("train/healing", "train/zclip", "train/memory")) for name in scalars)
     assert [step for step, _ in scalars["healing/nan_count"]] == LOGGED
     assert [value for _, value in scalars["healing/nan_count"]] == [0, 1, 1, 1, 2, 2, 2, 2, 2]
@@ -164,6 +167,14 @@ def test_every_decision_is_an_alert_with_its_level_its_step_and_its_references(t
     assert level == "warn"
     assert "2 times, steps 17 to 33" in text, "both are one alert with a count"
     assert max(Counter(title for title, _, _ in alerts).values()) == 1
+
+
+def test_the_address_of_a_page_is_in_the_log_the_alerts_and_the_postmortem(troubled):
+    folder, result = troubled
+    page = "https://huggingface.co/spaces/me/board"
+    assert f"this run is to be seen at {page}" in result["stderr"]
+    assert all(text.endswith(f"See {page}") for stored in (in_trackio, in_wandb) for _, text, _ in stored(folder)[1])
+    assert json.loads((folder / "postmortem.json").read_text())["tracker_pages"] == {"trackio": page}
 
 
 def test_the_trainers_own_log_knows_nothing_of_figures_that_are_for_trackers(troubled):

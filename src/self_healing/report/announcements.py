@@ -73,8 +73,8 @@ _OF_NOTE = {
 """The remarks in a ledger that are decisions, or that a person wants to hear of."""
 _OF_VERDICT = {"recovered": Level.INFO, "relapsed": Level.WARN, "worse": Level.WARN}
 _ENDED_WELL = frozenset({"completed", "pruned"})
-ENDED = "ended"
-"""The note that every attempt ends with."""
+ENDED = "run-ended"
+"""Name of the note that every attempt ends with, unless it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,22 +26,29 @@ class Parcel:
         self._on_over = on_over
         """Is told by whichever thread ends it, before anybody who waits for it goes on."""
         self._is_over = threading.Event()
+        self._once = threading.Lock()
+        """Taken by whoever ends it: the courier, or who has waited for long enough."""
         self.result: object = None
         self.error: BaseException | None = None
         self.is_lost = False
 
     def deliver(self) -> None:
         """Do it, by the courier; what is raised is kept."""
+        result: object = None
+        failed: BaseException | None = None
         try:
-            self.result = self._context.run(self._deliver)
+            result = self._context.run(self._deliver)
         except BaseException as error:  # noqa: BLE001  # the fence: kept for whoever sent it, counted and told
-            self.error = error
-        self._end()
+            failed = error
+        if self._once.acquire(blocking=False):
+            self.result, self.error = result, failed
+            self._end()
 
     def lose(self) -> None:
-        """Give it up."""
-        self.is_lost = True
-        self._end()
+        """Give it up, also while it is under way: what comes of it after all is nobody's concern any more."""
+        if self._once.acquire(blocking=False):
+            self.is_lost = True
+            self._end()
 
     def _end(self) -> None:
         try:
@@ -112,7 +119,7 @@ class Courier:
         self.flush(timeout_s)
         with self._wake:
             self._is_closed = True
-            lost = list(self._waiting)
+            lost = [*([self._at_hand] if self._at_hand is not None else []), *self._waiting]
             self._waiting.clear()
             self._wake.notify_all()
         for parcel in lost:

@@ -17,12 +17,13 @@ from ...core.plan import Plan
 from ...core.run_directory import ledger_path
 from ...core.secrets import secrets_of_url
 from ...core.signal import Fact, Facts, Metrics, Signal
+from ...report.announcements import ENDED
 from ...report.clean import seconds_of
 from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
 from ...tracking.alert_office import AlertOffice
-from .last_attempt import ENDED, last_attempt
+from .last_attempt import last_attempt
 from .meanwhile import Meanwhile
 from .reflexes import NOTE, Reflex
 

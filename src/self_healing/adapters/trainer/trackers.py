@@ -119,6 +119,7 @@ class TrackerFence:
         if self._office is not None:
             self._office.hand_over()
             self._office.remove_sinks_of_others()
+        close_all([tracker.courier for tracker in self._trackers if tracker.is_late], 0.0)
         close_all([tracker.courier for tracker in self._trackers], LATE_PATIENCE_S)
         self._trackers.clear()
         self._office = None
