@@ -135,6 +135,24 @@ def test_webhooks_hear_of_every_decision_and_what_lets_one_in_is_nowhere_to_be_s
         assert f"alerts to {address}/*** were lost" in caplog.text
 
 
+def test_an_exception_that_holds_such_an_address_is_masked_in_the_ledger_and_the_postmortem(tmp_path):
+    with refusing() as address:
+        url = address + SECRET
+        trainer = tiny_trainer(tmp_path, max_steps=10)
+
+        def fails(*_args):
+            raise RuntimeError(f"cannot reach {url}, nor T0SECRET99")
+
+        trainer.model.register_forward_pre_hook(fails)
+        with pytest.raises(RuntimeError):
+            SelfHealingTrainer(trainer, HealingConfig(alert_urls=[url])).train()
+    for path in (tmp_path / "postmortem.json", tmp_path / "healing" / "ledger.jsonl"):
+        text = path.read_text()
+        assert "cannot reach ***, nor ***" in text
+        assert "SECRET99" not in text
+        assert "averylongtoken" not in text
+
+
 def test_a_run_that_is_only_watched_tells_of_what_it_sees(tmp_path, tracked):
     callback, values = tracked
     trainer = tiny_trainer(tmp_path, callbacks=[callback], max_steps=30)
