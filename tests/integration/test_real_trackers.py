@@ -208,3 +208,5 @@ def test_a_tracker_that_hangs_is_waited_for_once_and_then_no_more(tmp_path):
     (slow,) = entries(tmp_path, "tracker-slow")
     assert slow.body["text"].startswith("WandbCallback.on_log has not returned after 1 s; training goes on")
     assert [step for step, _ in in_tensorboard(tmp_path)["train/loss"]] == [10, 20, 30, 40, 50, 60]
+    (losses,) = entries(tmp_path, "tracker-losses")
+    assert losses.body["text"].startswith("WandbCallback has lost "), "all that waited its turn until the end"

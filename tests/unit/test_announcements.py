@@ -135,6 +135,13 @@ def test_what_was_done_is_told_in_the_place_of_what_was_seen_and_advised():
     assert "Advised: roll-back" in advised.text, "where nobody carries it out"
 
 
+def test_what_a_rule_has_to_say_of_its_own_is_told():
+    told_by_rule = outcome(3, actions=("alert",))
+    told_by_rule.body["plan"]["actions"][0]["text"] = "look at the tokenizer"
+    (alert,) = told(told_by_rule)
+    assert alert.text.startswith("Seen at step 3: the loss rises\nlook at the tokenizer\nDone: ")
+
+
 def test_the_literature_behind_a_diagnosis_rides_along():
     hypotheses = [
         {"name": "a", "says": "The rate is too high.", "weight": 0.8, "references": ["arXiv:1", "arXiv:2"]},

@@ -256,8 +256,13 @@ class Announcer:
         elif not succeeded:
             level = max(level, Level.WARN, key=_ORDER.index)
         done = "taken back" if body.get("is_undo") else "done" if succeeded else "failed"
+        because = as_text(plan.get("because", ""))
+        told = [
+            as_text(action.get("text", "")) for action in _list(plan.get("actions")) if action.get("name") == "alert"
+        ]
         lines = [
-            f"Seen at step {entry.step}: {as_text(plan.get('because', ''))}",
+            f"Seen at step {entry.step}: {because}",
+            *(text for text in told if text not in ("", because)),  # what a rule has to say of its own
             f"{done.capitalize()}: {'; '.join(said) or 'nothing'}",
             *self._explained(incident),
         ]

@@ -12,6 +12,7 @@ import contextvars
 import copy
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,7 +35,8 @@ END_PATIENCE_S = 60.0
 """How long the end of a training waits for a tracker that was quick up to then: it may have much to upload."""
 LATE_PATIENCE_S = 5.0
 """Likewise for one that was not."""
-OURS = ("healing/", "memory/", "zclip/")
+OURS = "healing/"
+"""What the names begin with that are in the trainer's own log because of us."""
 
 Figures = Callable[[Mapping[str, Any]], dict[str, float]]
 """Returns what trackers are told besides what the trainer logs, which is given."""
@@ -46,6 +48,7 @@ class _Tracker:
     def __init__(self, callback: Any, *, is_integration: bool, family: TrackerFamily | None) -> None:
         self.callback = callback
         self.name = type(callback).__name__
+        self.short_name = self.name.removesuffix("Callback").lower()
         self.is_integration = is_integration
         self.family = family
         self.courier = Courier(self.name)
@@ -68,6 +71,14 @@ class _Tracker:
     def is_known(self) -> bool:
         """Whether our figures can be written through its own handle."""
         return self.family is not None and not self.family.rides_along()
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """How long training waits for one report."""
+
+    is_over: bool = False
+    error_is_counted: bool = False
 
 
 class TrackerFence:
@@ -94,7 +105,7 @@ class TrackerFence:
             tracker.is_offloaded = is_fenced and family is not None and family.is_free_of_threads
             self._trackers.append(tracker)
             if office is not None and family is not None and family.can_alert():
-                office.add_sink(tracker.name, partial(_alert, family, tracker), tracker.courier)
+                office.add_sink(tracker.short_name, partial(_alert, family, tracker), tracker.courier)
             for event in _events_of(callback):
                 if is_fenced or event == "on_log":
                     self._wrapping.wrap(callback, event, partial(self._fenced, tracker, event))
@@ -110,7 +121,7 @@ class TrackerFence:
                 logger.info("%s does not say where its page is: %s: %s", tracker.name, type(error).__name__, error)
                 continue
             if page is not None:
-                pages[tracker.name.removesuffix("Callback").lower()] = page
+                pages[tracker.short_name] = page
         return pages
 
     def detach(self) -> None:
@@ -121,6 +132,7 @@ class TrackerFence:
             self._office.remove_sinks_of_others()
         close_all([tracker.courier for tracker in self._trackers if tracker.is_late], 0.0)
         close_all([tracker.courier for tracker in self._trackers], LATE_PATIENCE_S)
+        self.tell_losses()
         self._trackers.clear()
         self._office = None
         self._figures = _no_figures
@@ -204,14 +216,14 @@ class TrackerFence:
             return None
         if event == "on_train_end" and self._office is not None:
             self._office.hand_over()  # the tracker may end its run with this
-        is_waited_for = [True]
-        parcel = courier.send(do, partial(self._was_late, tracker, event, is_waited_for))
+        waiting = _Waiting()
+        parcel = courier.send(do, partial(self._was_late, tracker, event, waiting))
         if not parcel.wait(self._patience_s(tracker, event)):
-            is_waited_for.clear()
+            waiting.is_over = True
             if not parcel.is_over:
                 self._tell_late(tracker, event)
                 return None
-        if parcel.error is not None and is_waited_for:
+        if parcel.error is not None and not waiting.error_is_counted:  # else it came a moment too late
             raise parcel.error
         parcel.take_over_context()
         return parcel.result
@@ -233,11 +245,12 @@ class TrackerFence:
     def _waited_s(event: str) -> float:
         return END_PATIENCE_S if event == "on_train_end" else PATIENCE_S
 
-    def _was_late(self, tracker: _Tracker, event: str, is_waited_for: list[bool], parcel: Parcel) -> None:
-        """Count what came of a report that training has not waited for."""
+    def _was_late(self, tracker: _Tracker, event: str, waiting: _Waiting, parcel: Parcel) -> None:
+        """Count what came of a report that training does not wait for any more."""
         if parcel.is_lost:
             self._lost(tracker)
-        elif parcel.error is not None and not is_waited_for and isinstance(parcel.error, Exception):
+        elif waiting.is_over and isinstance(parcel.error, Exception):
+            waiting.error_is_counted = True
             self._failed(tracker, event, parcel.error)
 
     def _lost(self, tracker: _Tracker) -> None:
