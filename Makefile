@@ -28,7 +28,7 @@ $(VENV)/.hf: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test,trackers]'
 	@touch $@ $(VENV)/.core $(VENV)/.hf
 
 demo: $(VENV)/.hf
@@ -42,6 +42,7 @@ test: $(VENV)/.test
 
 # The oldest versions that are supported, beside the newest ones that `make test` installs.
 OLDEST := .venv-oldest
+# Without trackers: with the hub's old client pip would have to go back to versions that bring a web framework along.
 $(OLDEST)/.test: pyproject.toml constraints.txt constraints-oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-oldest.txt -e '.[test]'
