@@ -127,6 +127,8 @@ class Healer:
                 self.care.has_returned(signal.step, rewound=rewound)
             case ReturnDropped():
                 self.care.does_not_return(signal.asked, ask_again=signal.goes_on)
+                if not signal.goes_on:  # nothing can follow any more
+                    return None
         trouble = self.ledger.trouble()
         if trouble:
             logger.warning("the ledger cannot be written, training goes on: %s", trouble)

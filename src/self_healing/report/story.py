@@ -104,13 +104,7 @@ class Story:
         match entry.kind:
             case "signal":
                 attempt.last_step = entry.step
-                if entry.name == "metrics":
-                    attempt.times.seen(entry.step, entry.time)
-                    _keep_newest(attempt.metrics, _mapping(entry.body.get("values")))
-                elif entry.name == "returned":
-                    self._take_return(entry, attempt)
-                elif entry.name == "return-dropped":
-                    self._take_dropped_return(entry)
+                self._take_signal(entry, attempt)
             case "incident":
                 self._take_incident(entry, attempt)
             case "diagnosis":
@@ -125,6 +119,16 @@ class Story:
             case "note":
                 self._take_note(entry, attempt)
         self.unreadable += "$unwritable" in entry.body
+
+    def _take_signal(self, entry: Entry, attempt: Attempt) -> None:
+        match entry.name:
+            case "metrics":
+                attempt.times.seen(entry.step, entry.time)
+                _keep_newest(attempt.metrics, _mapping(entry.body.get("values")))
+            case "returned":
+                self._take_return(entry, attempt)
+            case "return-dropped":
+                self._take_dropped_return(entry)
 
     def advice(self) -> list[str]:
         """Return what a person can do about what the last attempt left unresolved: the worst and newest first."""

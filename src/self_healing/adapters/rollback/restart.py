@@ -21,8 +21,8 @@ from ..trainer.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
+    from ..trainer.moves import ReturnTo
     from .data_windows import EpochData, Place
-    from .in_loop import RollBackTo
     from .left_state import LeftState
     from .memory_snapshots import Snapshot
 
@@ -84,7 +84,7 @@ class MemoryRestart:
         self.trainer = trainer
         self.snapshot: Snapshot | None = None
         """Where training is about to go on; None while nothing is under way."""
-        self.asked: RollBackTo | None = None
+        self.move: ReturnTo | None = None
         self.left: LeftState | None = None
         """Where training is about to go on in the place of a process that is gone."""
         self._take_over: Callable[[LeftState], None] = lambda _left: None
@@ -113,13 +113,13 @@ class MemoryRestart:
         """Say whether a state can be returned to in this way."""
         return self.steps_per_epoch > 0 and snapshot.place.number is not None
 
-    def prepare(self, snapshot: Snapshot, asked: RollBackTo) -> str:
+    def prepare(self, snapshot: Snapshot, move: ReturnTo) -> str:
         """Return what `train()` is to resume from in order to go on at a state."""
         trainer = self.trainer
         self.cancel()
         self.left_at = int(trainer.state.global_step)
         self._write_how_far(snapshot.place, self.steps_per_epoch)
-        self.snapshot, self.asked = snapshot, asked
+        self.snapshot, self.move = snapshot, move
         if getattr(trainer, "model_init", None) is not None:  # it would make another model, and an optimizer for it
             self._entering.replace(trainer, "model_init", None)
         return self.path
@@ -206,7 +206,7 @@ class MemoryRestart:
         self._entering.restore()
         if self.path:
             shutil.rmtree(self.path, ignore_errors=True)
-        self.snapshot = self.asked = self.left = None
+        self.snapshot = self.move = self.left = None
         self._take_over = lambda _left: None
         self.path = ""
 

@@ -28,11 +28,12 @@ from ...snapshots.verdicts import (
     verdict_when_taken,
 )
 from ..trainer.device_errors import is_device_lost
+from ..trainer.moves import ReturnTo
 from .best_checkpoint import keeping_all_checkpoints
 from .first_losses import FirstLosses
 from .furthest import furthest_sound
 from .harm import is_unhealthy, may_have_harmed
-from .in_loop import RollbackLoop, RollBackTo
+from .in_loop import Arrival, RollbackLoop
 from .memory_snapshots import Snapshot
 from .shared_states import SharedStates
 from .state_audit import StateAudit
@@ -79,8 +80,8 @@ class StateKeeper:
         self.shared = SharedStates(trainer, settings, self._tell, self.loop)
         self.loop.snapshots.backing = self.shared.slot
         self.states: tuple[SavedState, ...] = ()
-        self.on_return: Callable[[int], None] = lambda _step: None
-        """Is told the step that the run has returned to."""
+        self.on_return: Callable[[Arrival], None] = lambda _arrival: None
+        """Is told that the run has returned."""
         self.is_on = settings.snapshot_memory_fraction > 0
         self.signal: Callable[[Signal], object] = lambda _signal: None
         self.note: Callable[[str, str], None] = lambda _name, _text: None
@@ -224,11 +225,17 @@ class StateKeeper:
         return next(each for each in kept if each.key == key)
 
     def _forget_what_is_gone(self) -> None:
+        gone, self.states = self._gone_and_kept()
+        self._tell_of_what_is_gone(gone)
+
+    def _gone_and_kept(self) -> tuple[tuple[SavedState, ...], tuple[SavedState, ...]]:
         kept = {snapshot.key for snapshot in self.loop.snapshots}
-        for state in self.states:
-            if state.key not in kept:
-                self.signal(SnapshotDropped(step=self._step(), time_s=time.time(), key=state.key))
-        self.states = tuple(state for state in self.states if state.key in kept)
+        gone = tuple(state for state in self.states if state.key not in kept)
+        return gone, tuple(state for state in self.states if state.key in kept)
+
+    def _tell_of_what_is_gone(self, gone: Iterable[SavedState]) -> None:
+        for state in gone:
+            self.signal(SnapshotDropped(step=self._step(), time_s=time.time(), key=state.key))
 
     def _drop(self, states: Iterable[SavedState]) -> None:
         for state in states:
@@ -310,14 +317,14 @@ class StateKeeper:
             self._open = OpenIncident(incident.name, onset)
             self.states = after_incident(self.states, self._open)
 
-    def first_loss(self, step: int, loss: float) -> RollBackTo | None:
+    def first_loss(self, step: int, loss: float) -> ReturnTo | None:
         """Compare the first loss after a return with that of the first time; ask for an older state where they differ."""
         rejected = self._losses.rejects(step, loss, self.states)
         if rejected is None:
             return None
         self._drop([rejected])
         older = self.choose(before_step=step, depth=0, min_steps=None)
-        return RollBackTo(older.key) if older is not None else None
+        return ReturnTo(rejected.key).instead(older.key, self._losses.because) if older is not None else None
 
     # -- returning -----------------------------------------------------------------------------------
 
@@ -381,17 +388,18 @@ class StateKeeper:
         """Leave data out when training is entered anew from a checkpoint."""
         self.loop.leave_out_after_restart(steps, more)
 
-    def _returned(self, snapshot: Snapshot, asked: RollBackTo) -> None:
+    def _returned(self, arrival: Arrival) -> None:
+        snapshot = arrival.snapshot
         self.updates = snapshot.updates
         self._is_unexplained = False
-        self._forget_what_is_gone()  # those after it belong to what is undone
+        gone, self.states = self._gone_and_kept()  # those after it belong to what is undone
         self._open = None
         self.audit.returned(snapshot.step, snapshot.norms() or {})
         self._next = snapshot.step + 1  # it is kept already; the next one as soon as there is something new
-        repeats = not (asked.skip or asked.brings_other_data)
-        self._losses.returned(self.state_of(snapshot.key) if repeats else None, onset=asked.onset)
+        self._losses.returned(self.state_of(snapshot.key) if arrival.repeats else None, onset=arrival.move.onset)
         self._share()
-        self.on_return(snapshot.step)
+        self.on_return(arrival)
+        self._tell_of_what_is_gone(gone)
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)

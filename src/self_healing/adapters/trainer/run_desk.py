@@ -125,6 +125,11 @@ class RunDesk:
         self.settle()
         return self._carry_out(self.healer.observe(seen))
 
+    def tell(self, seen: Signal) -> None:
+        """Let the healer know, and do nothing about it."""
+        self.meanwhile.wait()
+        self.healer.observe(seen)
+
     def settle(self) -> None:
         """Do what follows from the observations that were left for the backward pass."""
         is_there, wish = self.meanwhile.next_wish()

@@ -14,12 +14,13 @@ from ...core.failure import Effect, FailureType, Mode
 from ...core.goodput import Spending, TimeAccount
 from ...core.plan import Plan
 from ...core.run_directory import healing_folder
-from ...core.signal import Raised, SnapshotTaken
+from ...core.signal import Raised, ReturnDropped, Signal, SnapshotTaken
 from ..data.other_data import blame_the_model_if_other_data_fail
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
 from ..rollback.checkpoint_care import CheckpointCare
+from ..rollback.in_loop import Arrival, RollBackTo
 from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
 from .data_facts import data_facts
@@ -33,6 +34,7 @@ from .interrupts import Interrupts, nobody_listens, signals_left_to_us
 from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, save_as_asked, secure_in_time
 from .log_figures import LogFigures
 from .make_up import AppliedStep
+from .moves import LeaveLoop, ReturnTo
 from .reflexes import Reflex
 from .run_desk import RunDesk, facts_of_run
 from .step_profile import StepProfile
@@ -47,10 +49,6 @@ if TYPE_CHECKING:
     from .step_reading import StepReading
 
 logger = logging.getLogger("self_healing.trainer")
-
-
-class LeaveLoopError(Exception):
-    """Leaves the training loop so that it can be entered again elsewhere."""
 
 
 class TrainerSession:
@@ -80,6 +78,8 @@ class TrainerSession:
         self.rollback = RollbackCare(trainer, self.guard, config, may_act=may_act)
         self.rollback.on_return = self._returned
         self.abilities = self.rollback.abilities(self.emergency_checkpoint)
+        self.pending = self.abilities.pending
+        self.pending.tell, self.pending.step = self._tell_of_move, self._step
         self.answered: Exception | None = None
         """An exception that was looked at before it left the loop."""
         alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
@@ -164,6 +164,7 @@ class TrainerSession:
             if self.checkpoints is not None:
                 self.checkpoints.close()
                 self.checkpoints = None
+            self.pending.close()
             self.rollback.close()
             self.desk.close()
 
@@ -177,6 +178,7 @@ class TrainerSession:
             self.checkpoints.training_begins()
         self.log_figures.begin()
         self.rollback.begin()
+        self.pending.entered()
         trainer = self.trainer
         facts = facts_of_run(trainer.args, trainer.state, trainer.model)
         self._step_began = time.perf_counter()
@@ -217,13 +219,14 @@ class TrainerSession:
 
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
-        asked = self.rollback.wanted()
-        if self.interrupted_by is not None:  # it is saved and ends: there is no time to train anything again
+        if self.interrupted_by is not None:  # it is saved and ends
+            self.pending.dropped(f"{self.interrupted_by.name} came, and there is no time to train anything again")
             return
-        if asked is None and self.abilities.restart is None:
+        move = self.pending.take()
+        if move is None:
             return
         self.desk.meanwhile.forget()  # what was seen of steps that are undone
-        raise LeaveLoopError if asked is None else asked
+        raise RollBackTo(move) if isinstance(move, ReturnTo) else LeaveLoop(move)
 
     def end_of_epoch(self) -> None:
         """Leave nothing to be made up: logs, checkpoints and evaluations of an epoch come next."""
@@ -346,6 +349,8 @@ class TrainerSession:
 
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""
+        self.desk.meanwhile.finish()
+        self.pending.dropped(f"the run has ended ({exit_reason})")
         self._trackers.tell_losses()
         self.rollback.ended(exit_reason)
         self.spent.account.steps_over()
@@ -360,18 +365,27 @@ class TrainerSession:
             self._saved_steps.add(step)
             self.desk.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))
 
-    def _returned(self, to_step: int) -> None:
+    def _tell_of_move(self, signal: Signal) -> None:
+        """Tell the core what became of a move; where the run ends without it, nothing is to follow from that."""
+        if isinstance(signal, ReturnDropped) and not signal.goes_on:
+            self.desk.tell(signal)
+        else:
+            self.desk.signal(signal)
+
+    def _returned(self, arrival: Arrival) -> None:
         """Go on from an earlier state: what is counted since then has not happened."""
+        to_step = arrival.snapshot.step
         self.spent.account.returned(to_step)
         self._saved_steps = {step for step in self._saved_steps if step <= to_step}
         self.log_figures.begin()
         if self.checkpoints is not None:
             self.checkpoints.returned(to_step)
+        self.pending.arrived(arrival.move, step=to_step, from_step=arrival.from_step)
         self._step_began = time.perf_counter()
 
     def _raised_in_the_loop(self, error: Exception) -> None:
         """Look at an exception while there is still a loop to return to an earlier state in."""
-        if isinstance(error, LeaveLoopError) or is_pruning(error) or came_from_a_callback(error):
+        if isinstance(error, LeaveLoop) or is_pruning(error) or came_from_a_callback(error):
             return
         if is_device_lost(error):  # no state can be returned to in here
             return
