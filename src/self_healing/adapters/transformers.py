@@ -17,13 +17,12 @@ from ..core.failure import Mode
 from ..core.goodput import TimeAccount
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .rollback.going_on import GoingOn
-from .rollback.in_loop import RollBackTo
 from .rollback.left_state import StateDoesNotFitError
 from .trainer.device_errors import is_device_lost
 from .trainer.exceptions import came_from_a_callback, is_pruning
 from .trainer.leaving import answer_interrupt, asked_to_end, is_put_down_to, leave_as_asked, lose_device
 from .trainer.log_figures import GOODPUT
-from .trainer.moves import LeaveLoop, Resume, ReturnTo
+from .trainer.moves import LeaveLoop, Resume, ReturnTo, RollBackTo
 from .trainer.trainer_session import TrainerSession
 from .trainer.wrapping import Wrapping
 

@@ -64,7 +64,7 @@ class RollbackAbilities(TrainerAbilities):
         if isinstance(move, ReturnTo):
             self.pending.ask(move.leaving_out(harmful, more=margin))
         else:
-            self.keeper.leave_out_after_restart(harmful, margin)
+            self.keeper.loop.leave_out_after_restart(harmful, margin)
         text = f"the data of steps {harmful[0]} to {harmful[-1] + margin} are left out"
         return text if returned is None else replace(returned, text=text)
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..trainer.moves import ReturnTo
+from ..trainer.moves import ReturnTo, RollBackTo
 from ..trainer.wrapping import Wrapping
 from .data_windows import Batches, DataWindows, EpochData, Place
 from .guard_state import is_settled
@@ -37,14 +37,6 @@ NEEDED = frozenset(
     {"epoch", "train_dataloader", "resume_from_checkpoint", "epochs_trained", "steps_trained_in_current_epoch"}
 )
 """What `_run_epoch` must take for an epoch to be entered in its middle."""
-
-
-class RollBackTo(Exception):
-    """Returns to a state from inside an epoch; leaves the loop where that state is out of reach."""
-
-    def __init__(self, move: ReturnTo) -> None:
-        super().__init__(f"return to {move.key}")
-        self.move = move
 
 
 @dataclass(frozen=True, slots=True)

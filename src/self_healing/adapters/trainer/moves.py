@@ -72,6 +72,14 @@ class Stop:
 Move = ReturnTo | Resume | Stop
 
 
+class RollBackTo(Exception):  # no error: it only unwinds the epoch
+    """Returns to a state from inside an epoch; leaves the loop where that state is out of reach."""
+
+    def __init__(self, move: ReturnTo) -> None:
+        super().__init__(f"return to {move.key}")
+        self.move = move
+
+
 class LeaveLoop(Exception):  # no error: it only unwinds the loop
     """Leaves the training loop for a move that begins outside of it."""
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from ...core.failure import FailureType
+
+if TYPE_CHECKING:
+    from .make_up import AppliedStep
+    from .step_reading import StepReading
 
 NOTE = "reflex"
 """The name of such notes in the ledger."""
@@ -21,6 +28,9 @@ AT_ONCE = frozenset(
     }
 )
 """The actions that a trainer's run takes by itself, inside the step; a plan need not ask for them."""
+
+WITH_OTHER_DATA = "with other data"
+"""How steps are called that were trained on other data than their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +54,35 @@ class Reflex:
     def body(self) -> dict[str, object]:
         """Return what the ledger holds of it."""
         return {**asdict(self), "failure": self.failure.value, "actions": list(self.actions)}
+
+
+def clipped(reading: StepReading, limit: float | None) -> Reflex | None:
+    """Tell of an outlier that was brought down further than the user's own limit would have; None where it was not."""
+    left = reading.norm * reading.coefficient
+    if reading.coefficient >= 1.0 or left >= (limit or math.inf) * 0.999:
+        return None
+    return Reflex(
+        failure=FailureType.GRADIENT_EXPLOSION,
+        incident="gradient-outlier",
+        because=f"the gradient norm of step {reading.step} was {reading.norm:.4g}, {reading.z:.1f} scales above its level",
+        actions=("tighten-clipping",),
+        said=f"this one gradient was clipped to {left:.4g}",
+        step=reading.step - 1,
+    )
+
+
+def made_up(
+    unsound: Sequence[int], applied: Sequence[AppliedStep], counts: Mapping[str, int], *, step: int, seconds: float
+) -> Reflex:
+    """Tell what became of updates that were held back, by the number of steps of each kind."""
+    first = unsound[0] if unsound else step
+    return Reflex(
+        failure=FailureType.NAN_LOSS,
+        incident="step-not-finite",
+        because=f"a loss or a gradient of step {first} was not finite, so the update was held back on the device",
+        actions=("skip-step", "skip-batches") if counts[WITH_OTHER_DATA] else ("skip-step",),
+        said="steps " + ", ".join(f"{what}: {count}" for what, count in counts.items() if count),
+        step=first - 1,
+        seconds=seconds,
+        details={"unsound": list(unsound), "made_up": [each.step for each in applied]},
+    )

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import time
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...core.failure import Effect, FailureType, Mode
+from ...core.failure import Effect, Mode
 from ...core.goodput import Spending, TimeAccount
 from ...core.plan import Plan
 from ...core.run_directory import healing_folder
@@ -20,7 +19,7 @@ from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
 from ..rollback.checkpoint_care import CheckpointCare
-from ..rollback.in_loop import Arrival, RollBackTo
+from ..rollback.in_loop import Arrival
 from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
 from .data_facts import data_facts
@@ -34,8 +33,9 @@ from .interrupts import Interrupts, nobody_listens, signals_left_to_us
 from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, save_as_asked, secure_in_time
 from .log_figures import LogFigures
 from .make_up import AppliedStep
-from .moves import LeaveLoop, ReturnTo
-from .reflexes import Reflex
+from .moves import LeaveLoop, ReturnTo, RollBackTo
+from .reflexes import WITH_OTHER_DATA, clipped
+from .reflexes import made_up as made_up_reflex
 from .run_desk import RunDesk, facts_of_run
 from .step_profile import StepProfile
 from .time_spent import TimeSpent
@@ -46,7 +46,6 @@ from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from .step_reading import StepReading
 
 logger = logging.getLogger("self_healing.trainer")
 
@@ -248,7 +247,9 @@ class TrainerSession:
             is_unknown = reading.is_routine_overflow or (self.surroundings.only_measures and not reading.norm)
             self._report(reading.step, reading.loss, None if is_unknown else reading.norm, reading.rate)
             if reading.is_outlier and reading.is_applied:
-                self._tell_of_clipping(reading)
+                reflex = clipped(reading, self.trainer.args.max_grad_norm)
+                if reflex is not None:
+                    self.desk.reflex(reflex)
         for applied in made_up:  # after what was seen of the first attempts
             self._report(applied.step, applied.loss, applied.norm, self.guard.rate)
             self.rollback.made_up(applied, self.guard.rate)
@@ -262,22 +263,6 @@ class TrainerSession:
             values["grad_norm"] = norm
         self.desk.look_later(step, values)
 
-    def _tell_of_clipping(self, reading: StepReading) -> None:
-        """Record that an outlier was brought down further than the user's own limit would have."""
-        left, limit = reading.norm * reading.coefficient, self.trainer.args.max_grad_norm or math.inf
-        if reading.coefficient < 1.0 and left < limit * 0.999:
-            told = f"the gradient norm of step {reading.step} was {reading.norm:.4g}, {reading.z:.1f} scales above its level"
-            self.desk.reflex(
-                Reflex(
-                    failure=FailureType.GRADIENT_EXPLOSION,
-                    incident="gradient-outlier",
-                    because=told,
-                    actions=("tighten-clipping",),
-                    said=f"this one gradient was clipped to {left:.4g}",
-                    step=reading.step - 1,
-                )
-            )
-
     def _make_up(self, unsound: list[int]) -> list[AppliedStep]:
         """Have skipped steps made up and write that down; return those that were applied."""
         self._found_unsound = False
@@ -288,20 +273,9 @@ class TrainerSession:
         if made_up and not self._found_unsound:
             self.desk.learn(self._examiner.was_transient())
         replaced, left_out = making_up.replaced_steps - before[0], making_up.skipped_steps - before[1]
-        counts = {"made up with the same data": made_up - replaced, "with other data": replaced, "left out": left_out}
-        self.desk.reflex(
-            Reflex(
-                failure=FailureType.NAN_LOSS,
-                incident="step-not-finite",
-                because=f"a loss or a gradient of step {unsound[0] if unsound else self._step()} was not finite, "
-                "so the update was held back on the device",
-                actions=("skip-step",) if not replaced else ("skip-step", "skip-batches"),
-                said="steps " + ", ".join(f"{what}: {count}" for what, count in counts.items() if count),
-                step=(unsound[0] if unsound else self._step()) - 1,
-                seconds=time.perf_counter() - began,
-                details={"unsound": unsound, "made_up": [applied.step for applied in making_up.applied]},
-            )
-        )
+        counts = {"made up with the same data": made_up - replaced, WITH_OTHER_DATA: replaced, "left out": left_out}
+        seconds = time.perf_counter() - began
+        self.desk.reflex(made_up_reflex(unsound, making_up.applied, counts, step=self._step(), seconds=seconds))
         return making_up.applied
 
     def _examine(self, window: Window) -> bool:
