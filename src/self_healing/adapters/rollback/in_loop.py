@@ -23,7 +23,7 @@ from .data_windows import Batches, DataWindows, EpochData, Place
 from .guard_state import is_settled
 from .memory_snapshots import MemorySnapshots, Snapshot, SnapshotDamagedError, oldest
 from .old_loop import OldLoop
-from .restart import MemoryRestart
+from .restart import MemoryRestart, Returning
 
 if TYPE_CHECKING:
     from ..trainer.trainer_guard import TrainerGuard
@@ -186,8 +186,8 @@ class RollbackLoop:
             self._forget_what_nobody_returns_to(epoch)
             fetched = original(epoch_iterator, *args, **kwargs)
             self.restart.has_fetched(epoch)
-            if self.restart.snapshot is not None:
-                self._go_on_at(self.restart.snapshot, epoch)
+            if self.restart.returning is not None:
+                self._go_on_at(self.restart.returning, epoch)
             self._look_what_is_in_reach()
             if self.old is not None:
                 self.old.fetched(epoch, fetched[0])
@@ -321,18 +321,16 @@ class RollbackLoop:
             logger.warning("%d batches are left out", left_out)
         return place.epoch
 
-    def _go_on_at(self, snapshot: Snapshot, epoch: EpochData) -> None:
+    def _go_on_at(self, returning: Returning, epoch: EpochData) -> None:
         """Put a state back after `train()` was entered anew for it, now that the data of its step were fetched again."""
-        restart = self.restart
-        move, came_from = restart.move, restart.left_at
-        assert move is not None, "a return is under way"
+        snapshot, move = returning.state, returning.move
         repeats = not move.skip and not self.trainer.args.ignore_data_skip
         self.snapshots.put_back(snapshot)
-        restart.done()
+        self.restart.done()
         epoch.first_step = snapshot.step
         snapshot.place = self._place_in(epoch)
         snapshot.is_restart_only = not self.re_enters
-        self._has_returned(Arrival(snapshot, move, came_from, repeats))
+        self._has_returned(Arrival(snapshot, move, returning.left_at, repeats))
 
     def _has_returned(self, arrival: Arrival) -> None:
         snapshot = arrival.snapshot
