@@ -23,6 +23,7 @@ from .trainer.exceptions import came_from_a_callback, is_pruning
 from .trainer.leaving import answer_interrupt, asked_to_end, is_put_down_to, leave_as_asked, lose_device
 from .trainer.log_figures import GOODPUT
 from .trainer.moves import LeaveLoop, Resume, ReturnTo, RollBackTo
+from .trainer.raising import raised
 from .trainer.trainer_session import TrainerSession
 from .trainer.wrapping import Wrapping
 
@@ -187,7 +188,7 @@ def _answer(session: TrainerSession, error: Exception) -> Resume:
             session.note("emergency", session.emergency_checkpoint())
         raise error
     if error is not session.answered:  # else it was looked at inside the loop already
-        session.raised(error)
+        raised(session, error)
     if session.mode is not Mode.HEAL:  # who only watches neither saves nor says that it gave up
         raise error
     pending, waiting = session.pending, session.interrupts.received

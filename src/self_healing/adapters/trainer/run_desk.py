@@ -14,7 +14,7 @@ from ...core.failure import Mode
 from ...core.ledger import LedgerReading, iter_ledger
 from ...core.plan import Plan
 from ...core.run_directory import ledger_path
-from ...core.signal import Fact, Facts, Metrics, Resumed, Signal
+from ...core.signal import Fact, Facts, Metrics, Resumed, ReturnDropped, Signal
 from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
@@ -125,10 +125,13 @@ class RunDesk:
         self.settle()
         return self._carry_out(self.healer.observe(seen))
 
-    def tell(self, seen: Signal) -> None:
-        """Let the healer know, and do nothing about it."""
-        self.meanwhile.wait()
-        self.healer.observe(seen)
+    def tell_of_move(self, seen: Signal) -> None:
+        """Tell the healer what became of a move; where the run ends without it, nothing is to follow from that."""
+        if isinstance(seen, ReturnDropped) and not seen.goes_on:
+            self.meanwhile.wait()
+            self.healer.observe(seen)
+        else:
+            self.signal(seen)
 
     def settle(self) -> None:
         """Do what follows from the observations that were left for the backward pass."""

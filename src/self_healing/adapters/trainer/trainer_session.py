@@ -11,10 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.failure import Effect, Mode
 from ...core.goodput import Spending, TimeAccount
-from ...core.plan import Plan
 from ...core.run_directory import healing_folder
-from ...core.signal import Raised, ReturnDropped, Signal, SnapshotTaken
-from ..data.other_data import blame_the_model_if_other_data_fail
+from ...core.signal import SnapshotTaken
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
@@ -23,10 +21,8 @@ from ..rollback.in_loop import Arrival
 from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
 from .data_facts import data_facts
-from .device_errors import is_device_lost
 from .engines import Surroundings
 from .examination import Examiner
-from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
 from .grace import GraceWatch
 from .gradient_gate import gate_of
 from .interrupts import Interrupts, nobody_listens, signals_left_to_us
@@ -34,6 +30,7 @@ from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, save
 from .log_figures import LogFigures
 from .make_up import AppliedStep
 from .moves import LeaveLoop, ReturnTo, RollBackTo
+from .raising import raised_in_the_loop
 from .reflexes import WITH_OTHER_DATA, clipped
 from .reflexes import made_up as made_up_reflex
 from .run_desk import RunDesk, facts_of_run
@@ -78,12 +75,12 @@ class TrainerSession:
         self.rollback.on_return = self._returned
         self.abilities = self.rollback.abilities(self.emergency_checkpoint)
         self.pending = self.abilities.pending
-        self.pending.tell, self.pending.step = self._tell_of_move, self._step
         self.answered: Exception | None = None
         """An exception that was looked at before it left the loop."""
         alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
         planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
         self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step, **past)
+        self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
         self.note = self.abilities.note = self.desk.note
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
@@ -122,7 +119,7 @@ class TrainerSession:
         for name, text, level in self.surroundings.remarks():
             self.note(name, text, level=level)
         self.data.attach()
-        self.rollback.attach(self.desk, self._raised_in_the_loop)
+        self.rollback.attach(self.desk, partial(raised_in_the_loop, self))
         self.guard.attach()
         self._changes.wrap(self.trainer.accelerator, "backward", self.desk.meanwhile.around_backward)
         self.log_figures.attach(self._changes)
@@ -339,13 +336,6 @@ class TrainerSession:
             self._saved_steps.add(step)
             self.desk.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))
 
-    def _tell_of_move(self, signal: Signal) -> None:
-        """Tell the core what became of a move; where the run ends without it, nothing is to follow from that."""
-        if isinstance(signal, ReturnDropped) and not signal.goes_on:
-            self.desk.tell(signal)
-        else:
-            self.desk.signal(signal)
-
     def _returned(self, arrival: Arrival) -> None:
         """Go on from an earlier state: what is counted since then has not happened."""
         to_step = arrival.snapshot.step
@@ -356,31 +346,6 @@ class TrainerSession:
             self.checkpoints.returned(to_step)
         self.pending.arrived(arrival.move, step=to_step, from_step=arrival.from_step)
         self._step_began = time.perf_counter()
-
-    def _raised_in_the_loop(self, error: Exception) -> None:
-        """Look at an exception while there is still a loop to return to an earlier state in."""
-        if isinstance(error, LeaveLoop) or is_pruning(error) or came_from_a_callback(error):
-            return
-        if is_device_lost(error):  # no state can be returned to in here
-            return
-        if self.trainer.args.auto_find_batch_size or self.interrupts.received is not None:
-            return  # accelerate has an answer of its own outside; and who is asked to end does not begin again
-        self.answered = error
-        self.raised(error)
-
-    def raised(self, error: Exception) -> Plan | None:
-        """Report an exception that left the loop and carry out what can be done inside the process."""
-        if self.mode is Mode.HEAL and not self.surroundings.is_one_of_several and not self.guard.device_is_lost:
-            blame_the_model_if_other_data_fail(self.guard, error)
-        told = describe(error)
-        told["message"] = "\n".join((told["message"], *remarks_on(error)))
-        self.abilities.left_by = error
-        try:
-            return self.desk.signal(
-                Raised(step=self._step(), time_s=time.time(), rank=self.trainer.args.process_index, **told)
-            )
-        finally:
-            self.abilities.left_by = None
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
