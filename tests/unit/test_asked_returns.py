@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from self_healing.actions.roll_back import RollBack
 from self_healing.adapters.trainer.moves import PendingMove, Resume, ReturnTo, Stop
+from self_healing.core.action import rung
 from self_healing.core.capability import ReturnAsked
 from self_healing.core.ledger import read_ledger
 from self_healing.core.signal import ReturnDropped, Returned, SnapshotTaken
@@ -16,14 +19,22 @@ from self_healing.readers import open_recording
 from self_healing.replay import replay
 from self_healing.report.postmortem import build_postmortem
 
+from .test_care import Alarm
 from .test_healer import Training, calm
 
 OLD = Path(__file__).parents[1] / "replay" / "ledgers" / "returns_told_by_outcomes.jsonl"
 
 
-def asking():
+@dataclass(frozen=True, kw_only=True)
+class Other(Alarm):
+    """Another rule for the same class of failure."""
+
+    remedy = (rung(RollBack()),)
+
+
+def asking(*rules):
     """Return a training with states of steps 49 and 99 that diverges, and has just been asked to return."""
-    training = Training(LossSpike(), LossDivergence())
+    training = Training(LossSpike(), LossDivergence(), *rules)
     for seed, count, key in ((0, 49, "early"), (1, 50, "late")):
         training.feed(*calm(count, seed=seed))
         training.signal(SnapshotTaken(step=training.step, key=key))
@@ -118,8 +129,21 @@ def test_a_dropped_return_is_asked_for_again_only_where_the_run_goes_on():
     assert (action["outcome"], action["steps_lost"]) == ("failed", 0)
     assert "SIGTERM came" in action["said"]
     assert ends.healer.history.step == ends.step
+    ends.feed(9.0)
+    assert len(ends.plans) == before
     goes_on.signal(ReturnDropped(step=goes_on.step, asked="late", because="the batch is halved", goes_on=True))
     assert len(goes_on.plans) == before + 1
+
+
+def test_where_the_run_ends_nothing_follows_for_others_that_have_waited_either():
+    training = asking(Other())
+    training.feed(9.0, alarm=2.0)
+    assert training.events("other") == ["opened"], "one plan at a time for a class of failure"
+    before = len(training.plans)
+    training.signal(ReturnDropped(step=training.step, asked="late", because="SIGTERM came"))
+    assert len(training.plans) == before
+    training.signal(ReturnDropped(step=training.step, asked="late", because="the batch is halved", goes_on=True))
+    assert training.plans[before].incident == "other"
 
 
 def test_a_ledger_from_before_this_signal_is_replayed_and_told_as_it_was():
