@@ -62,9 +62,9 @@ def run_with(capability: type) -> Any:
     calls: list[inspect.BoundArguments] = []
     answers = {
         "str": f"{name} was done",
-        "str | ReturnedToSkip": f"{name} was done",
+        "str | ReturnedToSkip | ReturnAsked": f"{name} was done",
         "float": 0.25,
-        "RollbackDone": SimpleNamespace(key="good-90", step=90),
+        "RollbackDone | ReturnAsked": SimpleNamespace(key="good-90", step=90),
     }
 
     def method(self: object, *args: object, **kwargs: object) -> object:

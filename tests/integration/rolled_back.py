@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from self_healing import HealingConfig
-from self_healing.adapters.rollback.in_loop import RollbackLoop, RollBackTo
+from self_healing.adapters.rollback.in_loop import RollbackLoop
+from self_healing.adapters.trainer.moves import ReturnTo, RollBackTo
 from self_healing.adapters.trainer.wrapping import Wrapping
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.drills.tiny_training import LENGTH, records, tiny_model
@@ -238,9 +239,8 @@ def driver(loop, script, *, every=2, skip=(), more=0):
         def returns_at(self, step):
             if step in self.left:
                 kept = list(loop.snapshots)
-                asked = RollBackTo(kept[-1 - self.left.pop(step)].key, skip=skip)
-                asked.skip_more = more
-                raise asked
+                key = kept[-1 - self.left.pop(step)].key
+                raise RollBackTo(ReturnTo(key).leaving_out(skip, more=more))
 
     return Driver()
 

@@ -247,9 +247,9 @@ def test_a_weight_turned_nan_leads_back_to_a_checkpoint_from_before(save_steps, 
     assert math.isfinite(flat(trainer).sum())
     updates = next(iter(trainer.optimizer.state.values()))["step"]
     assert int(updates) == 40, "every update was applied, some of them twice"
-    outcomes = [e.body for e in read_ledger(tmp_path / "healing" / "ledger.jsonl").entries if e.kind == "outcome"]
-    (restored,) = [Path(body["restored"]).name for body in outcomes if body["restored"] is not None]
-    assert int(restored.removeprefix("checkpoint-")) <= AT, "the checkpoint is from before the trouble"
+    (returned,) = [e for e in read_ledger(tmp_path / "healing" / "ledger.jsonl").entries if e.name == "returned"]
+    assert Path(returned.body["key"]).name == f"checkpoint-{returned.step}"
+    assert returned.step <= AT, "the checkpoint is from before the trouble"
     assert plans(tmp_path)[0][0] == AT + 1, "and not after some more steps of NaN"
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from self_healing.adapters.rollback.in_loop import RollbackLoop, RollBackTo
+from self_healing.adapters.rollback.in_loop import RollbackLoop
+from self_healing.adapters.trainer.moves import ReturnTo, RollBackTo
 from self_healing.adapters.trainer.wrapping import Wrapping
 from self_healing.drills.tiny_training import records
 
@@ -143,7 +144,7 @@ def test_a_return_in_the_middle_of_a_step_leaves_no_gradient_behind(kind, clean,
         if trainer.state.global_step in (5, 8):
             seen.append(trainer.state.global_step)
             if seen == [5] or (seen[-1] == 8 and seen.count(8) == 3):  # the third pass of an accumulated step
-                raise RollBackTo("memory-2-step-2")
+                raise RollBackTo(ReturnTo("memory-2-step-2"))
 
     trainer.model.register_forward_hook(leave)
     run = rolled_back(trainer, {})
@@ -182,7 +183,7 @@ def test_every_event_of_an_epoch_may_ask_for_it(event, clean, tmp_path):
     def ask(self, args, state, control, **kwargs):
         if state.global_step >= 9 and not asked:
             asked.append(state.global_step)
-            raise RollBackTo("memory-2-step-2")
+            raise RollBackTo(ReturnTo("memory-2-step-2"))
 
     trainer.add_callback(type("Asking", (TrainerCallback,), {event: ask})())
     assert rolled_back(trainer, {}, slots=9).loop.returns == 1

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self, cast
 
 from ..core.action import Action, Done
-from ..core.capability import CanRollBack
+from ..core.capability import CanRollBack, ReturnAsked
 from ..core.failure import Effect
 
 DEEPEST = 2
@@ -61,8 +61,10 @@ class RollBack(Action):
         return replace(self, before_step=onset_step) if self.before_step is None else self
 
     def apply(self, run: object) -> Done:
-        """Ask the run to restore, and say where it is now."""
+        """Ask the run to return; say where it is now, or where it is about to go."""
         done = cast("CanRollBack", run).roll_back(
             before_step=self.before_step, depth=self.depth, min_steps=self.min_steps
         )
+        if isinstance(done, ReturnAsked):
+            return Done(text=f"a return to {done.key}, step {done.step}, is asked for", returns_to=done.key)
         return Done(text=f"rolled back to {done.key}, step {done.step}", restored=done.key, step=done.step)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Self, cast
 
 from ..core.action import Action, Done
-from ..core.capability import CanSkipBatches
+from ..core.capability import CanSkipBatches, ReturnAsked
 from ..core.failure import Effect
 
 FURTHER = 4
@@ -48,4 +48,8 @@ class SkipBatches(Action):
     def apply(self, run: object) -> Done:
         """Ask the run to move on in its data."""
         done = cast("CanSkipBatches", run).skip_batches(margin=self.margin)
-        return Done(text=done) if isinstance(done, str) else Done(text=done.text, restored=done.key, step=done.step)
+        if isinstance(done, str):
+            return Done(text=done)
+        if isinstance(done, ReturnAsked):
+            return Done(text=done.text, returns_to=done.key)
+        return Done(text=done.text, restored=done.key, step=done.step)

@@ -17,14 +17,14 @@ from ..core.failure import Mode
 from ..core.goodput import TimeAccount
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .rollback.going_on import GoingOn
-from .rollback.in_loop import RollBackTo
 from .rollback.left_state import StateDoesNotFitError
-from .trainer.abilities import Restart
 from .trainer.device_errors import is_device_lost
 from .trainer.exceptions import came_from_a_callback, is_pruning
 from .trainer.leaving import answer_interrupt, asked_to_end, is_put_down_to, leave_as_asked, lose_device
 from .trainer.log_figures import GOODPUT
-from .trainer.trainer_session import LeaveLoopError, TrainerSession
+from .trainer.moves import LeaveLoop, Resume, ReturnTo, RollBackTo
+from .trainer.raising import raised
+from .trainer.trainer_session import TrainerSession
 from .trainer.wrapping import Wrapping
 
 if TYPE_CHECKING:
@@ -158,28 +158,26 @@ def _train_until_done(
     while True:
         try:
             return train(*args, **kwargs)
-        except LeaveLoopError:
-            pass
+        except LeaveLoop as left:
+            move = left.move
         except RollBackTo as asked:  # to a state that the loop cannot take up where it stands
-            _enter_anew(session, asked)
+            move = _enter_anew(session, asked.move, asked)
         except StateDoesNotFitError as error:  # before anything was touched
             assert going_on is not None, "a state that was left is only taken over where one was looked for"
-            session.abilities.restart = Restart(going_on.instead(session, error))
+            move = Resume(going_on.instead(session, error))
         except Exception as error:  # noqa: BLE001  # the fence: becomes a signal; healed or raised again
-            _answer(session, error)
+            move = _answer(session, error)
         session.spent.account.steps_left()
-        restart, session.abilities.restart = session.abilities.restart, None
-        path = restart.path if restart is not None else None
-        session.rollback.goes_on_from(path)
-        logger.warning("training goes on from %s", path or "the start")
+        session.rollback.goes_on_from(move.path)
+        logger.warning("training goes on from %s", move.path or "the start")
         session.guard.detach_optimizer()
         noise = getattr(session.trainer, "neftune_hook_handle", None)
         if noise is not None:  # `train` adds its own, and removes only the newest at the end
             noise.remove()
-        args, kwargs = _resuming_from(session, path, args, kwargs)
+        args, kwargs = _resuming_from(session, move.path, args, kwargs)
 
 
-def _answer(session: TrainerSession, error: Exception) -> None:
+def _answer(session: TrainerSession, error: Exception) -> Resume:
     """Have an exception that has left the loop looked at; it is raised again unless training can be entered anew."""
     if is_pruning(error):
         raise error
@@ -190,26 +188,31 @@ def _answer(session: TrainerSession, error: Exception) -> None:
             session.note("emergency", session.emergency_checkpoint())
         raise error
     if error is not session.answered:  # else it was looked at inside the loop already
-        session.raised(error)
-        asked = session.rollback.wanted()
-        if asked is not None and session.interrupts.received is None:
-            _enter_anew(session, asked, error)
-            return
+        raised(session, error)
     if session.mode is not Mode.HEAL:  # who only watches neither saves nor says that it gave up
         raise error
-    if session.abilities.restart is None:
+    pending, waiting = session.pending, session.interrupts.received
+    if pending.is_returning and waiting is not None:
+        pending.dropped(f"{waiting.name} came, and there is no time to train anything again")
+    move = pending.take()
+    if isinstance(move, ReturnTo):
+        return _enter_anew(session, move, error)
+    if move is None:
+        pending.dropped("it is out of reach")
         session.note("emergency", session.emergency_checkpoint())
         give_up(session.abilities.stop_reason or "nothing in this process can help", error)
+    return move
 
 
-def _enter_anew(session: TrainerSession, asked: RollBackTo, error: Exception | None = None) -> None:
+def _enter_anew(session: TrainerSession, move: ReturnTo, error: Exception) -> Resume:
     """Have training entered anew at a state in memory; where that cannot be done the run is given up."""
-    path = session.rollback.enter_anew(asked)
+    path = session.rollback.enter_anew(move)
     if path is None:
+        session.pending.dropped("it is out of reach")
         session.note("emergency", session.emergency_checkpoint())
-        give_up(f"{asked.key} cannot be returned to", error or asked)
+        give_up(f"{move.key} cannot be returned to", error)
     session.desk.meanwhile.forget()
-    session.abilities.restart = Restart(path)
+    return Resume(path)
 
 
 def _resuming_from(

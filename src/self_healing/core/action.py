@@ -22,6 +22,8 @@ class Done:
     """One sentence for people."""
     restored: str | None = None
     """The key of the snapshot that was returned to, where the action went back in time."""
+    returns_to: str | None = None
+    """The key of the snapshot that the run was asked to return to, where it says later whether it has."""
     step: int | None = None
     """The step the run is at afterwards, where the action changed it."""
 

@@ -6,6 +6,7 @@ needs; where a run lacks it, the policy passes over that rung and the plan says 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from .naming import kebab_case
@@ -22,14 +23,16 @@ class CanSkipStep(Protocol):
 class CanRollBack(Protocol):
     """Model, optimizer, schedule, RNG and data position can return to an earlier known state."""
 
-    def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> RollbackDone: ...
+    def roll_back(
+        self, *, before_step: int | None, depth: int, min_steps: int | None
+    ) -> RollbackDone | ReturnAsked: ...
 
 
 @runtime_checkable
 class CanSkipBatches(Protocol):
     """The data position can be moved past batches that did harm; a run may have to return to before them for it."""
 
-    def skip_batches(self, *, margin: int) -> str | ReturnedToSkip: ...
+    def skip_batches(self, *, margin: int) -> str | ReturnedToSkip | ReturnAsked: ...
 
 
 @runtime_checkable
@@ -159,6 +162,16 @@ class ReturnedToSkip(RollbackDone, Protocol):
 
     @property
     def text(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnAsked:
+    """What is reported where the run returns only later: it says so by the signal `Returned` once it is there."""
+
+    key: str
+    step: int
+    text: str = ""
+    """What else was done, in a sentence."""
 
 
 CAPABILITIES: dict[str, type] = {

@@ -15,6 +15,7 @@ from .memory import Memory
 from .plan import Outcome, Plan, merge
 from .policy import Policy
 from .signal import Metrics, Signal
+from .trials import EVALUATION, Trial, relapsed
 from .verdict import Reference, Verdict, VerdictKind
 
 QUIET_AFTER = 8
@@ -66,14 +67,6 @@ class OwedUndo:
     tries: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A recipe change that has passed its watch window and awaits the next evaluation."""
-
-    plan: Plan
-    eval_before: float
-
-
 class Care:
     """The open incidents of a run, and what follows from each observation for them."""
 
@@ -84,6 +77,8 @@ class Care:
         self.owed: list[OwedUndo] = []
         self.unhelpful: list[Plan] = []
         """Plans that did not help, with those of their changes that are still in force."""
+        self.awaited: list[Outcome] = []
+        """Returns that were asked for, of which the run has not said yet what became of them."""
 
     # -- one observation -----------------------------------------------------------------------------
 
@@ -155,7 +150,7 @@ class Care:
 
     def _aged(self, case: Case, step: int) -> None:
         """Let time pass for one case: judge a plan whose window is over, close what has passed."""
-        if case.phase is Phase.CLOSED:  # closed with another one of the same metric
+        if case.phase is Phase.CLOSED or self._is_awaited(case):  # closed with another one of the same metric
             return
         if case.phase is Phase.WATCHING:
             if case.is_watch_over(step):
@@ -224,30 +219,26 @@ class Care:
     # -- recipe changes on trial ---------------------------------------------------------------------
 
     def _judge_trials(self, signal: Metrics) -> None:
-        if not self.trials or "eval_loss" not in signal.values:
+        if EVALUATION not in signal.values:
             return
-        value = signal.values["eval_loss"]
-        for trial in self.trials:
-            worse = not signal.is_finite("eval_loss") or Reference(trial.eval_before, 0.0).is_worse((value,))
-            because = f"eval_loss is {value:.4g} after the change, {trial.eval_before:.4g} before"
-            kind = VerdictKind.WORSE if worse else VerdictKind.RECOVERED
-            self.office.record_verdict(Verdict(kind=kind, plan=trial.plan, because=because))
-            if worse:
-                self._owe_undo(trial.plan, because, signal.step)
+        for verdict in [trial.judged(signal) for trial in self.trials]:
+            self.office.record_verdict(verdict)
+            if verdict.kind is VerdictKind.WORSE:
+                self._owe_undo(verdict.plan, verdict.because, signal.step)
         self.trials.clear()
 
     def _fail_relapsed_trials(self, incident: Incident) -> None:
-        for trial in [t for t in self.trials if t.plan.failure is incident.failure]:
-            if incident.severity >= trial.plan.severity:
-                self.office.record_verdict(
-                    Verdict(kind=VerdictKind.RELAPSED, plan=trial.plan, because=incident.because)
-                )
-                self.trials.remove(trial)
+        for trial in relapsed(self.trials, incident):
+            self.office.record_verdict(Verdict(kind=VerdictKind.RELAPSED, plan=trial.plan, because=incident.because))
+            self.trials.remove(trial)
 
     # -- what became of a wish -----------------------------------------------------------------------
 
     def after(self, outcome: Outcome, *, rewound: bool) -> None:
-        """Start watching what a plan did; after a rollback every other incident is undone with it."""
+        """Start watching what a plan did; after a rollback every other incident is undone with it.
+
+        Where a return was only asked for, the watch begins when the run has returned.
+        """
         plan = outcome.plan
         if plan.is_undo:
             self._after_undo(outcome)
@@ -265,6 +256,41 @@ class Care:
             case.reopen()
             return
         self._owe_what_did_not_help(plan, rewound=rewound)
+        if outcome.returns_to is not None:
+            self.awaited.append(outcome)
+            return
+        self._watch(case, rewound=rewound, returned_to=outcome.step)
+
+    def has_returned(self, step: int, *, rewound: bool) -> None:
+        """Start watching the plan that has asked for a return, now that the run is there.
+
+        A run may also return by itself, further than it was asked to: what is watched since the last return stays watched.
+        """
+        asked, self.awaited = self.awaited[-1:], []
+        case = self.cases.get(_key(asked[0].plan)) if asked else None
+        if case is not None and case.phase is Phase.ACTING:
+            self._watch(case, rewound=rewound, returned_to=step)
+        elif rewound:
+            for other in self.cases:
+                if not (other.phase is Phase.WATCHING and other.has_rewound):
+                    self._close(other, "rewound", release=False)
+        for other in self.cases:  # whose plan was overtaken by this return, and is not carried out any more
+            if other.phase is Phase.ACTING:
+                other.reopen()
+
+    def does_not_return(self, key: str, *, ask_again: bool) -> None:
+        """Take back that a return was on its way; where the run goes on, another plan is asked for."""
+        for outcome in [each for each in self.awaited if each.returns_to == key]:
+            self.awaited.remove(outcome)
+            self.wish_not_granted(outcome.plan, ask_again=ask_again)
+
+    def _is_awaited(self, case: Case) -> bool:
+        return case.phase is Phase.ACTING and any(_key(each.plan) == case.key for each in self.awaited)
+
+    def _watch(self, case: Case, *, rewound: bool, returned_to: int | None) -> None:
+        """Close what else a plan has put an end to, and watch it."""
+        plan = case.plan
+        assert plan is not None
         for other in self.cases:
             if other is not case and (rewound or other.incident.failure is plan.failure):
                 self._close(other, "rewound" if rewound else "covered", release=not rewound)
@@ -273,7 +299,7 @@ class Care:
             rewound=rewound,
             eval_before=evals[0] if evals else None,
             at_s=self.office.now_s,
-            returned_to=outcome.step,
+            returned_to=returned_to,
         )
         if case.incident.metric is not None and plan.hold_longest is None and not rewound:
             self.office.history.forget_evidence(case.incident.metric)

@@ -29,7 +29,19 @@ from .memory import Memory
 from .plan import Outcome, Plan, merge
 from .policy import Circumstances, Policy
 from .settings import Settings
-from .signal import Facts, Heartbeat, Metrics, Resumed, Signal, SnapshotDropped, SnapshotTaken, masked, to_json
+from .signal import (
+    Facts,
+    Heartbeat,
+    Metrics,
+    Resumed,
+    ReturnDropped,
+    Returned,
+    Signal,
+    SnapshotDropped,
+    SnapshotTaken,
+    masked,
+    to_json,
+)
 from .tracker import Statistic
 from .verdict import Verdict
 
@@ -106,9 +118,17 @@ class Healer:
         signal = masked(signal, self.ledger.mask)  # decide on what the ledger will hold, so that a replay does too
         self._now = signal
         self._take_in(signal)
+        rewound = isinstance(signal, Returned) and self.rewind(signal.key)
         found = self.rules.detect(signal, self.history)
         keep = bool(found) or not isinstance(signal, Metrics) or self.care.is_busy()
         self._write("signal", signal.kind(), to_json(signal), keep=keep)
+        match signal:
+            case Returned():
+                self.care.has_returned(signal.step, rewound=rewound)
+            case ReturnDropped():
+                self.care.does_not_return(signal.asked, ask_again=signal.goes_on)
+                if not signal.goes_on:  # nothing can follow any more
+                    return None
         trouble = self.ledger.trouble()
         if trouble:
             logger.warning("the ledger cannot be written, training goes on: %s", trouble)
@@ -156,8 +176,11 @@ class Healer:
     def take_outcome(self, outcome: Outcome) -> None:
         """Learn what a plan came to: after `act`, or from a ledger that is being replayed."""
         self._write("outcome", outcome.plan.incident, outcome.to_json())
-        rewound = outcome.restored is not None and self.rewind(outcome.restored)
-        self.care.after(outcome, rewound=rewound)
+        if outcome.returns_to is not None:  # asked for: the run is still where it was, and so is the history
+            rewinds = outcome.returns_to in self._kept_histories
+        else:
+            rewinds = outcome.restored is not None and self.rewind(outcome.restored)
+        self.care.after(outcome, rewound=rewinds)
 
     def rewind(self, key: str) -> bool:
         """Take the history back to the snapshot of that key; say whether it was known. The memory stays."""

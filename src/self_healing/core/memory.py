@@ -85,7 +85,7 @@ class Memory:
 
     def _see_step(self, entry: Entry) -> None:
         """Count steps forward; only a rollback, a resumption or a new process may take the counting back."""
-        if entry.name == "resumed" or (entry.name == "metrics" and self.last_step is None):
+        if entry.name in ("resumed", "returned") or (entry.name == "metrics" and self.last_step is None):
             self.last_step = entry.step
         elif entry.name == "metrics" and self.last_step is not None and entry.step > self.last_step:
             self.trained_steps += entry.step - self.last_step

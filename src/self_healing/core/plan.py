@@ -136,9 +136,11 @@ class Outcome:
     plan: Plan
     results: tuple[ActionResult, ...]
     restored: str | None = None
-    """The key of the snapshot that was returned to."""
+    """The key of the snapshot that was returned to, where the run was there at once."""
     step: int | None = None
-    """The step the run is at afterwards, where the plan changed it."""
+    """The step the run is at afterwards, where the plan changed it at once."""
+    returns_to: str | None = None
+    """The key of the snapshot that the run was asked to return to; the signal `Returned` says that it has."""
 
     @property
     def succeeded(self) -> bool:
@@ -166,6 +168,7 @@ class Outcome:
             "seconds": self.seconds,
             "restored": self.restored,
             "step_after": self.step,
+            "returns_to": self.returns_to,
             "plan": {**self.plan.to_json(), "step": self.plan.step, "rank": self.plan.rank},
             "results": [
                 {"action": r.action, "status": r.status, "text": r.text, "seconds": r.seconds} for r in self.results

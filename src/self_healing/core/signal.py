@@ -124,6 +124,33 @@ class SnapshotDropped(Signal):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Returned(Signal):
+    """The run is back at an earlier state, whose step is the signal's: what came after it is undone.
+
+    A plan only asks for a return. This says that it has happened, and where the run is now.
+    """
+
+    key: str
+    """The state that the run is in."""
+    from_step: int
+    """The step that was reached before."""
+    asked: str = ""
+    """The state that was asked for; the same key where nothing came in between."""
+    because: str = ""
+    """Why it is another one than was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnDropped(Signal):
+    """A return that was asked for does not take place."""
+
+    asked: str
+    because: str = ""
+    goes_on: bool = False
+    """The run goes on without it, so that what it was to answer needs another answer; else the run ends."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Signal):
     """The run goes on from a state saved by an earlier process, with the core's history of that moment."""
 
@@ -146,6 +173,8 @@ def masked(signal: Signal, mask: Callable[[str], str]) -> Signal:
             return replace(signal, message=mask(_ends(signal.message)), where=mask(_ends(signal.where)))
         case LogLine():
             return replace(signal, text=mask(_ends(signal.text)))
+        case Returned() | ReturnDropped():
+            return replace(signal, because=mask(_ends(signal.because)))
         case Exited():
             return replace(signal, last_lines=tuple(mask(_ends(line)) for line in signal.last_lines[-400:]))
     return signal

@@ -168,12 +168,13 @@ class LedgerReplay:
             for wish in attempt.wishes[-1:]:
                 attempt.healer.care.wish_not_granted(wish, ask_again=True)
         attempt.wishes = [wish for wish in attempt.wishes if wish is not plan]
-        restored, step = body.get("restored"), body.get("step_after")
+        restored, step, asked = body.get("restored"), body.get("step_after"), body.get("returns_to")
         outcome = Outcome(
             plan=plan,
             results=results,
             restored=restored if isinstance(restored, str) else None,
             step=step if isinstance(step, int) else None,
+            returns_to=asked if isinstance(asked, str) else None,
         )
         attempt.healer.take_outcome(outcome)
         attempt.last = outcome

@@ -36,6 +36,8 @@ class Changes:
         self._actions = actions
         self._clean = clean
         self._made: dict[str, dict[str, object]] = {}
+        self._waits: tuple[dict[str, object], int] | None = None
+        """A ramp that begins where the run is about to return to, and its length."""
 
     def take(self, entry: Entry, name: str, parameters: Mapping[str, object], said: str, *, is_recipe: bool) -> None:
         """Take in one action that was done; `is_recipe` tells of the plan, for actions that are not known here."""
@@ -64,7 +66,14 @@ class Changes:
             began = step_of(entry.body.get("step_after"))
             steps = step_of(parameters.get("ramp_steps")) or 0
             change["until_step"] = (entry.step if began is None else began) + steps
+            self._waits = (change, steps) if entry.body.get("returns_to") else None
         self._made[name] = change
+
+    def returned(self, to_step: int) -> None:
+        """Take note of a return: what waited for it begins there."""
+        if self._waits is not None:
+            change, steps = self._waits
+            change["until_step"], self._waits = to_step + steps, None
 
     def in_force(self, last_step: int) -> list[dict[str, object]]:
         """Return the changes that hold at a step, oldest first."""

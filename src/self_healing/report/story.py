@@ -94,6 +94,8 @@ class Story:
         """The first hypothesis of the newest diagnosis."""
         self._unresolved: dict[Key, dict[str, object]] = {}
         self._unjudged: dict[tuple[str, str, str], dict[str, object]] = {}
+        self._asked: dict[str, tuple[dict[str, object], Key]] = {}
+        """What has asked for a return to each state, and what has led to it: there the cost is put down."""
 
     def take(self, entry: Entry) -> None:
         """Take in one entry; what a damaged one does not say is left out."""
@@ -104,9 +106,7 @@ class Story:
         match entry.kind:
             case "signal":
                 attempt.last_step = entry.step
-                if entry.name == "metrics":
-                    attempt.times.seen(entry.step, entry.time)
-                    _keep_newest(attempt.metrics, _mapping(entry.body.get("values")))
+                self._take_signal(entry, attempt)
             case "incident":
                 self._take_incident(entry, attempt)
             case "diagnosis":
@@ -121,6 +121,16 @@ class Story:
             case "note":
                 self._take_note(entry, attempt)
         self.unreadable += "$unwritable" in entry.body
+
+    def _take_signal(self, entry: Entry, attempt: Attempt) -> None:
+        match entry.name:
+            case "metrics":
+                attempt.times.seen(entry.step, entry.time)
+                _keep_newest(attempt.metrics, _mapping(entry.body.get("values")))
+            case "returned":
+                self._take_return(entry, attempt)
+            case "return-dropped":
+                self._take_dropped_return(entry)
 
     def advice(self) -> list[str]:
         """Return what a person can do about what the last attempt left unresolved: the worst and newest first."""
@@ -142,7 +152,7 @@ class Story:
             self.attempts.append(Attempt(entry.attempt, entry.time, entry.time, entry.step, entry.step))
             self.attempts_seen += 1
             self.changes = Changes(self._actions, self._clean)
-            self._latest, self._diagnoses, self._unresolved, self._unjudged = {}, {}, {}, {}
+            self._latest, self._diagnoses, self._unresolved, self._unjudged, self._asked = {}, {}, {}, {}, {}
         return self.attempts[-1]
 
     def _take_incident(self, entry: Entry, attempt: Attempt) -> None:
@@ -181,11 +191,7 @@ class Story:
         key, body, clean = _key_of(entry), entry.body, self._clean
         plan = _mapping(body.get("plan"))
         done, failed, said = self._what_was_done(entry, plan)
-        after = step_of(body.get("step_after"))
-        lost = 0 if after is None else max(0, entry.step - after)
-        seconds = seconds_of(body.get("seconds"))
-        if after is not None and lost:  # what was trained since is trained once more
-            seconds += attempt.times.returned(after, entry.time)
+        after = step_of(body.get("step_after"))  # of a run that was there at once; else the signal `returned` tells
         action: dict[str, object] = {
             "failure": clean.line(body.get("failure", "other")),
             "diagnosis": self._sentence(key, plan),
@@ -198,24 +204,62 @@ class Story:
             "incident": clean.line(key[0]),
             "attempt": entry.attempt,
             "is_undo": bool(body.get("is_undo")),
-            "steps_lost": lost,
-            "seconds_lost": round(seconds, 3),
+            "steps_lost": 0,
+            "seconds_lost": 0.0,
         }
         self.recovery_actions.append(action)
         self.actions_seen += 1
         attempt.recovery_actions += 1
         if body.get("succeeded") and not body.get("is_undo"):
             self._unjudged[(*key, as_text(body.get("rung")))] = action
-        incident = self._latest.get(key)
-        if incident is not None:
-            incident["steps_lost"] = (step_of(incident["steps_lost"]) or 0) + lost
-            incident["seconds_lost"] = round(seconds_of(incident["seconds_lost"]) + seconds, 3)
+        if body.get("returns_to"):
+            self._asked[as_text(body["returns_to"])] = action, key
+        lost, seconds = self._undone(attempt, entry, entry.step, after)
+        self._put_down(attempt, action, key, lost, seconds + seconds_of(body.get("seconds")))
+        if after is not None:
+            attempt.last_step = after
+
+    def _take_return(self, entry: Entry, attempt: Attempt) -> None:
+        """Take in that the run is back at an earlier state, and what that has cost."""
+        body, before = entry.body, step_of(entry.body.get("from_step")) or 0
+        lost, seconds = self._undone(attempt, entry, before, entry.step)
+        self.changes.returned(entry.step)
+        asked = self._asked.pop(as_text(body.get("asked")), None)
+        if asked is None:  # nobody has planned it
+            self._put_down(attempt, None, None, lost, seconds)
+            return
+        action, key = self._asked[as_text(body.get("key"))] = asked  # from where the run may return further
+        self._put_down(attempt, action, key, lost, seconds)
+        why = f" ({as_text(body['because'])})" if body.get("because") else ""
+        self._say(action, f"the run has returned from step {before} to step {entry.step}{why}")
+
+    def _take_dropped_return(self, entry: Entry) -> None:
+        """Take in that a return does not take place."""
+        asked = self._asked.pop(as_text(entry.body.get("asked")), None)
+        if asked is not None:
+            asked[0]["outcome"] = "failed"
+            self._say(asked[0], f"the run has not returned: {as_text(entry.body.get('because'))}")
+
+    def _say(self, action: dict[str, object], more: str) -> None:
+        action["said"] = self._clean.line("; ".join(filter(None, (as_text(action["said"]), more))))
+
+    def _undone(self, attempt: Attempt, entry: Entry, before: int, after: int | None) -> tuple[int, float]:
+        """Return how many steps a return has undone, and the time they took: they are trained once more."""
+        lost = 0 if after is None else max(0, before - after)
+        return lost, attempt.times.returned(after, entry.time) if after is not None and lost else 0.0
+
+    def _put_down(
+        self, attempt: Attempt, action: dict[str, object] | None, key: Key | None, lost: int, seconds: float
+    ) -> None:
+        """Count what was lost: for the plan and the incident that led to it, the process, and the run."""
+        incident = self._latest.get(key) if key is not None else None
+        for blamed in filter(None, (action, incident)):
+            blamed["steps_lost"] = (step_of(blamed["steps_lost"]) or 0) + lost
+            blamed["seconds_lost"] = round(seconds_of(blamed["seconds_lost"]) + seconds, 3)
         attempt.steps_lost += lost
         attempt.seconds_lost += seconds
         self.steps_lost += lost
         self.seconds_lost += seconds
-        if after is not None:
-            attempt.last_step = after
 
     def _take_note(self, entry: Entry, attempt: Attempt) -> None:
         match entry.name:

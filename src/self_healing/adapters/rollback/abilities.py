@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
+from ...core.capability import ReturnAsked
 from ...core.errors import ActionFailed
-from ..trainer.abilities import Restored, TrainerAbilities
+from ..trainer.abilities import TrainerAbilities
 from ..trainer.learning_rate import LearningRateScale
-from .in_loop import RollBackTo
+from ..trainer.moves import Resume, ReturnTo
 from .state_keeper import StateKeeper
-
-
-@dataclass(frozen=True, slots=True)
-class ReturnedToSkip:
-    """What was left out, and the state that was returned to for it."""
-
-    text: str
-    key: str
-    step: int
 
 
 class RollbackAbilities(TrainerAbilities):
@@ -30,24 +22,17 @@ class RollbackAbilities(TrainerAbilities):
     ) -> None:
         super().__init__(trainer, rate_scale, save_now)
         self.keeper = keeper
-        self.returning: RollBackTo | None = None
-        """Where to return to, as soon as the loop is at a place from which that can be done."""
-        self._onset: int | None = None
         self._blamed: frozenset[int] = frozenset()
         """Steps with trouble that were returned from with their data still there, until these have come again."""
 
-    def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> Restored:
-        """Return to a state in memory, else leave the loop and resume from a checkpoint."""
-        self._onset = before_step
+    def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
+        """Ask for a return to a state in memory, else for leaving the loop and resuming from a checkpoint."""
         self._blame(before_step)
         chosen = self.keeper.choose(before_step=before_step, depth=depth, min_steps=min_steps)
         if chosen is None:
-            self.returning = None
             return super().roll_back(before_step=before_step, depth=depth, min_steps=min_steps)
-        self.returning = RollBackTo(chosen.key)
-        self.returning.onset = before_step
-        self.restart = None
-        return Restored(chosen.key, chosen.step)
+        self.pending.ask(ReturnTo(chosen.key, onset=before_step))
+        return ReturnAsked(chosen.key, chosen.step)
 
     def save_checkpoint(self) -> str:
         """Write the newest state that has proved itself to disk, not the one of this moment, which may be sick."""
@@ -58,30 +43,30 @@ class RollbackAbilities(TrainerAbilities):
 
     def stop_run(self, reason: str) -> str:
         """End training at this step, with the weights of the furthest sound state: a deeper return may have lost them."""
-        self.returning = None
         further = self.keeper.return_to_the_furthest()
         return super().stop_run(reason) + further
 
-    def skip_batches(self, *, margin: int) -> str | ReturnedToSkip:
+    def skip_batches(self, *, margin: int) -> str | ReturnAsked:
         """Leave out what was trained on since the trouble began, and some more, when it is trained again."""
         step = int(self.loop.state.global_step)
-        returned = None
-        if self.returning is None and self.restart is None:
-            returned = self._return_to_skip(step)
-        going_to = self.returning
-        state = self.keeper.state_of(going_to.key) if going_to is not None else None
-        first = self._onset if self._onset is not None else 1 + (state.step if state is not None else step)
+        is_on_its_way = isinstance(self.pending.asked, ReturnTo | Resume)
+        returned = None if is_on_its_way else self._return_to_skip()
+        move = self.pending.asked
+        state = self.keeper.state_of(move.key) if isinstance(move, ReturnTo) else None
+        first = 1 + (state.step if state is not None and returned is None else step)
+        if isinstance(move, ReturnTo | Resume) and move.onset is not None:
+            first = move.onset
         # An exception has left the loop in the middle of the next step, whose data are the ones in question.
         stop = step + (2 if self.left_by is not None else 1)
         found = range(max(1, min(first, stop - 1)), stop)
         harmful = sorted({*found, *self._blamed} if returned is None else found)
         self._blamed = frozenset()
-        if going_to is not None:
-            going_to.skip, going_to.skip_more = frozenset(harmful), margin
+        if isinstance(move, ReturnTo):
+            self.pending.ask(move.leaving_out(harmful, more=margin))
         else:
-            self.keeper.leave_out_after_restart(harmful, margin)
+            self.keeper.loop.leave_out_after_restart(harmful, margin)
         text = f"the data of steps {harmful[0]} to {harmful[-1] + margin} are left out"
-        return text if returned is None else ReturnedToSkip(text, returned.key, returned.step)
+        return text if returned is None else replace(returned, text=text)
 
     def _blame(self, onset: int | None) -> None:
         """Remember the steps with trouble: a try that leaves no data out may be followed by one that does.
@@ -94,13 +79,11 @@ class RollbackAbilities(TrainerAbilities):
         if onset is not None:
             self._blamed |= frozenset(range(max(1, onset), step + 1))
 
-    def _return_to_skip(self, step: int) -> Restored:
+    def _return_to_skip(self) -> ReturnAsked:
         """Go back to the newest state in order to leave the data of a step out that has raised an exception."""
         if self.left_by is None:
             raise ActionFailed("data are left out only together with a return to an earlier state")
-        restored = self.roll_back(before_step=None, depth=0, min_steps=None)
-        self._onset = step + 1
-        return restored
+        return self.roll_back(before_step=None, depth=0, min_steps=None)
 
     def average_neighbours(self) -> str:
         """Do it, and compare later states with none from before."""
@@ -111,8 +94,3 @@ class RollbackAbilities(TrainerAbilities):
     def _can_be_returned_to(self) -> str | None:
         kept = self.keeper.choose(before_step=None, depth=0, min_steps=None)
         return super()._can_be_returned_to() if kept is None else kept.key
-
-    def take_return(self) -> RollBackTo | None:
-        """Return where to return to, once."""
-        asked, self.returning = self.returning, None
-        return asked

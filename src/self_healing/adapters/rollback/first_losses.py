@@ -22,6 +22,8 @@ class FirstLosses:
         self._onset: int | None = None
         self._compares = True
         self._has_rejected = False
+        self.because = ""
+        """Why a state was rejected last."""
 
     def begin(self) -> None:
         """Forget all of them."""
@@ -61,6 +63,6 @@ class FirstLosses:
                 "loss-does-not-repeat", f"{told}, as after the one before: this loss does not repeat, and says nothing"
             )
             return None
-        self._has_rejected = True
+        self._has_rejected, self.because = True, told
         self._note("state-rejected", f"{told}: this is not the state it should be, and an older one is taken")
         return state

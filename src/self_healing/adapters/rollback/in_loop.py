@@ -14,14 +14,16 @@ import inspect
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..trainer.moves import ReturnTo, RollBackTo
 from ..trainer.wrapping import Wrapping
 from .data_windows import Batches, DataWindows, EpochData, Place
 from .guard_state import is_settled
 from .memory_snapshots import MemorySnapshots, Snapshot, SnapshotDamagedError, oldest
 from .old_loop import OldLoop
-from .restart import MemoryRestart
+from .restart import MemoryRestart, Returning
 
 if TYPE_CHECKING:
     from ..trainer.trainer_guard import TrainerGuard
@@ -37,20 +39,15 @@ NEEDED = frozenset(
 """What `_run_epoch` must take for an epoch to be entered in its middle."""
 
 
-class RollBackTo(Exception):
-    """Returns to a state from inside an epoch; leaves the loop where that state is out of reach."""
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """What there is to say when a state is put back."""
 
-    def __init__(self, key: str, *, skip: Iterable[int] = ()) -> None:
-        super().__init__(f"return to {key}")
-        self.key = key
-        self.skip = frozenset(skip)
-        """Steps whose data are left out when they are trained again, as global steps after their update."""
-        self.skip_more = 0
-        """Steps behind them whose data, not fetched yet, are left out too."""
-        self.brings_other_data = bool(self.skip)
-        """The first step afterwards is another one than it was, so that its loss is no test of the state."""
-        self.onset: int | None = None
-        """The first step that may have been harmed, where that is why the run returns."""
+    snapshot: Snapshot
+    move: ReturnTo
+    from_step: int
+    repeats: bool
+    """The first step afterwards is the one that it was, so that its loss is a test of the state."""
 
 
 class RollbackLoop:
@@ -65,7 +62,7 @@ class RollbackLoop:
         guard: TrainerGuard | None = None,
         tell: Callable[[str, str], None] = lambda _name, _text: None,
         make_room: Callable[[Sequence[Snapshot]], Snapshot] = oldest,
-        on_return: Callable[[Snapshot, RollBackTo], None] = lambda _snapshot, _asked: None,
+        on_return: Callable[[Arrival], None] = lambda _arrival: None,
     ) -> None:
         self.trainer = trainer
         self.guard = guard
@@ -81,7 +78,7 @@ class RollbackLoop:
         """Steps that were trained once more because of it."""
         self.lost_seconds = 0.0
         """The time that they had taken the first time, with whatever else was done between them."""
-        self.on_error: Callable[[Exception], RollBackTo | None] = lambda _error: None
+        self.on_error: Callable[[Exception], ReturnTo | None] = lambda _error: None
         """Is asked about an exception inside an epoch; what it returns is returned to, else the exception goes on."""
         self.before_return: Callable[[], None] = lambda: None
         self.choose_instead: Callable[[str], str | None] = lambda _key: None
@@ -146,19 +143,18 @@ class RollbackLoop:
             return False
         return (self._epoch is not None and self._holds(snapshot)) or self.restart.reaches(snapshot)
 
-    def enter_anew(self, asked: RollBackTo) -> str | None:
+    def enter_anew(self, move: ReturnTo) -> str | None:
         """Return what `train()` is to resume from in order to return to a state; None where that cannot be done."""
-        snapshot = self.snapshots.get(asked.key)
+        snapshot = self.snapshots.get(move.key)
         while snapshot is not None and not snapshot.capture.copies.verify():
-            self._tell("state-damaged", f"{snapshot.key} was changed in memory since it was taken")
-            other = self.choose_instead(snapshot.key)
-            self.snapshots.drop(snapshot.key)
-            snapshot = None if other is None else self.snapshots.get(other)
+            other = self._instead_of(move, f"{snapshot.key} was changed in memory since it was taken")
+            move = other or move
+            snapshot = None if other is None else self.snapshots.get(other.key)
         if snapshot is None or not self.restart.reaches(snapshot):
             return None
         self.before_return()
-        self.leave_out_after_restart(asked.skip, asked.skip_more)
-        return self.restart.prepare(snapshot, asked)
+        self.leave_out_after_restart(move.skip, move.skip_more)
+        return self.restart.prepare(snapshot, move)
 
     def leave_out_after_restart(self, steps: Iterable[int], more: int) -> None:
         """Leave the data of steps and of some more out when training is entered anew before them."""
@@ -190,8 +186,8 @@ class RollbackLoop:
             self._forget_what_nobody_returns_to(epoch)
             fetched = original(epoch_iterator, *args, **kwargs)
             self.restart.has_fetched(epoch)
-            if self.restart.snapshot is not None:
-                self._go_on_at(self.restart.snapshot, epoch)
+            if self.restart.returning is not None:
+                self._go_on_at(self.restart.returning, epoch)
             self._look_what_is_in_reach()
             if self.old is not None:
                 self.old.fetched(epoch, fetched[0])
@@ -244,7 +240,7 @@ class RollbackLoop:
                     self._begin_again(epoch)
                 self._run(original, epoch, enters_anew=enters_anew)
             except RollBackTo as asked:
-                epoch = self._return_to(asked)
+                epoch = self._return_to(asked.move)
                 enters_anew, begins = True, False
                 continue
             except Exception as error:
@@ -254,7 +250,7 @@ class RollbackLoop:
                 try:
                     epoch = self._return_to(answer)
                 except RollBackTo as unreached:
-                    if self.is_in_reach(unreached.key):
+                    if self.is_in_reach(unreached.move.key):
                         raise  # `train()` is entered anew for it
                     raise error from None  # nobody outside has heard of ours
                 enters_anew, begins = True, False
@@ -301,57 +297,56 @@ class RollbackLoop:
 
     # -- returning -----------------------------------------------------------------------------------
 
-    def _return_to(self, asked: RollBackTo) -> EpochData:
-        """Put a state and the data since back; raise the request again where that cannot be done in here."""
-        snapshot = self.snapshots.get(asked.key)
+    def _return_to(self, move: ReturnTo) -> EpochData:
+        """Put a state and the data since back; leave the loop with the request where that cannot be done in here."""
+        snapshot = self.snapshots.get(move.key)
         if snapshot is None or not self._holds(snapshot):
             why = "is not kept any more" if snapshot is None else "lies before the data that are kept"
-            asked.add_note(f"{asked.key} {why}: training has to be entered anew")
-            raise asked
+            unreached = RollBackTo(move)
+            unreached.add_note(f"{move.key} {why}: training has to be entered anew")
+            raise unreached
         came_from, place = self._step(), snapshot.place
         self.before_return()
         try:
             self.snapshots.restore(snapshot)
         except SnapshotDamagedError as error:
-            self._tell("state-damaged", str(error))
-            return self._return_to(self._instead_of(asked))
-        left_out = self.data.leave_out(place, asked.skip, more=asked.skip_more * self._accumulation())
+            other = self._instead_of(move, str(error))
+            if other is None:
+                raise RollBackTo(move) from error
+            return self._return_to(other)
+        left_out = self.data.leave_out(place, move.skip, more=move.skip_more * self._accumulation())
         place.epoch.rewind(place.index, silent_until=place.index + place.fetched)
-        self._has_returned(came_from, snapshot, asked)
+        self._has_returned(Arrival(snapshot, move, came_from, repeats=not move.skip))
         if left_out:
             logger.warning("%d batches are left out", left_out)
         return place.epoch
 
-    def _go_on_at(self, snapshot: Snapshot, epoch: EpochData) -> None:
+    def _go_on_at(self, returning: Returning, epoch: EpochData) -> None:
         """Put a state back after `train()` was entered anew for it, now that the data of its step were fetched again."""
-        restart = self.restart
-        asked, came_from = restart.asked, restart.left_at
-        assert asked is not None, "a return is under way"
-        asked.brings_other_data = bool(asked.skip) or bool(self.trainer.args.ignore_data_skip)
+        snapshot, move = returning.state, returning.move
+        repeats = not move.skip and not self.trainer.args.ignore_data_skip
         self.snapshots.put_back(snapshot)
-        restart.done()
+        self.restart.done()
         epoch.first_step = snapshot.step
         snapshot.place = self._place_in(epoch)
         snapshot.is_restart_only = not self.re_enters
-        self._has_returned(came_from, snapshot, asked)
+        self._has_returned(Arrival(snapshot, move, returning.left_at, repeats))
 
-    def _has_returned(self, came_from: int, snapshot: Snapshot, asked: RollBackTo) -> None:
+    def _has_returned(self, arrival: Arrival) -> None:
+        snapshot = arrival.snapshot
         self.returns += 1
-        self.lost_steps += came_from - snapshot.step
+        self.lost_steps += arrival.from_step - snapshot.step
         now = time.perf_counter()
         self.lost_seconds, snapshot.at_s = self.lost_seconds + now - snapshot.at_s, now
-        self._on_return(snapshot, asked)
-        logger.warning("returned from step %d to %s", came_from, snapshot.key)
+        logger.warning("returned from step %d to %s", arrival.from_step, snapshot.key)
+        self._on_return(arrival)
 
-    def _instead_of(self, asked: RollBackTo) -> RollBackTo:
-        """Choose another state where the one that was asked for is damaged; raise the request where there is none."""
-        other = self.choose_instead(asked.key)
-        self.snapshots.drop(asked.key)
-        if other is None:
-            raise asked
-        instead = RollBackTo(other, skip=asked.skip)
-        instead.skip_more, instead.onset = asked.skip_more, asked.onset
-        return instead
+    def _instead_of(self, move: ReturnTo, damage: str) -> ReturnTo | None:
+        """Choose another state where the one that was asked for is damaged; None where there is none."""
+        self._tell("state-damaged", damage)
+        other = self.choose_instead(move.key)
+        self.snapshots.drop(move.key)
+        return None if other is None else move.instead(other, damage)
 
     def _forget_what_nobody_returns_to(self, epoch: EpochData) -> None:
         places = (each.place for each in self.snapshots if not each.is_restart_only)  # the oldest comes first

@@ -21,8 +21,8 @@ from ..trainer.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
+    from ..trainer.moves import ReturnTo
     from .data_windows import EpochData, Place
-    from .in_loop import RollBackTo
     from .left_state import LeftState
     from .memory_snapshots import Snapshot
 
@@ -77,20 +77,33 @@ class EpochStart:
         self.random_state.restore()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Returning:
+    """A state of this process that `train()` is being entered anew for."""
+
+    state: Snapshot
+    move: ReturnTo
+    left_at: int
+    """The step that was reached when training was left."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TakingOver:
+    """A state that another process has left, for which `train()` is being entered."""
+
+    state: LeftState
+    take_over: Callable[[LeftState], None]
+
+
 class MemoryRestart:
     """Enters one trainer's `train()` anew; the caller leaves it and calls it again."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
-        self.snapshot: Snapshot | None = None
+        self._entering_for: Returning | TakingOver | None = None
         """Where training is about to go on; None while nothing is under way."""
-        self.asked: RollBackTo | None = None
-        self.left: LeftState | None = None
-        """Where training is about to go on in the place of a process that is gone."""
-        self._take_over: Callable[[LeftState], None] = lambda _left: None
-        self.left_at = 0
-        """The step that was reached when training was left."""
         self.path = ""
+        """What the trainer is told to resume from; stays when it has, for the loop may still ask for random numbers."""
         self.steps_per_epoch = 0
         """As the trainer counts them; 0 before it has."""
         self._entering = Wrapping()
@@ -113,13 +126,13 @@ class MemoryRestart:
         """Say whether a state can be returned to in this way."""
         return self.steps_per_epoch > 0 and snapshot.place.number is not None
 
-    def prepare(self, snapshot: Snapshot, asked: RollBackTo) -> str:
+    def prepare(self, snapshot: Snapshot, move: ReturnTo) -> str:
         """Return what `train()` is to resume from in order to go on at a state."""
         trainer = self.trainer
         self.cancel()
-        self.left_at = int(trainer.state.global_step)
+        left_at = int(trainer.state.global_step)
         self._write_how_far(snapshot.place, self.steps_per_epoch)
-        self.snapshot, self.asked = snapshot, asked
+        self._entering_for = Returning(snapshot, move, left_at)
         if getattr(trainer, "model_init", None) is not None:  # it would make another model, and an optimizer for it
             self._entering.replace(trainer, "model_init", None)
         return self.path
@@ -131,7 +144,7 @@ class MemoryRestart:
         """
         self.cancel()
         self._write_how_far(left.place, left.steps_per_epoch)
-        self.left, self._take_over = left, take_over
+        self._entering_for = TakingOver(left, take_over)
         return self.path
 
     def _write_how_far(self, place: Place, steps_per_epoch: int) -> None:
@@ -149,7 +162,17 @@ class MemoryRestart:
     @property
     def entered_for(self) -> Snapshot | LeftState | None:
         """What `train()` is being entered anew for."""
-        return self.left if self.snapshot is None else self.snapshot
+        return None if self._entering_for is None else self._entering_for.state
+
+    @property
+    def returning(self) -> Returning | None:
+        """The return that `train()` is being entered anew for."""
+        return self._entering_for if isinstance(self._entering_for, Returning) else None
+
+    @property
+    def left(self) -> LeftState | None:
+        """Where training is about to go on in the place of a process that is gone."""
+        return self._entering_for.state if isinstance(self._entering_for, TakingOver) else None
 
     def has_begun(self) -> bool:
         """Say whether `train()` was entered for a state of its own; the state's step counts from now on.
@@ -159,7 +182,7 @@ class MemoryRestart:
         entered_for = self.entered_for
         if entered_for is not None:
             self.trainer.state.global_step = entered_for.step
-        return self.snapshot is not None
+        return self.returning is not None
 
     def epoch_begins(self, epoch: EpochData) -> None:
         """Have an epoch read its data as it did the first time, or note how it does."""
@@ -187,9 +210,10 @@ class MemoryRestart:
         if epoch.forgets_iterating and epoch.start is not None:
             epoch.forgets_iterating = False
             epoch.start.random_state.restore()
-        if self.left is not None:
-            self._take_over(self.left)
-            epoch.first_step = self.left.step
+        entering = self._entering_for
+        if isinstance(entering, TakingOver):
+            entering.take_over(entering.state)
+            epoch.first_step = entering.state.step
             self.done()
 
     def done(self) -> None:
@@ -199,15 +223,14 @@ class MemoryRestart:
             setattr(trainer.callback_handler, name, getattr(trainer, name))
         path = self.path
         self.cancel()
-        self.path = path  # the loop may still ask for its random numbers
+        self.path = path
 
     def cancel(self) -> None:
         """Forget what was under way."""
         self._entering.restore()
         if self.path:
             shutil.rmtree(self.path, ignore_errors=True)
-        self.snapshot = self.asked = self.left = None
-        self._take_over = lambda _left: None
+        self._entering_for = None
         self.path = ""
 
     def _around_counting(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -9,9 +9,10 @@ from ...core.failure import FailureType, Severity
 from ...core.incident import Incident
 from ..trainer.abilities import TrainerAbilities
 from ..trainer.checkpoint_folders import newest_usable
+from ..trainer.moves import ReturnTo
 from ..trainer.wrapping import Wrapping
 from .abilities import RollbackAbilities
-from .in_loop import RollbackLoop, RollBackTo
+from .in_loop import Arrival, RollbackLoop
 from .left_state import LeftState, facts_for_takeover
 from .restart import MemoryRestart
 from .shared_states import ENDED_FOR_GOOD
@@ -49,8 +50,8 @@ class RollbackCare:
         is_wanted = may_act and config.snapshot_memory_fraction > 0
         if is_wanted and (RollbackLoop.is_possible(trainer) or MemoryRestart.is_possible(trainer)):
             self.keeper = StateKeeper(trainer, guard, config)
-        self.on_return: Callable[[int], None] = lambda _step: None
-        """Is told the step that the run has returned to."""
+        self.on_return: Callable[[Arrival], None] = _nobody_listens
+        """Is told that the run has returned."""
         self._abilities: RollbackAbilities | None = None
         self._desk: RunDesk | None = None
         self._wrapping = Wrapping()
@@ -165,16 +166,17 @@ class RollbackCare:
             else:
                 self.keeper.audit.held_back(reading.step)
             rejected = self.keeper.first_loss(reading.step, reading.loss)
-            self._abilities.returning = self._abilities.returning or rejected
+            if rejected is not None and self._abilities.pending.asked is None:
+                self._abilities.pending.ask(rejected)
 
     def suspect(self) -> None:
         """Look at the state of this moment: a step was not finite whatever the data, or an outlier."""
-        if self._abilities is not None and self._abilities.returning is None and not self.guard.lets_through:
+        if self._abilities is not None and not (self._abilities.pending.is_returning or self.guard.lets_through):
             self._abilities.keeper.audit_now()
 
     def audit_checkpoint(self) -> StateVerdict | None:
         """Look at a state that is written to disk, so that later findings do not throw suspicion on it."""
-        if self._abilities is None or self._abilities.returning is not None:
+        if self._abilities is None or self._abilities.pending.is_returning:
             return None
         return self._abilities.keeper.audit_now(is_kept=True)
 
@@ -183,13 +185,9 @@ class RollbackCare:
         if self.keeper is not None:
             self.keeper.applied(applied.step, self._rate(rate), applied.norm)
 
-    def wanted(self) -> RollBackTo | None:
-        """Return what to raise in order to return to an earlier state, once."""
-        return self._abilities.take_return() if self._abilities is not None else None
-
-    def enter_anew(self, asked: RollBackTo | None) -> str | None:
+    def enter_anew(self, move: ReturnTo) -> str | None:
         """Return what `train()` is to resume from in order to return to a state; None where that cannot be done."""
-        return self.keeper.loop.enter_anew(asked) if self.keeper is not None and asked is not None else None
+        return self.keeper.loop.enter_anew(move) if self.keeper is not None else None
 
     def open_shared(self, *, starts_over: bool) -> None:
         """Take the run's folder in shared memory, before its states are read or in order to remove them."""
@@ -241,17 +239,21 @@ class RollbackCare:
         rates = [float(group["lr"]) for group in self.trainer.optimizer.param_groups]
         return max([first, *(rate * self.guard.rate_scale.value for rate in rates)])
 
-    def _answer(self, error: Exception, raised: Callable[[Exception], object]) -> RollBackTo | None:
+    def _answer(self, error: Exception, raised: Callable[[Exception], object]) -> ReturnTo | None:
         """Have an exception looked at while the loop is still there to return to an earlier state in."""
         raised(error)
-        asked = self.wanted()
-        if asked is not None and self._desk is not None:
+        if self._abilities is None or not self._abilities.pending.is_returning:
+            return None  # what else is asked for begins outside of the loop
+        move = self._abilities.pending.take()
+        if not isinstance(move, ReturnTo):
+            return None
+        if self._desk is not None:
             self._desk.meanwhile.forget()
-        return asked
+        return move
 
-    def _returned(self, step: int) -> None:
-        self.on_return(step)
+    def _returned(self, arrival: Arrival) -> None:
+        self.on_return(arrival)
 
 
-def _nobody_listens(_step: int) -> None:
+def _nobody_listens(_arrival: Arrival) -> None:
     """Stand for a listener that is gone."""

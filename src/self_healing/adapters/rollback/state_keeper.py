@@ -1,55 +1,35 @@
-"""When states of a run are taken, how far each can be trusted, and which one to return to."""
+"""Takes the states of a run, has them judged by what follows, and knows which of them are there to return to."""
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...core.incident import Incident
 from ...core.signal import Signal, SnapshotDropped, SnapshotTaken
 from ...snapshots.audit import Finding
-from ...snapshots.budget import free_memory, slots_within
-from ...snapshots.spacing import FEWEST_SLOTS, Pace, Slot, failures_per_second, slot_for, steps_between
-from ...snapshots.verdicts import (
-    Condition,
-    OpenIncident,
-    SavedState,
-    StateVerdict,
-    Tier,
-    after_incident,
-    after_observation,
-    at_depth,
-    newest_for_a_crash,
-    newest_for_an_incident,
-    verdict_when_taken,
-)
+from ...snapshots.verdicts import Condition, SavedState, StateVerdict, verdict_when_taken
 from ..trainer.device_errors import is_device_lost
+from ..trainer.moves import ReturnTo
 from .best_checkpoint import keeping_all_checkpoints
 from .first_losses import FirstLosses
 from .furthest import furthest_sound
-from .harm import is_unhealthy, may_have_harmed
-from .in_loop import RollbackLoop, RollBackTo
+from .in_loop import Arrival, RollbackLoop
+from .known_states import KnownStates
 from .memory_snapshots import Snapshot
 from .shared_states import SharedStates
 from .state_audit import StateAudit
+from .state_schedule import MOST_SLOTS, NoRoomError, ScheduleSettings, StateSchedule, place_for
 
 if TYPE_CHECKING:
     from ..trainer.trainer_guard import TrainerGuard
 
-MOST_SLOTS = 6
-"""States besides the first one; with exponential ages more would add little."""
 
-
-class Settings(Protocol):
+class Settings(ScheduleSettings, Protocol):
     """What the user may say about it."""
 
-    snapshot_every_steps: int | None
-    max_lost_steps: int
-    snapshot_memory_fraction: float
     good_after: int
     shared_memory: bool
     shared_memory_max_fraction: float
@@ -58,12 +38,7 @@ class Settings(Protocol):
 class StateKeeper:
     """Takes states of one training and judges them by what is observed afterwards."""
 
-    def __init__(
-        self,
-        trainer: Any,
-        guard: TrainerGuard,
-        settings: Settings,
-    ) -> None:
+    def __init__(self, trainer: Any, guard: TrainerGuard, settings: Settings) -> None:
         self.trainer = trainer
         self.settings = settings
         self.loop = RollbackLoop(
@@ -78,9 +53,9 @@ class StateKeeper:
         self.loop.before_return = self.about_to_return
         self.shared = SharedStates(trainer, settings, self._tell, self.loop)
         self.loop.snapshots.backing = self.shared.slot
-        self.states: tuple[SavedState, ...] = ()
-        self.on_return: Callable[[int], None] = lambda _step: None
-        """Is told the step that the run has returned to."""
+        self.known = KnownStates()
+        self.on_return: Callable[[Arrival], None] = lambda _arrival: None
+        """Is told that the run has returned."""
         self.is_on = settings.snapshot_memory_fraction > 0
         self.signal: Callable[[Signal], object] = lambda _signal: None
         self.note: Callable[[str, str], None] = lambda _name, _text: None
@@ -93,16 +68,13 @@ class StateKeeper:
         """The last audit has found something that training cannot have done."""
         self._unmeasured: list[str] = []
         """States whose norms are on their way."""
-        self._slots: int | None = None
-        """States besides the first one that memory has room for, once that is known."""
-        self._next = 0
-        """The step at which the next state is taken."""
-        self._pace = Pace()
-        self._took_at = -1
-        """The step at which the last state was taken."""
-        self._began_s = time.perf_counter()
-        self._open: OpenIncident | None = None
+        self.schedule = StateSchedule(settings)
         self._losses = FirstLosses(self._tell)
+
+    @property
+    def states(self) -> tuple[SavedState, ...]:
+        """The states in memory, each with what is thought of it by now."""
+        return self.known.states
 
     def let_go(self) -> None:
         """Hold on to nothing any more: the trainer and its data may go as soon as their owner lets go of them."""
@@ -124,9 +96,9 @@ class StateKeeper:
         if self.loop.restart.has_begun():
             return
         self._drop(self.states)
-        self._next = self.updates = self._step()
-        self._began_s = time.perf_counter()
-        self._open = None
+        self.updates = self._step()
+        self.schedule.begin(self.updates)
+        self.known.open = None
         self._losses.begin()
         self._unmeasured.clear()
         self.audit.begin()
@@ -134,14 +106,15 @@ class StateKeeper:
     def is_due(self) -> bool:
         """Say whether the state of this moment is to be taken before the next step; later where memory is not ready."""
         step = self._step()
-        is_time = self.is_on and (step >= self._next or step == self.audit.found_at)  # does it come back there?
-        is_exact = self.settings.snapshot_every_steps is not None
-        return is_time and self._has_room() and self.loop.snapshots.has_memory(wait=is_exact)
+        is_time = self.is_on and (
+            self.schedule.is_time(step) or step == self.audit.found_at
+        )  # does it come back there?
+        return is_time and self._has_room() and self.loop.snapshots.has_memory(wait=self.schedule.is_exact)
 
     def step_begins(self, step_time_s: float) -> None:
         """Take the state between two steps where it is time; the next step's data must be there already."""
         step = self._step()
-        self._pace.stepped(step_time_s, took_state=self._took_at == step - 1)
+        self.schedule.stepped(step, step_time_s)
         if not self.is_due():
             return
         began_s = time.perf_counter()
@@ -154,15 +127,14 @@ class StateKeeper:
             return
         if snapshot is None:  # a step before it is still to be made up
             return
-        self._pace.was_busy(time.perf_counter() - began_s)
+        busy_s = time.perf_counter() - began_s
         snapshot.updates = self.updates
         self._forget_what_is_gone()
-        self.states = (*self.states, SavedState(key=snapshot.key, step=step, tier=Tier.MEMORY))
+        self.known.add(snapshot.key, step)
         self._unmeasured.append(snapshot.key)
         self.signal(SnapshotTaken(step=step, time_s=time.time(), key=snapshot.key))
-        self._took_at = step
-        self._next = step + self._interval(step)
-        if self._slots is not None:
+        self.schedule.took(step, busy_s=busy_s, first_step=self.states[0].step, returns=self.loop.returns)
+        if self.schedule.slots is not None:
             self.loop.snapshots.has_memory()  # for the next one, while training goes on
         self._judge_what_is_measured()
         self._share()
@@ -170,34 +142,17 @@ class StateKeeper:
     def _share(self) -> None:
         self.shared.update(self.states, self.loop.snapshots.get)
 
-    def _interval(self, step: int) -> int:
-        settings = self.settings
-        between = steps_between(
-            stall_s=self._pace.stall_s, step_s=self._pace.step_s,
-            failure_rate=failures_per_second(self.loop.returns, time.perf_counter() - self._began_s),
-            max_lost_steps=settings.max_lost_steps, forced=settings.snapshot_every_steps,
-        )  # fmt: skip
-        if settings.snapshot_every_steps is not None:
-            return between
-        since = step - self.states[0].step
-        # At first after 1, 2, 4, 8 ... steps: a young run has little to fall back on.
-        return min(between, max(1, since))
-
     def _has_room(self) -> bool:
         """Say whether the state of this moment can be kept; where memory is short none is, with a word about it."""
-        if self._slots is None or not self.states:
-            # At first the optimizer holds nothing yet, so that only the second time shows what a state takes.
-            wanted, needed = (MOST_SLOTS, FEWEST_SLOTS) if self.states else (1, 1)
-            size, free = self.loop.snapshots.expected_nbytes(), free_memory()
-            fraction, ranks = self.settings.snapshot_memory_fraction, int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-            slots = slots_within(size, free=free, fraction=fraction, local_ranks=ranks, most=wanted)
-            if slots < needed:
-                self._stop_taking(f"a state takes {size:,} bytes of host memory, of which {free:,} are free")
+        schedule, snapshots = self.schedule, self.loop.snapshots
+        if schedule.slots is None or not self.states:
+            try:
+                if schedule.find_room(snapshots.expected_nbytes(), self.states, self.shared.limited):
+                    snapshots.slots = 1 + (schedule.slots or 0)
+            except NoRoomError as error:
+                self._stop_taking(str(error))
                 return False
-            if self.states:
-                self._slots = slots = self.shared.limited(slots, size, FEWEST_SLOTS)
-                self.loop.snapshots.slots = 1 + slots
-        return len(self.states) <= (self._slots or 0) or self._place() is not None
+        return schedule.can_keep(self.states, self._step())
 
     def _stop_taking(self, because: str) -> None:
         """Go on without states: nothing about them may cost a run."""
@@ -210,24 +165,20 @@ class StateKeeper:
         self._drop(self.states)
         self._share()
 
-    def _place(self) -> int | None:
-        """Return which of the states after the first one makes room; None where each is worth more than a new one."""
-        if not self.states:
-            return 0
-        slots = [Slot(each.step, each.verdict.condition) for each in self.states[1:]]
-        return slot_for(slots, self._step(), first_step=self.states[0].step)
-
     def _make_room(self, kept: Sequence[Snapshot]) -> Snapshot:
         """Choose the state that makes room for the one that is being taken."""
-        key = self.states[1 + (self._place() or 0)].key
+        key = self.states[1 + (place_for(self.states, self._step()) or 0)].key
         return next(each for each in kept if each.key == key)
 
     def _forget_what_is_gone(self) -> None:
-        kept = {snapshot.key for snapshot in self.loop.snapshots}
-        for state in self.states:
-            if state.key not in kept:
-                self.signal(SnapshotDropped(step=self._step(), time_s=time.time(), key=state.key))
-        self.states = tuple(state for state in self.states if state.key in kept)
+        self._tell_of_what_is_gone(self._what_is_gone())
+
+    def _what_is_gone(self) -> tuple[SavedState, ...]:
+        return self.known.keep_only({snapshot.key for snapshot in self.loop.snapshots})
+
+    def _tell_of_what_is_gone(self, gone: Iterable[SavedState]) -> None:
+        for state in gone:
+            self.signal(SnapshotDropped(step=self._step(), time_s=time.time(), key=state.key))
 
     def _drop(self, states: Iterable[SavedState]) -> None:
         for state in states:
@@ -247,13 +198,13 @@ class StateKeeper:
 
     def _judge(self, snapshot: Snapshot, norms: Mapping[str, float]) -> None:
         step = snapshot.step
-        verdict = verdict_when_taken(step, norms=norms, open_incident=self._open)
+        verdict = verdict_when_taken(step, norms=norms, open_incident=self.known.open)
         before, findings = self.audit.audit(step, norms)
         if findings:
             verdict = _sick(findings[0])
         elif snapshot.key == self.states[0].key and not verdict.is_sick:
             verdict = StateVerdict(Condition.GOOD, "the state this training began with")
-        self.states = tuple(replace(s, verdict=verdict) if s.key == snapshot.key else s for s in self.states)
+        self.known.judged(snapshot.key, verdict)
         self._tell_of_audit(step, before, findings)
 
     def audit_now(self, *, is_kept: bool = False) -> StateVerdict | None:
@@ -289,44 +240,27 @@ class StateKeeper:
         if furthest is not None and self.updates > furthest.updates:
             self.loop.snapshots.furthest = None  # the run is beyond it again
         self._judge_what_is_measured()
-        known = list(incidents)
-        harmful = [each for each in known if may_have_harmed(each)]
-        for incident in harmful:
-            self._suspect(incident)
-        if not harmful:
-            self._open = None
-        self.states = after_observation(
-            self.states,
-            self._step(),
-            healthy=not any(map(is_unhealthy, known)),
-            needed={Tier.MEMORY: self.settings.good_after},
-        )
+        self.known.observed(self._step(), incidents, good_after=self.settings.good_after)
         self._share()
 
-    def _suspect(self, incident: Incident) -> None:
-        onset = incident.onset_step if incident.onset_step is not None else incident.step
-        if self._open is None or onset < self._open.onset:
-            self._open = OpenIncident(incident.name, onset)
-            self.states = after_incident(self.states, self._open)
-
-    def first_loss(self, step: int, loss: float) -> RollBackTo | None:
+    def first_loss(self, step: int, loss: float) -> ReturnTo | None:
         """Compare the first loss after a return with that of the first time; ask for an older state where they differ."""
         rejected = self._losses.rejects(step, loss, self.states)
         if rejected is None:
             return None
         self._drop([rejected])
         older = self.choose(before_step=step, depth=0, min_steps=None)
-        return RollBackTo(older.key) if older is not None else None
+        return ReturnTo(rejected.key).instead(older.key, self._losses.because) if older is not None else None
 
     # -- returning -----------------------------------------------------------------------------------
 
     def state_of(self, key: str) -> SavedState | None:
         """Return what is known of a state."""
-        return next((state for state in self.states if state.key == key), None)
+        return self.known.get(key)
 
     def return_to_the_furthest(self) -> str:
         """Put the furthest sound state back where the run ends before it has come as far again; say so."""
-        is_sound = self._open is None and not self._is_unexplained
+        is_sound = self.known.open is None and not self._is_unexplained
         if not is_sound:
             self.about_to_return()  # which finds the furthest sound one
         furthest = self.loop.snapshots.furthest
@@ -337,27 +271,20 @@ class StateKeeper:
 
     def about_to_return(self) -> None:
         """Keep the furthest sound state, in case the run ends before it has come as far again."""
-        is_sound = self._open is None and not self._is_unexplained
+        is_sound = self.known.open is None and not self._is_unexplained
         self.loop.snapshots.furthest = furthest_sound(
             self.loop.snapshots, self.states, step=self._step(), updates=self.updates, is_sound=is_sound
         )
 
     def choose(self, *, before_step: int | None, depth: int, min_steps: int | None) -> SavedState | None:
         """Return the state to go back to, None where memory holds none that will do."""
-        step = self._step()
-        usable = [state for state in self.states if self.loop.is_in_reach(state.key)]
-        if min_steps is not None:
-            usable = [state for state in usable if state.step <= step - min_steps] or usable[:1]
-        if before_step is None and self._open is None:
-            newest = newest_for_a_crash(usable)
-        else:
-            onset = before_step if before_step is not None or self._open is None else self._open.onset
-            newest = newest_for_an_incident(usable, onset)
-        return None if newest is None else at_depth(usable, newest, depth=depth, step=step)
+        return self.known.choose(
+            self.loop.is_in_reach, self._step(), before_step=before_step, depth=depth, min_steps=min_steps
+        )
 
     def newest_good(self) -> SavedState | None:
         """Return the newest state that has proved itself."""
-        return newest_for_an_incident(self.states, None)
+        return self.known.newest_good()
 
     def write_to_disk(self, state: SavedState) -> str:
         """Write a state to disk as the trainer writes its checkpoints; training is not touched by it."""
@@ -376,21 +303,18 @@ class StateKeeper:
         older = None if damaged is None else self.choose(before_step=damaged.step, depth=0, min_steps=None)
         return None if older is None else older.key
 
-    def leave_out_after_restart(self, steps: Sequence[int], more: int) -> None:
-        """Leave data out when training is entered anew from a checkpoint."""
-        self.loop.leave_out_after_restart(steps, more)
-
-    def _returned(self, snapshot: Snapshot, asked: RollBackTo) -> None:
+    def _returned(self, arrival: Arrival) -> None:
+        snapshot = arrival.snapshot
         self.updates = snapshot.updates
         self._is_unexplained = False
-        self._forget_what_is_gone()  # those after it belong to what is undone
-        self._open = None
+        gone = self._what_is_gone()  # those after it belong to what is undone
+        self.known.open = None
         self.audit.returned(snapshot.step, snapshot.norms() or {})
-        self._next = snapshot.step + 1  # it is kept already; the next one as soon as there is something new
-        repeats = not (asked.skip or asked.brings_other_data)
-        self._losses.returned(self.state_of(snapshot.key) if repeats else None, onset=asked.onset)
+        self.schedule.returned(snapshot.step)
+        self._losses.returned(self.state_of(snapshot.key) if arrival.repeats else None, onset=arrival.move.onset)
         self._share()
-        self.on_return(snapshot.step)
+        self.on_return(arrival)
+        self._tell_of_what_is_gone(gone)
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)

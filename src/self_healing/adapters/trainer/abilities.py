@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ...core.capability import ReturnAsked
 from ...core.errors import ActionFailed
 from .checkpoint_folders import newest_usable
 from .learning_rate import LearningRateScale
+from .moves import PendingMove, Resume, Stop
 from .wrapping import Wrapping
 
 logger = logging.getLogger("self_healing.trainer")
@@ -30,13 +31,18 @@ class LoopAbilities:
     def __init__(self, loop: Loop, rate_scale: LearningRateScale) -> None:
         self.loop = loop
         self.rate_scale = rate_scale
-        self.stop_reason: str | None = None
-        """Why training is to end at this step."""
         self.alerted_by: Callable[[], str] | None = None
         """Says where an alert goes to, where somebody makes one of every plan that is carried out."""
+        self.pending = PendingMove()
+        """Where the run is asked to go."""
         self._changes = Wrapping()
         self._limits: list[float | None] = []
         """What the gradient norm was limited to before each tightening that is in force."""
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why training is to end at this step."""
+        return self.pending.stop_reason
 
     def put_back(self) -> None:
         """Put the user's settings back as they were."""
@@ -87,7 +93,7 @@ class LoopAbilities:
 
     def stop_run(self, reason: str) -> str:
         """End training at this step."""
-        self.stop_reason = reason
+        self.pending.ask(Stop(reason))
         self.loop.control.should_training_stop = True
         return "training ends at this step"
 
@@ -100,28 +106,11 @@ def _nobody_reads(_name: str, _text: str) -> None:
     """Stand for a ledger that is closed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restored:
-    """The state a rollback returned to."""
-
-    key: str
-    step: int
-
-
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """Where training is to go on after the loop was left."""
-
-    path: str | None
-    """A checkpoint; None begins again, where no step was complete yet."""
-
-
 class TrainerAbilities(LoopAbilities):
     """What can be done to a trainer whose `train()` is ours to call again."""
 
     def __init__(self, trainer: Any, rate_scale: LearningRateScale, save_now: Callable[[], str]) -> None:
         super().__init__(trainer, rate_scale)
-        self.restart: Restart | None = None
         self.left_by: BaseException | None = None
         """The exception that has left the loop, while it is being answered."""
         self.note: Callable[[str, str], None] = _nobody_reads
@@ -181,16 +170,16 @@ class TrainerAbilities(LoopAbilities):
     def _restart_from_now(self) -> None:
         step = int(self.loop.state.global_step)
         if step == 0:
-            self.restart = Restart(None)
+            self.pending.ask(Resume(None))
             return
         said = self._save_now()
         folder, _ = newest_usable(self.loop.args.output_dir, step + 1)
         if folder is None or folder.step != step:
             raise ActionFailed(f"training cannot be entered again at step {step}: {said}")
-        self.restart = Restart(str(folder.path))
+        self.pending.ask(Resume(str(folder.path)))
 
-    def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> Restored:
-        """Return to the newest usable checkpoint by leaving the loop and resuming from it."""
+    def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
+        """Ask for a return to the newest usable checkpoint: the loop is left, and resumed from it."""
         step, folders = int(self.loop.state.global_step), self.loop.args.output_dir
         latest = before_step if before_step is not None else step + 1  # another run's may lie there too
         if min_steps is not None:
@@ -203,8 +192,8 @@ class TrainerAbilities(LoopAbilities):
         if folder is None:
             told = "; ".join(passed_over) or "none was written yet"
             raise ActionFailed(f"no usable checkpoint from before step {latest}: {told}")
-        self.restart = Restart(str(folder.path))
-        return Restored(str(folder.path), folder.step)
+        self.pending.ask(Resume(str(folder.path), left_at=step, onset=before_step))
+        return ReturnAsked(str(folder.path), folder.step)
 
     def average_neighbours(self) -> str:
         """Mend weights that are not finite from the layers beside them, as long as nothing can be returned to."""

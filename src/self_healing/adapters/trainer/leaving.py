@@ -11,6 +11,7 @@ from ...core.capability import capabilities_of
 from ...core.errors import DeviceLost, Preempted, UnrecoverableError
 from ..rollback.host_checkpoint import newest_whole, write_from_memory
 from .device_errors import DeadDevice
+from .raising import raised
 
 if TYPE_CHECKING:
     from .trainer_session import TrainerSession
@@ -116,7 +117,7 @@ def lose_device(session: TrainerSession, error: Exception) -> NoReturn:
     session.desk.meanwhile.forget()  # what would follow from it can no longer be done
     step = int(session.trainer.state.global_step)
     said, is_saved = save_from_memory(session, within_s=session.config.grace_seconds)
-    session.raised(error)
+    raised(session, error)
     first_line = str(error).strip().split("\n", 1)[0][:300]
     told = f"the device is lost to this process at step {step} ({type(error).__name__}: {first_line}); {said}"
     session.note("device-lost", told, level=logging.DEBUG)  # it is said below, with its traceback

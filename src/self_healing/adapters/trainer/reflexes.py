@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from ...core.failure import FailureType
 
 if TYPE_CHECKING:
+    from .make_up import AppliedStep
     from .step_reading import StepReading
 
 NOTE = "reflex"
@@ -26,6 +28,9 @@ AT_ONCE = frozenset(
     }
 )
 """The actions that a trainer's run takes by itself, inside the step; a plan need not ask for them."""
+
+WITH_OTHER_DATA = "with other data"
+"""How steps are called that were trained on other data than their own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,4 +69,21 @@ def clipping_of(reading: StepReading, max_grad_norm: float | None) -> Reflex | N
         actions=("tighten-clipping",),
         said=f"this one gradient was clipped to {left:.4g}",
         step=reading.step - 1,
+    )
+
+
+def made_up(
+    unsound: Sequence[int], applied: Sequence[AppliedStep], counts: Mapping[str, int], *, step: int, seconds: float
+) -> Reflex:
+    """Tell what became of updates that were held back, by the number of steps of each kind."""
+    first = unsound[0] if unsound else step
+    return Reflex(
+        failure=FailureType.NAN_LOSS,
+        incident="step-not-finite",
+        because=f"a loss or a gradient of step {first} was not finite, so the update was held back on the device",
+        actions=("skip-step", "skip-batches") if counts[WITH_OTHER_DATA] else ("skip-step",),
+        said="steps " + ", ".join(f"{what}: {count}" for what, count in counts.items() if count),
+        step=first - 1,
+        seconds=seconds,
+        details={"unsound": list(unsound), "made_up": [each.step for each in applied]},
     )

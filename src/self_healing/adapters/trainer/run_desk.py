@@ -16,7 +16,7 @@ from ...core.ledger import Entry, LedgerReading, iter_ledger
 from ...core.plan import Plan
 from ...core.run_directory import ledger_path
 from ...core.secrets import secrets_of_url
-from ...core.signal import Fact, Facts, Metrics, Resumed, Signal
+from ...core.signal import Fact, Facts, Metrics, Resumed, ReturnDropped, Signal
 from ...report.announcements import ENDED
 from ...report.clean import seconds_of
 from ...report.environment import hardware, versions
@@ -143,6 +143,14 @@ class RunDesk:
         """Let the healer decide and do; return the last plan it made."""
         self.settle()
         return self._carry_out(self.healer.observe(seen))
+
+    def tell_of_move(self, seen: Signal) -> None:
+        """Tell the healer what became of a move; where the run ends without it, nothing is to follow from that."""
+        if isinstance(seen, ReturnDropped) and not seen.goes_on:
+            self.meanwhile.wait()
+            self.healer.observe(seen)
+        else:
+            self.signal(seen)
 
     def settle(self) -> None:
         """Do what follows from the observations that were left for the backward pass."""

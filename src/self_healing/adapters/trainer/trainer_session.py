@@ -9,23 +9,20 @@ from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...core.failure import Effect, FailureType, Mode
+from ...core.failure import Effect, Mode
 from ...core.goodput import Spending, TimeAccount
-from ...core.plan import Plan
 from ...core.run_directory import healing_folder
-from ...core.signal import Raised, SnapshotTaken
-from ..data.other_data import blame_the_model_if_other_data_fail
+from ...core.signal import SnapshotTaken
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
 from ..rollback.checkpoint_care import CheckpointCare
+from ..rollback.in_loop import Arrival
 from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
 from .data_facts import data_facts
-from .device_errors import is_device_lost
 from .engines import Surroundings
 from .examination import Examiner
-from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
 from .grace import GraceWatch
 from .gradient_gate import gate_of
 from .interrupts import Interrupts, nobody_listens, signals_left_to_us
@@ -33,7 +30,10 @@ from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, save
 from .log_figures import LogFigures
 from .logged_health import LoggedHealth, judgement_facts
 from .make_up import AppliedStep
-from .reflexes import Reflex, clipping_of
+from .moves import LeaveLoop, ReturnTo, RollBackTo
+from .raising import raised_in_the_loop
+from .reflexes import WITH_OTHER_DATA, clipping_of
+from .reflexes import made_up as made_up_reflex
 from .run_desk import RunDesk, facts_of_run
 from .run_figures import RunFigures
 from .step_profile import StepProfile
@@ -47,10 +47,6 @@ if TYPE_CHECKING:
     from ...config import HealingConfig
 
 logger = logging.getLogger("self_healing.trainer")
-
-
-class LeaveLoopError(Exception):
-    """Leaves the training loop so that it can be entered again elsewhere."""
 
 
 class TrainerSession:
@@ -80,11 +76,13 @@ class TrainerSession:
         self.rollback = RollbackCare(trainer, self.guard, config, may_act=may_act)
         self.rollback.on_return = self._returned
         self.abilities = self.rollback.abilities(self.emergency_checkpoint)
+        self.pending = self.abilities.pending
         self.answered: Exception | None = None
         """An exception that was looked at before it left the loop."""
         alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
         planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
         self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step, **past)
+        self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
         self.note = self.abilities.note = self.desk.note
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
@@ -124,7 +122,7 @@ class TrainerSession:
         for name, text, level in self.surroundings.remarks():
             self.note(name, text, level=level)
         self.data.attach()
-        self.rollback.attach(self.desk, self._raised_in_the_loop)
+        self.rollback.attach(self.desk, partial(raised_in_the_loop, self))
         self.guard.attach()
         self._changes.wrap(self.trainer.accelerator, "backward", self.desk.meanwhile.around_backward)
         self.log_figures.attach(self._changes)
@@ -170,6 +168,7 @@ class TrainerSession:
                 self.checkpoints.close()
                 self.checkpoints = None
             self.figures.close()
+            self.pending.close()
             self.rollback.close()
             self.desk.close()
 
@@ -183,6 +182,7 @@ class TrainerSession:
             self.checkpoints.training_begins()
         self.log_figures.begin()
         self.rollback.begin()
+        self.pending.entered()
         trainer = self.trainer
         facts = {**facts_of_run(trainer.args, trainer.state, trainer.model), **judgement_facts(trainer)}
         self._step_began = time.perf_counter()
@@ -224,13 +224,14 @@ class TrainerSession:
 
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
-        asked = self.rollback.wanted()
-        if self.interrupted_by is not None:  # it is saved and ends: there is no time to train anything again
+        if self.interrupted_by is not None:  # it is saved and ends
+            self.pending.dropped(f"{self.interrupted_by.name} came, and there is no time to train anything again")
             return
-        if asked is None and self.abilities.restart is None:
+        move = self.pending.take()
+        if move is None:
             return
         self.desk.meanwhile.forget()  # what was seen of steps that are undone
-        raise LeaveLoopError if asked is None else asked
+        raise RollBackTo(move) if isinstance(move, ReturnTo) else LeaveLoop(move)
 
     def end_of_epoch(self) -> None:
         """Leave nothing to be made up: logs, checkpoints and evaluations of an epoch come next."""
@@ -280,20 +281,9 @@ class TrainerSession:
         if made_up and not self._found_unsound:
             self.desk.learn(self._examiner.was_transient())
         replaced, left_out = making_up.replaced_steps - before[0], making_up.skipped_steps - before[1]
-        counts = {"made up with the same data": made_up - replaced, "with other data": replaced, "left out": left_out}
-        self.desk.reflex(
-            Reflex(
-                failure=FailureType.NAN_LOSS,
-                incident="step-not-finite",
-                because=f"a loss or a gradient of step {unsound[0] if unsound else self._step()} was not finite, "
-                "so the update was held back on the device",
-                actions=("skip-step",) if not replaced else ("skip-step", "skip-batches"),
-                said="steps " + ", ".join(f"{what}: {count}" for what, count in counts.items() if count),
-                step=(unsound[0] if unsound else self._step()) - 1,
-                seconds=time.perf_counter() - began,
-                details={"unsound": unsound, "made_up": [applied.step for applied in making_up.applied]},
-            )
-        )
+        counts = {"made up with the same data": made_up - replaced, WITH_OTHER_DATA: replaced, "left out": left_out}
+        seconds = time.perf_counter() - began
+        self.desk.reflex(made_up_reflex(unsound, making_up.applied, counts, step=self._step(), seconds=seconds))
         return making_up.applied
 
     def _examine(self, window: Window) -> bool:
@@ -341,6 +331,8 @@ class TrainerSession:
 
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""
+        self.desk.meanwhile.finish()
+        self.pending.dropped(f"the run has ended ({exit_reason})")
         self._trackers.tell_losses()
         self.rollback.ended(exit_reason)
         self.spent.account.steps_over()
@@ -355,40 +347,17 @@ class TrainerSession:
             self._saved_steps.add(step)
             self.desk.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))
 
-    def _returned(self, to_step: int) -> None:
+    def _returned(self, arrival: Arrival) -> None:
         """Go on from an earlier state: what is counted since then has not happened."""
+        to_step = arrival.snapshot.step
         self.spent.account.returned(to_step)
         self._saved_steps = {step for step in self._saved_steps if step <= to_step}
         self.log_figures.begin()
         self.figures.returned(to_step)
         if self.checkpoints is not None:
             self.checkpoints.returned(to_step)
+        self.pending.arrived(arrival.move, step=to_step, from_step=arrival.from_step)
         self._step_began = time.perf_counter()
-
-    def _raised_in_the_loop(self, error: Exception) -> None:
-        """Look at an exception while there is still a loop to return to an earlier state in."""
-        if isinstance(error, LeaveLoopError) or is_pruning(error) or came_from_a_callback(error):
-            return
-        if is_device_lost(error):  # no state can be returned to in here
-            return
-        if self.trainer.args.auto_find_batch_size or self.interrupts.received is not None:
-            return  # accelerate has an answer of its own outside; and who is asked to end does not begin again
-        self.answered = error
-        self.raised(error)
-
-    def raised(self, error: Exception) -> Plan | None:
-        """Report an exception that left the loop and carry out what can be done inside the process."""
-        if self.mode is Mode.HEAL and not self.surroundings.is_one_of_several and not self.guard.device_is_lost:
-            blame_the_model_if_other_data_fail(self.guard, error)
-        told = describe(error)
-        told["message"] = "\n".join((told["message"], *remarks_on(error)))
-        self.abilities.left_by = error
-        try:
-            return self.desk.signal(
-                Raised(step=self._step(), time_s=time.time(), rank=self.trainer.args.process_index, **told)
-            )
-        finally:
-            self.abilities.left_by = None
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
