@@ -83,10 +83,21 @@ def once_before_forward(trainer: Any, at_step: int, harm: Callable[[Any], None])
 
 def with_loss_times(output: Any, factor: float) -> Any:
     """Return a model output with whatever its trainer makes a loss of multiplied: TRL makes one of `log_probs`."""
-    made_of = [name for name in ("loss", "log_probs") if output.get(name) is not None] or ["logits"]
-    for name in made_of:
+    for name in _made_of(output):
         output[name] = output[name] * factor
     return output
+
+
+def with_gradient_times(output: Any, factor: float) -> Any:
+    """Return a model output with the same values, whose gradient is multiplied."""
+    for name in _made_of(output):
+        value = output[name]
+        output[name] = value + (factor - 1.0) * (value - value.detach())
+    return output
+
+
+def _made_of(output: Any) -> list[str]:
+    return [name for name in ("loss", "log_probs") if output.get(name) is not None] or ["logits"]
 
 
 def with_loss(output: Any, loss: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +16,7 @@ from .faults.oom_once_in_backward import OomOnceInBackward
 from .faults.oom_without_checkpointing import OomWithoutCheckpointing
 from .faults.poisoned_batch import PoisonedBatch
 from .faults.weight_nan import WeightNan
-from .tiny_trl import TINY
+from .tiny_trl import GENERATING, TINY, share_expected
 from .trained import same, updates, weights
 
 STEPS = 48
@@ -23,7 +24,7 @@ AT = 30
 """The step with the fault: late enough for the run to know what is normal, early enough to go on for a while."""
 ALLOWED = 1.01
 """What a run may end with, as a multiple of the clean run's loss, where what was done is not exact."""
-CLEAN = "clean"
+CLEAN, POISONED = "clean", "poisoned-batch"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,17 +41,21 @@ class Column:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
+SATURATING = {name: PoisonedBatch(at_step=AT, only_gradient=True) for name in ("kto", "reward", "rloo")}
+"""What poisons a trainer whose loss is flat wherever it is large."""
 COLUMNS: Mapping[str, Column] = {
     CLEAN: Column(),
     "nan-loss": Column(fault=NanLoss(at_step=AT), shows="healing/made_up_steps"),
     "oom-once": Column(fault=OomOnceInBackward(at_step=AT), shows="healing/out_of_memory"),
     "oom-checkpointing": Column(
-        fault=OomWithoutCheckpointing(at_step=AT), shows="healing/out_of_memory", settings={"gradient_checkpointing": False}
+        fault=OomWithoutCheckpointing(at_step=AT),
+        shows="healing/out_of_memory",
+        settings={"gradient_checkpointing": False},
     ),
     "oom-pieces": Column(
         fault=OomAboveTwoRows(at_step=AT), is_exact=False, shows="healing/out_of_memory", not_for=("orpo", "cpo")
     ),
-    "poisoned-batch": Column(fault=PoisonedBatch(at_step=AT), is_exact=False),
+    POISONED: Column(fault=PoisonedBatch(at_step=AT), is_exact=False, settings={"max_grad_norm": 0.0}),
     "rollback": Column(fault=WeightNan(at_step=AT), shows="healing/rollbacks"),
 }
 
@@ -112,15 +117,28 @@ class Matrix:
 
         asked = COLUMNS[column]
         clean = self.clean(trainer, asked.settings)
-        run = _made(self.folder / f"{trainer}-{column}", trainer, asked.settings)
-        if asked.fault is not None:
-            asked.fault.plant(run)
+        run = self.spoiled(trainer, column)
         output = SelfHealingTrainer(run).train()
         return Cell(
             trainer=trainer, column=column, updates=updates(run), is_finite=bool(weights(run).isfinite().all()),
-            is_same=same(run, clean), ratio=self._ends_with(trainer, run) / self._ends_with(trainer, clean),
+            is_same=same(run, clean), ratio=self.ends_with(trainer, run) / self.ends_with(trainer, clean),
             figures=output.metrics,
         )  # fmt: skip
+
+    def unguarded(self, trainer: str, column: str) -> float:
+        """Train the same with the fault and without the healer; return what it ends with as a multiple of the clean run."""
+        run = self.spoiled(trainer, column)
+        run.train()
+        return self.ends_with(trainer, run) / self.ends_with(trainer, self.clean(trainer, COLUMNS[column].settings))
+
+    def spoiled(self, trainer: str, column: str) -> Any:
+        """Return a trainer with the fault planted."""
+        asked = COLUMNS[column]
+        run = _made(Path(tempfile.mkdtemp(prefix=f"{trainer}-{column}-", dir=self.folder)), trainer, asked.settings)
+        fault = SATURATING.get(trainer, asked.fault) if column == POISONED else asked.fault
+        if fault is not None:
+            fault.plant(run)
+        return run
 
     def clean(self, trainer: str, settings: Mapping[str, Any] = MappingProxyType({})) -> Any:
         """Return a stock run without the healer and without a fault."""
@@ -130,19 +148,15 @@ class Matrix:
             self._clean[key].train()
         return self._clean[key]
 
-    def _ends_with(self, trainer: str, run: Any) -> float:
-        """Evaluate the weights alone, without the hooks by which faults are planted."""
-        from transformers import set_seed
-
+    def ends_with(self, trainer: str, run: Any) -> float:
+        """Return a loss that falls as the trainer learns, of the weights alone: the hooks of faults are not in the way."""
         fresh = _made(self.folder / "evaluated", trainer, {})
         fresh.model.load_state_dict(run.model.state_dict())
-        set_seed(5)
-        found = fresh.evaluate()
-        if "eval_reward" not in found:
-            return float(found["eval_loss"])
-        return 1.0 / float(found["eval_reward"])  # more is better
+        if trainer in GENERATING:  # its own loss says nothing of what was learnt
+            return 1.0 / share_expected(fresh)
+        return float(fresh.evaluate()["eval_loss"])
 
 
 def _made(folder: Path, trainer: str, settings: Mapping[str, Any]) -> Any:
-    rate = 1e-2 if trainer in ("grpo", "rloo") else 2e-3
+    rate = 1e-2 if trainer in GENERATING else 2e-3
     return TINY[trainer](folder, **{"max_steps": STEPS, "learning_rate": rate, "logging_steps": 1, **settings})

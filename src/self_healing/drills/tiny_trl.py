@@ -46,7 +46,11 @@ def sentences(columns: Sequence[str], count: int = 24) -> dict[str, list[Any]]:
 
 
 def of_trl(
-    folder: str | Path, kind: str, columns: Sequence[str], model_arguments: Mapping[str, Any] | None = None, **settings: Any
+    folder: str | Path,
+    kind: str,
+    columns: Sequence[str],
+    model_arguments: Mapping[str, Any] | None = None,
+    **settings: Any,
 ) -> Any:
     """Return a trainer of TRL for sentences of letters; keyword arguments go to its configuration."""
     from datasets import Dataset
@@ -59,7 +63,11 @@ def of_trl(
     })  # fmt: skip
     arguments = {"model": tiny_model(dropout=0.1), **(model_arguments or {})}
     return trainer_class(
-        args=args, train_dataset=data, processing_class=word_tokenizer(), eval_dataset=data.select(range(8)), **arguments
+        args=args,
+        train_dataset=data,
+        processing_class=word_tokenizer(),
+        eval_dataset=data.select(range(8)),
+        **arguments,
     )
 
 
@@ -79,30 +87,59 @@ def share_of_letters(completions: list[str], **_: Any) -> list[float]:
     return [len(text.split()) / 4 for text in completions]
 
 
+def share_expected(trainer: Any) -> float:
+    """Return the reward to be expected of the first word of a completion, without drawing any."""
+    import torch
+
+    tokenizer = trainer.processing_class
+    letters = tokenizer.convert_tokens_to_ids(list(LETTERS))
+    model = trainer.model.eval()
+    found = []
+    for text in trainer.train_dataset["prompt"]:
+        ids = tokenizer(text, return_tensors="pt")["input_ids"]
+        with torch.no_grad():
+            found.append(float(model(input_ids=ids).logits[0, -1].softmax(-1)[letters].sum()))
+    return sum(found) / len(found)
+
+
 def tiny_reward_model() -> Any:
     """Return a Llama with a head that gives one number."""
     from transformers import LlamaConfig, LlamaForSequenceClassification, set_seed
 
     set_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    sizes: dict[str, Any] = {
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
     return LlamaForSequenceClassification(
         LlamaConfig(vocab_size=VOCABULARY, **sizes, num_key_value_heads=2, max_position_embeddings=LENGTH, num_labels=1,
                     pad_token_id=0)
     )  # fmt: skip
 
 
+GENERATING = ("grpo", "rloo")
 PAIRS = ("prompt", "chosen", "rejected")
 
 
 def _generating(kind: str) -> Callable[..., Any]:
     def make(folder: str | Path, **settings: Any) -> Any:
-        sizes = {"num_generations": 4, "max_completion_length": 4, "per_device_train_batch_size": 8, "beta": 0.0, **settings}
+        sizes = {
+            "num_generations": 4,
+            "max_completion_length": 4,
+            "per_device_train_batch_size": 8,
+            "beta": 0.0,
+            **settings,
+        }
         return of_trl(folder, kind, ["prompt"], {"reward_funcs": share_of_letters, "model": tiny_model()}, **sizes)
 
     return make
 
 
-def _of(kind: str, columns: Sequence[str], more: Callable[[], Mapping[str, Any]] = dict, **own: Any) -> Callable[..., Any]:
+def _of(
+    kind: str, columns: Sequence[str], more: Callable[[], Mapping[str, Any]] = dict, **own: Any
+) -> Callable[..., Any]:
     return lambda folder, **settings: of_trl(folder, kind, columns, more(), **{**own, **settings})
 
 
@@ -111,7 +148,14 @@ TINY: Mapping[str, Callable[..., Any]] = {
     "sft": _of("SFT", ["text"], max_length=LENGTH),
     "dpo": _of("DPO", PAIRS, lambda: {"ref_model": tiny_model()}, max_length=LENGTH),
     "grpo": _generating("GRPO"),
-    "kto": _of("KTO", ["prompt", "completion", "label"], lambda: {"ref_model": tiny_model()}, max_length=LENGTH),
+    # Eight answers, as many as the others have in four pairs: with four, one step more or less is felt at the end.
+    "kto": _of(
+        "KTO",
+        ["prompt", "completion", "label"],
+        lambda: {"ref_model": tiny_model()},
+        max_length=LENGTH,
+        per_device_train_batch_size=8,
+    ),
     "reward": _of("Reward", PAIRS, lambda: {"model": tiny_reward_model()}, max_length=LENGTH),
     "rloo": _generating("RLOO"),
     "orpo": _of("ORPO", PAIRS, max_length=LENGTH),

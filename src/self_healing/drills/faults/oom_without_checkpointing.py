@@ -21,6 +21,8 @@ class OomWithoutCheckpointing(Fault):
         def spoil(step: int, inputs: dict[str, Any], output: Any) -> Any:
             recomputes = any(getattr(module, "gradient_checkpointing", False) for module in trainer.model.modules())
             if step >= self.at_step and not recomputes:
-                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. (a drill, all activations)")
+                raise torch.OutOfMemoryError(
+                    "CUDA out of memory. Tried to allocate 2.00 GiB. (a drill, all activations)"
+                )
 
         on_training_forward(trainer, spoil)
