@@ -43,6 +43,8 @@ class Family:
     """All attributes of which an earlier state of the trainer consists, besides those that every Trainer has."""
     generated: ClassVar[tuple[str, ...]] = ()
     """Attributes with data that were generated ahead; they are among the counts."""
+    scored_by: ClassVar[tuple[str, ...]] = ()
+    """Attributes with the functions that score what was generated."""
     stale_marks: ClassVar[Mapping[str, int]] = NONE
     """Attributes that say which weights others hold a copy of, and the value by which they are sent anew."""
 

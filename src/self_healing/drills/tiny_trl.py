@@ -113,10 +113,13 @@ def tiny_reward_model() -> Any:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
     }
-    return LlamaForSequenceClassification(
-        LlamaConfig(vocab_size=VOCABULARY, **sizes, num_key_value_heads=2, max_position_embeddings=LENGTH, num_labels=1,
-                    pad_token_id=0)
-    )  # fmt: skip
+    more: dict[str, Any] = {
+        "num_key_value_heads": 2,
+        "max_position_embeddings": LENGTH,
+        "num_labels": 1,
+        "pad_token_id": 0,
+    }
+    return LlamaForSequenceClassification(LlamaConfig(vocab_size=VOCABULARY, **sizes, **more))
 
 
 GENERATING = ("grpo", "rloo")
@@ -124,7 +127,7 @@ PAIRS = ("prompt", "chosen", "rejected")
 
 
 def _generating(kind: str) -> Callable[..., Any]:
-    def make(folder: str | Path, **settings: Any) -> Any:
+    def make(folder: str | Path, reward_funcs: Any = share_of_letters, **settings: Any) -> Any:
         sizes = {
             "num_generations": 4,
             "max_completion_length": 4,
@@ -132,7 +135,7 @@ def _generating(kind: str) -> Callable[..., Any]:
             "beta": 0.0,
             **settings,
         }
-        return of_trl(folder, kind, ["prompt"], {"reward_funcs": share_of_letters, "model": tiny_model()}, **sizes)
+        return of_trl(folder, kind, ["prompt"], {"reward_funcs": reward_funcs, "model": tiny_model()}, **sizes)
 
     return make
 

@@ -17,6 +17,7 @@ class Rloo(Family):
     step_counts = ("_step", "_current_train_step_time")
     generated = ("_buffered_inputs",)
     counts = ("_metrics", "_total_train_tokens", *step_counts, *generated, "_logs")
+    scored_by = ("reward_funcs",)
     stale_marks = MappingProxyType({"_last_loaded_step": -1})
 
     def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:  # always the same
