@@ -43,6 +43,8 @@ class Family:
     """All attributes of which an earlier state of the trainer consists, besides those that every Trainer has."""
     generated: ClassVar[tuple[str, ...]] = ()
     """Attributes with data that were generated ahead; they are among the counts."""
+    generates_by: ClassVar[tuple[str, ...]] = ()
+    """Methods inside which the model's own `generate` is called."""
     scored_by: ClassVar[tuple[str, ...]] = ()
     """Attributes with the functions that score what was generated."""
     stale_marks: ClassVar[Mapping[str, int]] = NONE

@@ -17,6 +17,7 @@ class Rloo(Family):
     step_counts = ("_step", "_current_train_step_time")
     generated = ("_buffered_inputs",)
     counts = ("_metrics", "_total_train_tokens", *step_counts, *generated, "_logs")
+    generates_by = ("_generate_single_turn",)
     scored_by = ("reward_funcs",)
     stale_marks = MappingProxyType({"_last_loaded_step": -1})
 
