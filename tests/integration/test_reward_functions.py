@@ -29,10 +29,10 @@ class Judge:
         self.mishaps = mishaps or {}
         self.calls = 0
 
-    def __call__(self, completions, log_extra=None, **kwargs):
+    def __call__(self, completions, log_metric=None, **kwargs):
         self.calls += 1
-        if log_extra is not None:
-            log_extra("said", list(completions))
+        if log_metric is not None:
+            log_metric("mishap", float(self.calls in self.mishaps))
         rewards = [reward + random.random() for reward in share_of_letters(completions)]
         mishap = self.mishaps.get(self.calls)
         return rewards if mishap is None else mishap(rewards)
@@ -96,6 +96,8 @@ def test_a_function_that_answers_when_it_is_called_again_leaves_no_trace(kind, j
     assert metrics["healing/reward_retries"] == 1
     assert "healing/unscored_completions" not in metrics
     assert same(trainer, clean(kind, judge))
+    logged = [entry["mishap"] for entry in trainer.state.log_history if "mishap" in entry]
+    assert logged == [0.0] * STEPS, "what a failed call has logged is forgotten"
 
 
 @pytest.mark.parametrize("kind", GENERATING)

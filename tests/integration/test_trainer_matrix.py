@@ -52,7 +52,7 @@ def test_the_poison_does_harm_where_nobody_looks_after_the_run(trainer, matrix):
 @pytest.mark.parametrize("trainer", GENERATING)
 def test_data_generated_for_several_steps_survive_a_return(trainer, tmp_path):
     """The buffer of a generation is part of the state that is returned to, in the middle of its use too."""
-    from self_healing import SelfHealingTrainer
+    from self_healing import HealingConfig, SelfHealingTrainer
     from self_healing.drills.faults.weight_nan import WeightNan
     from self_healing.drills.trained import same, updates
 
@@ -60,9 +60,10 @@ def test_data_generated_for_several_steps_survive_a_return(trainer, tmp_path):
     clean = TINY[trainer](tmp_path / "clean", **how)
     clean.train()
     run = TINY[trainer](tmp_path / "run", **how)
-    WeightNan(at_step=21).plant(run)
-    output = SelfHealingTrainer(run).train()
+    WeightNan(at_step=17).plant(run)  # the data of steps 8 to 15 were generated together, and those from 16 on
+    output = SelfHealingTrainer(run, HealingConfig(snapshot_every_steps=3)).train()
     assert output.metrics["healing/rollbacks"] == 1
+    assert (17 - output.metrics["healing/lost_steps"]) % 8 != 0
     assert updates(run) == 30
     assert same(run, clean)
 
