@@ -135,3 +135,13 @@ def followed_reference(trainer: Any) -> Any:
     """Return a reference model that follows the model, and so is part of a state; None where there is none."""
     reference = getattr(trainer, "ref_model", None)
     return reference if reference is not None and getattr(trainer.args, "sync_ref_model", False) else None
+
+
+def forget_offloaded(trainer: Any) -> None:
+    """Clear what TRL's activation offloading still tracks: it refuses a forward pass after an unfinished backward one."""
+    context: Any = getattr(trainer, "maybe_activation_offload_context", None)
+    if not hasattr(context, "tracker"):
+        return
+    for name in ("tracker", "fwd_stash", "bwd_tensor_stash", "bwd_ev_stash", "storage_to_tensor_id"):
+        getattr(context, name, {}).clear()
+    context.is_first_forward_call = context.is_first_backward_call = True
