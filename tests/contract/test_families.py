@@ -74,7 +74,7 @@ def test_a_class_that_is_derived_from_a_known_one_is_of_its_family(name, monkeyp
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize("attribute", ["metric_lists", "step_counts", "generated"])
+@pytest.mark.parametrize("attribute", ["metric_lists", "step_counts", "generated", "generates_by", "scored_by"])
 def test_the_attributes_that_families_name_are_set_by_their_trainers(attribute, monkeypatch):
     """A name that TRL has changed would silently be neither kept nor put back."""
     import inspect
@@ -83,7 +83,7 @@ def test_the_attributes_that_families_name_are_set_by_their_trainers(attribute, 
     for cls in FAMILIES.values():
         named = getattr(cls, attribute)
         source = "".join(inspect.getsource(class_called(name)) for name in cls.handles)
-        found = [name for name in named if f"self.{name} " in source]
+        found = [name for name in named if f"self.{name} " in source or f"def {name}(" in source]
         assert found or not named, f"{cls.__name__}: none of {named} is set by {cls.handles}"
 
 

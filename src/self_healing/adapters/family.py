@@ -56,11 +56,11 @@ class Family:
         """Say whether the rows of a batch are the chosen answers and then the rejected ones."""
         return self.has_pairs and isinstance(inputs, Mapping) and "input_ids" in inputs
 
-    def why_whole(self, trainer: Any) -> str | None:  # others look at it
+    def why_whole(self, trainer: Any) -> str | None:
         """Say why a batch must not be cut; None where it may be."""
         return None
 
-    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:  # others look at them
+    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
         """Return what the loss of a piece counts for; None has to be found out by trying."""
         return None
 

@@ -21,6 +21,6 @@ class Cpo(Family):
             return None
         return "CPOTrainer adds a mean over tokens and a mean over pairs: no weight of a piece is right for both"
 
-    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:  # always the same
+    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
         """Return a mean over pairs."""
         return Weight.ROWS

@@ -28,7 +28,7 @@ class Dpo(Family):
             return f"the DPO loss {coupled[0] if coupled else 'with rpo_alpha'} couples the rows of a batch"
         return None
 
-    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:  # always the same
+    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
         """Return a mean over pairs."""
         return Weight.ROWS
 

@@ -35,10 +35,10 @@ class Grpo(Family):
         kind = trainer.loss_type
         return None if kind in WEIGHTS else f"how the GRPO loss {kind} adds up its rows is not known"
 
-    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:  # only the type decides
+    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
         """Return what the type of the loss says."""
         return WEIGHTS[trainer.loss_type]
 
-    def unit(self, metric: str) -> str:  # those of the loss are all alike
+    def unit(self, metric: str) -> str:
         """Count tokens: what is a mean over completions is not computed in the loss."""
         return "tokens"

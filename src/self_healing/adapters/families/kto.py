@@ -28,7 +28,7 @@ class Kto(Family):
             )
         return None
 
-    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:  # always the same
+    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
         """Return a mean over answers."""
         return Weight.ROWS
 

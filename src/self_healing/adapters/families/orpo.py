@@ -14,6 +14,6 @@ class Orpo(Family):
     metric_lists = ("_stored_metrics",)
     counts = ("_stored_metrics",)
 
-    def why_whole(self, trainer: Any) -> str | None:  # whatever its settings
+    def why_whole(self, trainer: Any) -> str | None:
         """Refuse: one weight per piece cannot suit both means."""
         return "ORPOTrainer adds a mean over tokens and a mean over pairs: no weight of a piece is right for both"

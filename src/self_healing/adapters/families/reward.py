@@ -16,6 +16,6 @@ class Reward(Family):
     metric_lists = ("_metrics",)
     counts = ("_metrics", "_total_train_tokens")
 
-    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:  # always the same
+    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
         """Return a mean over pairs."""
         return Weight.ROWS

@@ -21,10 +21,10 @@ class Rloo(Family):
     scored_by = ("reward_funcs",)
     stale_marks = MappingProxyType({"_last_loaded_step": -1})
 
-    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:  # always the same
+    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
         """Return a mean over completions."""
         return Weight.ROWS
 
-    def unit(self, metric: str) -> str:  # those of the loss are all alike
+    def unit(self, metric: str) -> str:
         """Count tokens: what is a mean over completions is not computed in the loss."""
         return "tokens"

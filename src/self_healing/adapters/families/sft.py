@@ -20,6 +20,6 @@ class Sft(Family):
         is_own = trainer.compute_loss_func is not None
         return "compute_loss_func is your own: how it adds up its rows is not known" if is_own else None
 
-    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:  # only the count decides
+    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
         """Return one where the number of labels is given from outside."""
         return Weight.LABELS if num_items is None else Weight.ONE

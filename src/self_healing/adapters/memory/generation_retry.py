@@ -15,7 +15,7 @@ from ..family import names_in_all
 from ..trainer.wrapping import Wrapping
 from .batch_cuts import Layout, layout_of
 from .memory_errors import RETRIABLE, is_out_of_memory, let_go
-from .memory_events import MemoryEvent
+from .memory_events import EventKind, MemoryEvent
 
 logger = logging.getLogger("self_healing.memory")
 
@@ -98,7 +98,7 @@ class GenerationRetry:
         self._fits = at_once
         self._tell("recovered", f"answers were generated: {_said(at_once)}", at_once)
 
-    def _tell(self, kind: Any, text: str, at_once: int | None) -> None:
+    def _tell(self, kind: EventKind, text: str, at_once: int | None) -> None:
         step = int(self.trainer.state.global_step)
         logger.warning("step %d: %s", step, text)
         tactic = "plain" if at_once is None else f"pieces of {at_once}"
