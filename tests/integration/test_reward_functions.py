@@ -11,7 +11,8 @@ import pytest
 
 from self_healing import HealingConfig, SelfHealingTrainer, UnrecoverableError
 from self_healing.core.ledger import read_ledger
-from self_healing.drills.tiny_trl import GENERATING, TINY, share_of_letters
+from self_healing.drills.tiny_training import tiny_model
+from self_healing.drills.tiny_trl import GENERATING, TINY, of_trl, share_of_letters, tiny_reward_model, word_tokenizer
 from self_healing.drills.trained import same, updates, weights
 
 from .rehearsed import quick_collections  # noqa: F401
@@ -130,6 +131,28 @@ def test_rewards_that_are_no_numbers_are_named(odd, tmp_path):
     )
     assert metrics["healing/unscored_completions"] == 1
     assert updates(trainer) == STEPS
+    assert bool(weights(trainer).isfinite().all())
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_rewards_of_a_model_that_are_no_numbers_are_named(odd, tmp_path):
+    judge, calls = tiny_reward_model(), []
+
+    def spoil(module, args, output):
+        calls.append(1)
+        if len(calls) == 3:
+            output["logits"][2] = odd
+
+    judge.register_forward_hook(spoil)
+    more = {"reward_funcs": [judge], "reward_processing_classes": [word_tokenizer()], "model": tiny_model()}
+    sizes = {"num_generations": 4, "max_completion_length": 4, "per_device_train_batch_size": 8}
+    trainer = of_trl(tmp_path, "GRPO", ["prompt"], more, **sizes)
+    output = SelfHealingTrainer(trainer).train()
+    (told,) = notes(tmp_path, "reward-not-finite")
+    assert told.startswith("step 3: the reward function ")
+    assert "for 1 of 8 completions (rows 2);" in told
+    assert output.metrics["healing/unscored_completions"] == 1
+    assert updates(trainer) == 4
     assert bool(weights(trainer).isfinite().all())
 
 

@@ -37,7 +37,7 @@ class RewardTimeoutError(Exception):
 
 
 class RewardCare:
-    """Guards the reward functions of one trainer; reward models are the trainer's own passes and left alone."""
+    """Guards the reward functions of one trainer; of reward models, which the trainer runs itself, rewards are looked at."""
 
     def __init__(
         self,
@@ -69,6 +69,9 @@ class RewardCare:
                 names = _names(self.trainer, functions)
                 guarded = [self._guarded(each, name) for each, name in zip(functions, names, strict=True)]
                 self._wrapping.replace(self.trainer, attribute, guarded)
+                models = {place: names[place] for place, each in enumerate(functions) if _is_model(each)}
+                if models and hasattr(self.trainer, "_calculate_rewards"):
+                    self._wrapping.wrap(self.trainer, "_calculate_rewards", functools.partial(self._looked_at, models))
 
     def detach(self) -> None:
         """Give the trainer its own functions back."""
@@ -79,10 +82,20 @@ class RewardCare:
         found = {"healing/reward_retries": self.retried, "healing/unscored_completions": self.unscored}
         return {name: count for name, count in found.items() if count}
 
-    def _guarded(self, function: Any, name: str) -> Any:
-        import torch
+    def _looked_at(self, models: dict[int, str], original: Callable[..., Any]) -> Callable[..., Any]:
+        def _calculate_rewards(*args: Any, **kwargs: Any) -> Any:
+            rewards = original(*args, **kwargs)  # a column for each function
+            for place, name in models.items():
+                odd = rewards[:, place].isfinite().logical_not().nonzero().flatten().tolist()
+                if odd:
+                    self.say_not_finite(name, odd, len(rewards))
+                    rewards[odd, place] = math.nan
+            return rewards
 
-        if isinstance(function, torch.nn.Module) or not callable(function):
+        return _calculate_rewards
+
+    def _guarded(self, function: Any, name: str) -> Any:
+        if _is_model(function) or not callable(function):
             return function
         if _is_async(function):
             return self._guarded_async(function, name)
@@ -261,6 +274,12 @@ def _time_limit(seconds: float, name: str) -> Iterator[None]:
 
 def _too_late(name: str, seconds: float) -> RewardTimeoutError:
     return RewardTimeoutError(f"{name} has not answered within {seconds:g} seconds (reward_timeout_s)")
+
+
+def _is_model(function: Any) -> bool:
+    import torch
+
+    return isinstance(function, torch.nn.Module)
 
 
 def _is_async(function: Any) -> bool:
