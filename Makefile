@@ -29,7 +29,7 @@ $(VENV)/.hf: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test,trackers]'
 	@touch $@ $(VENV)/.core $(VENV)/.hf
 
 demo: $(VENV)/.hf
@@ -43,6 +43,7 @@ test: $(VENV)/.test
 
 # The oldest versions that are supported, beside the newest ones that `make test` installs.
 OLDEST := .venv-oldest
+# Without trackers: with the hub's old client pip would have to go back to versions that bring a web framework along.
 $(OLDEST)/.test: pyproject.toml constraints.txt constraints-oldest.txt
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-oldest.txt -e '.[test]'
@@ -67,6 +68,7 @@ soak: $(VENV)/.test
 
 bench: $(VENV)/.test
 	$(BIN)/python bench/detectors.py --quick
+	$(BIN)/python bench/rl_rules.py --quick
 	$(BIN)/python bench/ledger.py
 	$(BIN)/python bench/clipping.py
 	$(BIN)/python bench/overhead.py

@@ -145,7 +145,7 @@ def main() -> None:
             with_auto_find(name, kind, needs, without), guarded.ending, loss(guarded.eval_loss), f"{percent:+.2f} %",
             guarded.updates, same, guarded.figure("made_up_steps"), guarded.figure("replaced_steps"),
             guarded.figure("records_left_out"), guarded.figure("network_retries"), guarded.figure("extra_forwards"),
-            guarded.figure("rollbacks"), guarded.figure("lost_steps"), f"{ratio:.2f}",
+            guarded.figure("rollbacks"), guarded.figure("steps_lost"), f"{ratio:.2f}",
         )  # fmt: skip
         print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
     orders = [run(data_seed=seed).eval_loss for seed in ORDERS]

@@ -19,9 +19,10 @@ from .core.capability import capabilities_of
 from .core.errors import ActionFailed, CapabilityMissing
 from .core.execute import execute
 from .core.failure import FailureType, Severity
-from .core.ledger import CONTINUES, Book, Ledger, iter_ledger
+from .core.ledger import CONTINUES, Book, Entry, Ledger, iter_ledger
 from .core.plan import Outcome, Plan
 from .core.run_directory import ledger_path, lock_run_directory
+from .core.secrets import secrets_of_url
 
 if TYPE_CHECKING:
     from .config import HealingConfig
@@ -44,6 +45,7 @@ class OpenRun:
         rank: int = 0,
         continues: bool = True,
         environ: Mapping[str, str] | None = None,
+        on_entry: Callable[[Entry], None] | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         environ = os.environ if environ is None else environ
@@ -53,7 +55,8 @@ class OpenRun:
             path = ledger_path(run_dir, rank)
             # Read as a stream while the healer is built.
             past = iter_ledger(path) if continues and path.exists() else ()
-            self.ledger = Ledger(path, rank=rank, environ=environ)
+            secrets = [secret for url in config.alert_urls for secret in secrets_of_url(url)]
+            self.ledger = Ledger(path, rank=rank, environ=environ, secrets=secrets, on_entry=on_entry)
             self.healer = build_healer(
                 config,
                 self.ledger,
@@ -82,11 +85,13 @@ class OpenRun:
 
 def _described(config: HealingConfig) -> dict[str, object]:
     """Return a configuration as the ledger holds it."""
-    written = config.to_dict()
+    from .config.sources import without_secrets  # noqa: PLC0415  # configurations are loaded where they are used
+
+    written = {key: without_secrets(key, value) for key, value in config.to_dict().items()}
     hook = written.get("on_instability")
     if hook is not None:  # code cannot be recorded, and a replay never calls it
         del written["on_instability"]
-    resolved = {key: value for key, value in config.resolved().items() if key != "on_instability"}
+    resolved = {key: without_secrets(key, value) for key, value in config.resolved().items() if key != "on_instability"}
     described: dict[str, object] = {"config": written, "resolved": resolved, "version": __version__}
     return described | ({"hook": str(hook)} if hook is not None else {})
 

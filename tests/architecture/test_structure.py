@@ -43,9 +43,11 @@ FENCES = {
     "adapters/rollback/in_loop.py": 1,  # an exception inside an epoch: an earlier state is returned to, or it is raised again
     "adapters/trainer/meanwhile.py": 1,  # a look during the backward pass failed: raised again on the training thread
     "adapters/trainer/tracker_runs.py": 3,  # a tracker refuses a run: said in the ledger, and what it raises anew is raised
-    "adapters/trainer/trackers.py": 1,  # a report callback failed: said in the ledger and counted, or raised again
+    "adapters/trainer/trackers.py": 3,  # a report callback failed: said in the ledger and counted, or raised again; its page likewise
     "adapters/trainer/leaving.py": 2,  # an emergency checkpoint failed: said in the ledger, the first error stays
     "api.py": 1,  # opening a run failed: the lock is given back and the error raised again
+    "tracking/alert_office.py": 1,  # a bug of ours: said in the log and the ledger, and no more alerts are sent
+    "tracking/courier.py": 1,  # a delivery failed: kept for whoever sent it, counted and told
     "tensors/probe.py": 2,  # the probed step raises: a finding; the probe itself fails: kind unknown, with the reason
     "core/detect.py": 1,  # a rule crashes: becomes a rule-crashed incident
     "core/healer.py": 2,  # a ladder crashes: a rule-crashed incident; the healer itself: noted, and it steps aside

@@ -20,6 +20,10 @@ REQUIRED = """
     gradient-vanishing gradient-norm-growth eval-gap-growing eval-not-finite loss-exactly-zero
     learning-rate-unexpected throughput-drop memory-creep step-stalled crashed exited heartbeat-lost
     unexplained-state dead-run
+    reward-flat reward-no-signal reward-collapse policy-gradient-zero entropy-collapse entropy-runaway kl-runaway
+    sampler-mismatch policy-steps-too-large completions-truncated length-runaway length-collapse value-loss-growing
+    dpo-at-chance preference-margin-collapse preference-likelihood-falling preference-accuracy-stuck kto-imbalance
+    odds-ratio-falling preference-nll-rising ebft-off-course
 """.split()
 EXAMPLES = [(rule, example) for rule in RULES.values() for example in rule.examples]
 

@@ -286,4 +286,4 @@ def test_a_batch_that_fails_alone_is_not_called_a_bug_of_the_model(tmp_path):
     (skipped,) = postmortem(tmp_path)["recovery_actions"]
     assert skipped["failure"] == "data_error"
     assert skipped["actions"] == ["skip_batch"]
-    assert skipped["steps_lost"] == output.metrics["healing/lost_steps"]
+    assert skipped["steps_lost"] == output.metrics["healing/steps_lost"]

@@ -84,7 +84,11 @@ def test_the_quick_start_works_as_printed(tmp_path, monkeypatch):
     draw = random.Random(0)
     texts = [" ".join(draw.choices("abcdefgh", k=5)) for _ in range(24)]
     names = {"model": tiny_model(), "dataset": Dataset.from_dict({"text": texts}), "tokenizer": word_tokenizer()}
-    names["on_a_cpu"] = {"bf16": False, "use_cpu": True}  # SFTConfig's default is bf16, which needs a GPU
+    names["on_a_cpu"] = {
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+    }  # SFTConfig's default is bf16, which needs a GPU
     exec(QUICK_START, names)  # it is the printed text that is tried
     assert names["result"].global_step == 18
     assert (tmp_path / "output" / "healing" / "ledger.jsonl").exists()

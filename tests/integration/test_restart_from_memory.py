@@ -226,7 +226,7 @@ def test_a_state_that_memory_has_not_kept_is_not_entered_at(clean, tmp_path):
     _, metrics = guarded(trainer)
     (told,) = notes(tmp_path, "state-damaged")
     assert "step-6 was changed in memory" in told
-    assert metrics["healing/lost_steps"] == 8 - 3
+    assert metrics["healing/steps_lost"] == 8 - 3
     assert_no_trace(trainer, clean("dropout"))
 
 

@@ -60,9 +60,9 @@ def test_exceptions_that_come_once_leave_no_trace(config, clean, tmp_path):
     assert same(trainer, clean)
     assert losses(trainer) == losses(clean)
     assert output.metrics["healing/rollbacks"] == 3
-    assert output.metrics["healing/trained_steps"] == 60 + output.metrics["healing/lost_steps"]
+    assert output.metrics["healing/trained_steps"] == 60 + output.metrics["healing/steps_lost"]
     if config is EVERY_STEP:
-        assert output.metrics["healing/lost_steps"] == 0
+        assert output.metrics["healing/steps_lost"] == 0
     assert not list(tmp_path.glob("checkpoint-*"))
 
 
@@ -372,8 +372,8 @@ def test_the_time_of_steps_that_are_trained_once_more_is_told_as_lost(tmp_path):
     trainer.model.register_forward_pre_hook(lambda module, args: time.sleep(slept_s))
     raise_once_at(trainer, 29)
     metrics = SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=20)).train().metrics
-    assert metrics["healing/lost_steps"] == 9
-    assert metrics["healing/lost_seconds"] >= 9 * slept_s
+    assert metrics["healing/steps_lost"] == 9
+    assert metrics["healing/seconds_lost"] >= 9 * slept_s
     postmortem = json.loads((tmp_path / "postmortem.json").read_text())
     assert postmortem["steps_lost"] == 9
     assert postmortem["seconds_lost"] >= 9 * slept_s

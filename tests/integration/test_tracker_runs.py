@@ -13,16 +13,23 @@ import pytest
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(180)]
 
 SCRIPT = """
-import os, signal, sys, torch
+import os, signal, sys, time, torch
 torch.set_num_threads(1)
 from transformers import TrainerCallback
 from self_healing import HealingConfig, SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_trainer
 folder, tracker, kill_at, resume = sys.argv[1], sys.argv[2], int(sys.argv[3]), eval(sys.argv[4])
 
+def is_stored():
+    from trackio.sqlite_storage import SQLiteStorage
+    return SQLiteStorage.get_runs("huggingface")
+
 class Kill(TrainerCallback):
     def on_log(self, args, state, control, **kwargs):
         if state.global_step == kill_at:
+            until = time.monotonic() + 60
+            while tracker == "trackio" and not is_stored() and time.monotonic() < until:
+                time.sleep(0.1)  # it stores what it is told by a thread of its own
             os.kill(os.getpid(), signal.SIGKILL)
 
 trainer = tiny_trainer(

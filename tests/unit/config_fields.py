@@ -46,6 +46,11 @@ FIELDS = {  # key: default, another value, values refused
     "quarantine_records": (10, 0, WHOLE),
     "profile_steps": ((), (1, 2, 3), (3, True, "1", [0], [1.5], [True], [-1], None)),
     "dry_run_steps": (0, 2, WHOLE),
+    "alert_urls": (
+        (),
+        ("https://example.com/hook", "tgram://token/chat"),
+        (3, True, None, ["example.com"], ["https://"], ["https:///path"], [" https://x"], [3], "://x", ""),
+    ),
     "on_instability": (None, "os.path:join", ("nonsense", "a:", ":b", "a b:c", "a:b c", 3, ["a:b"])),
     "select": (None, ("loss-spike",), (3, True, ["loss-spike", 3], {"loss-spike": 1})),
     "ignore": ((), ("loss-spike",), (None, 3, ["los-spike"], ["loss-spike", 3])),

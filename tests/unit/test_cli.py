@@ -257,6 +257,7 @@ def test_a_page_holds_docs_options_remedy_and_examples(heal):
     for words in ("loss-spike (rule)", "Why it matters", "False alarms", "Options", "factor = 5.0", "Remedy", "roll-back",
                   "effect recipe", "Examples", "stays quiet", "fires at step"):  # fmt: skip
         assert words in out, words
+    assert "learning-rate-too-low" in heal("explain", "dpo-at-chance")[1]
     assert "no adapter offers this yet" in heal("explain", "exclude-node")[1]
     assert "no adapter offers this yet" not in heal("explain", "roll-back")[1]
 

@@ -362,3 +362,21 @@ def test_the_real_rules_take_their_options_through_the_configuration():
     assert HealingConfig.from_dict(config.to_dict()).resolved() == config.resolved()
     assert HealingConfig().resolved()["rules"].keys() == options.keys()
     assert {item.name for item in fields(Settings)} <= set(HealingConfig.model_fields)
+
+
+def test_addresses_for_alerts_are_shown_without_what_lets_one_in():
+    url = "https://example.com/services/T0SECRET99/averylongtoken"
+    config = HealingConfig(alert_urls=[url, "tgram://123456:token/chat"])
+    assert repr(config) == "HealingConfig(alert_urls=['https://example.com/***', 'tgram://***'])"
+    assert config.alert_urls == (url, "tgram://123456:token/chat")
+    assert HealingConfig.from_dict(config.to_dict()) == config
+    assert url in config.to_toml()
+    assert HealingConfig(alert_urls=url).alert_urls == (url,)
+    for wrong in ("T0SECRET99", "https://SECRET99@/x", "SECRET 99://x"):
+        with pytest.raises(ConfigError) as caught:
+            HealingConfig(alert_urls=[wrong])
+        assert "SECRET" not in str(caught.value)
+        assert "must be an address such as 'https://example.com/hook'" in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        HealingConfig.load(overrides=["alert_urls=https://example.com/SECRET?x=1"])
+    assert "SECRET" not in str(caught.value)

@@ -76,6 +76,17 @@ def test_a_push_that_is_still_under_way_is_left_alone(tmp_path):
     assert (len(trainer.sent), told) == (1, [])
 
 
+def test_a_failure_is_told_where_the_next_checkpoint_is_pushed_before_anybody_has_looked(tmp_path):
+    trainer = Trainer([TimeoutError(), None])
+    pushes, _, told = watched(trainer)
+    trainer._push_from_checkpoint(str(tmp_path / "first"))
+    trainer._push_from_checkpoint(str(tmp_path / "second"))
+    assert [name for name, _ in told] == ["network-retried"]
+    trainer.get_batch_samples()
+    assert trainer.sent == [str(tmp_path / "first"), str(tmp_path / "second")], "the newer one takes its place"
+    assert pushes.retried == 1
+
+
 def test_at_the_end_it_is_waited_for_with_the_same_pauses(tmp_path):
     trainer = Trainer([TimeoutError(), TimeoutError(), TimeoutError(), None])
     _, now, told = watched(trainer)

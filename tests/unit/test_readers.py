@@ -60,6 +60,9 @@ def test_names_become_canonical():
     said = {
         "train/loss": "loss", "eval/loss": "eval_loss", "val_loss": "eval_loss", "lr": "learning_rate",
         "train/rewards/margins": "rewards/margins", "rewards/chosen": "rewards/chosen", "eval_wer": "eval_wer",
+        "completion_length": "completions/mean_length", "train/rewards/format": "rewards/format/mean",
+        "rewards/format/std": "rewards/format/std", "rewards/mean": "rewards/mean", "clip_ratio": "clip_ratio/region_mean",
+        "sft_loss": "nll_loss", "objective/scores": "reward", "objective/kl": "objective/kl",
         "train/": "train/", "Loss": "Loss", " grad_norm ": "grad_norm", "train_grad_norm": "grad_norm",
     }  # fmt: skip
     assert {name: canonical(name) for name in said} == said

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from self_healing.core.secrets import Masker, strip_control
+from self_healing.core.secrets import Masker, label_of_url, secrets_of_url, strip_control
 
 HEX40 = "0123456789abcdef0123456789abcdef01234567"
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0NTY3ODkwIn0.dozjgNryP4J3jVmNHl0w5N_XgL0n3I9PlFUP0THsR8U"
@@ -271,3 +271,29 @@ def test_nothing_that_a_terminal_obeys_is_left(text: str) -> None:
     assert not any(0x7F <= ord(char) <= 0x9F for char in shown)
     assert strip_control(shown) == shown
     shown.encode()
+
+
+@pytest.mark.parametrize(
+    ("url", "label"),
+    [
+        ("https://hooks.example.com/services/T0/B1/xyz", "https://hooks.example.com/***"),
+        ("https://user:word@example.com:8080/", "https://example.com:8080"),
+        ("https://example.com?token=abc", "https://example.com/***"),
+        ("http://127.0.0.1:80", "http://127.0.0.1:80"),
+        ("tgram://123456:token/chat", "tgram://***"),
+        ("mailto://me:word@example.com", "mailto://***"),
+        ("no address", "***"),
+    ],
+)
+def test_an_address_is_shown_as_where_it_leads_to(url, label):
+    assert label_of_url(url) == label
+    masker = Masker({}, secrets_of_url(url))
+    assert masker.text(f"see {label}") == f"see {label}", "what may be seen stays to be seen"
+
+
+def test_the_parts_of_an_address_that_let_one_in_are_masked_and_words_of_its_path_are_not():
+    url = "https://user:longpassword@example.com/services/T0123456/averylongtokenofletters?sig=0a1b2c3d4e"
+    masker = Masker({}, secrets_of_url(url))
+    for secret in (url, "longpassword", "T0123456", "averylongtokenofletters", "0a1b2c3d4e"):
+        assert masker.text(f"got {secret}!") == "got ***!", secret
+    assert masker.text("services of example.com") == "services of example.com"

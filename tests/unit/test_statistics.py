@@ -17,6 +17,7 @@ from self_healing.core.statistics import (
     Baseline,
     BaselineTracker,
     Beginning,
+    Course,
     Cusum,
     Outliers,
     Rise,
@@ -40,6 +41,7 @@ EVERY = (
     Streak("x"),
     Average("x", window=10),
     Beginning("x", length=16),
+    Course("x", window=5),
     Schedule("x"),
 )
 
@@ -314,6 +316,26 @@ class TestSmallOnes:
             assert history.stat(Beginning("x", length=3)).is_over is (step >= 3)
         history.release("x")
         assert list(history.stat(Beginning("x", length=3)).values) == [5.0, 7.0, 6.0]
+
+    def test_a_course_knows_where_it_began_and_has_been(self) -> None:
+        course = fed([Course("x", window=4)], [1.0] * 4 + [3.0] * 4 + [2.0] * 4).stat(Course("x", window=4))
+        assert (course.first, course.highest, course.lowest, course.mean) == (1.0, 3.0, 1.0, 2.0)
+        assert course.has_moved_on
+        course.forget_evidence()
+        assert not course.ready
+        for x in (5.0, 5.0, 5.0, 9.0):
+            course.see(x)
+        assert (course.first, course.mean, course.median) == (1.0, 6.0, 5.0)
+
+    def test_the_error_of_a_course_allows_for_neighbours_that_are_alike(self) -> None:
+        declared = Course("x", window=16)
+        plain, alike = (fed([declared], autoregressive(2000, rho)).stat(declared) for rho in (0.0, 0.8))
+        assert plain.error == pytest.approx(0.1 / 4, rel=0.5)
+        assert alike.error > 2.0 * plain.error
+
+    def test_the_error_of_a_course_is_not_its_trend(self) -> None:
+        course = fed([Course("x", window=8)], [0.01 * i for i in range(400)]).stat(Course("x", window=8))
+        assert course.wander == pytest.approx(0.0, abs=1e-9)
 
     def test_average(self) -> None:
         assert fed((Average("x", window=3),), [1.0, 2.0, 3.0, 4.0]).stat(Average("x", window=3)).mean == 3.0

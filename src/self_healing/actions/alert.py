@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self, cast
 
 from ..core.action import Action, Done
@@ -23,6 +23,10 @@ class Alert(Action):
 
     text: str = ""
     """What to say; left empty, the plan's own reason is said."""
+    about: str = ""
+    """What it is about, where several rules share a class of failure: each of them is then told once."""
+    advice: str = field(default="", repr=False)
+    """What a person can change, said after the reason."""
 
     effect = Effect.NOTHING
     needs = CanAlert
@@ -30,7 +34,9 @@ class Alert(Action):
 
     def for_incident(self, *, onset_step: int | None, because: str) -> Self:
         """Say what was seen, where no text was given."""
-        return self if self.text else replace(self, text=because)
+        if self.text:
+            return self
+        return replace(self, text=f"{because}. {self.advice}" if self.advice else because)
 
     def apply(self, run: object) -> Done:
         """Hand the text to the run's sinks."""

@@ -22,7 +22,10 @@ class EntropyCollapsed(Cause):
     equal, and nothing can be learned any more.
     """
 
-    explains = ("entropy-collapse", "reward-flat", "loss-plateau", "gradient-vanishing", "loss-exactly-zero")
+    explains = (
+        "entropy-collapse", "reward-flat", "reward-no-signal", "reward-collapse", "length-collapse", "loss-plateau",
+        "gradient-vanishing", "loss-exactly-zero",
+    )  # fmt: skip
     confirm = "Read the completions of one group: near copies of each other settle it."
     fixes = (
         "Sample at a higher temperature, 0.8 to 1.0.",

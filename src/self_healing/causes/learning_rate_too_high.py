@@ -23,7 +23,9 @@ class LearningRateTooHigh(Cause):
 
     explains = (
         "loss-spike", "loss-divergence", "loss-not-finite", "gradient-not-finite", "gradient-explosion",
-        "gradient-norm-growth", "learning-rate-unexpected", "dead-run", "entropy-collapse", "kl-runaway",
+        "gradient-norm-growth", "learning-rate-unexpected", "dead-run", "entropy-collapse", "kl-runaway", "entropy-runaway",
+        "policy-steps-too-large", "reward-collapse", "length-collapse", "value-loss-growing", "preference-margin-collapse",
+        "preference-likelihood-falling", "preference-nll-rising", "odds-ratio-falling", "ebft-off-course",
     )  # fmt: skip
     confirm = (
         "Train a few hundred steps from the last good state at a third of the rate: if the trouble stays away and "

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..actions.alert import Alert
-from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
 from ._numbers import finite_latest
 
 WINDOW = 20
+ENOUGH = WINDOW - 1
+"""The newest observation is not settled yet when a rule fires on it."""
 ALIVE = 0.15
 CUT = 0.8
 
@@ -22,7 +22,7 @@ class RewardFunctionBroken(Cause):
     20 steps.
     """
 
-    explains = ("reward-flat", "loss-plateau", "gradient-vanishing", "loss-exactly-zero")
+    explains = ("reward-flat", "reward-no-signal", "loss-plateau", "gradient-vanishing", "loss-exactly-zero")
     confirm = "Call the reward function by hand on a known right and a known wrong answer: two equal rewards settle it."
     fixes = (
         "Test the reward function outside training on known inputs; it must return something other than zero.",
@@ -31,7 +31,6 @@ class RewardFunctionBroken(Cause):
         "Ask the vLLM server which model it serves and compare it with the configuration.",
         "If completions/clipped_ratio is above 0.8, raise max_completion_length: answers are cut before they are given.",
     )
-    remedy = (rung(Alert(), success=0.2),)
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
@@ -41,11 +40,11 @@ class RewardFunctionBroken(Cause):
         if not (rewards or spreads or idle):
             return None
         found = []
-        if len(rewards) >= WINDOW and not any(rewards):
+        if len(rewards) >= ENOUGH and not any(rewards):
             found.append(f"the reward was 0 in each of the last {WINDOW} observations")
-        if len(spreads) >= WINDOW and not any(spreads):
+        if len(spreads) >= ENOUGH and not any(spreads):
             found.append(f"rewards did not differ within any group of the last {WINDOW} observations")
-        if len(idle) >= WINDOW and min(idle) >= 1:
+        if len(idle) >= ENOUGH and min(idle) >= 1:
             found.append("frac_reward_zero_std was 1.0 throughout, so there was no gradient")
         if not found:
             healthy = rewards and max(rewards) > ALIVE and (not spreads or any(spreads))

@@ -6,7 +6,7 @@ from ..actions.alert import Alert
 from ..actions.rewarm_learning_rate import RewarmLearningRate
 from ..actions.roll_back import RollBack
 from ..actions.stop_run import StopRun
-from ..core.action import rung
+from ..core.action import Ladder, rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -26,10 +26,12 @@ class StaleSampler(Cause):
 
     explains = (
         "loss-spike", "loss-divergence", "gradient-explosion", "gradient-norm-growth", "kl-runaway", "loss-not-finite",
+        "sampler-mismatch", "reward-collapse",
     )  # fmt: skip
     confirm = "Synchronize the server's weights before every step for a while: ratios that return to 1 settle it."
     fixes = (
-        "Lower vllm_sync_interval, so that the server gets new weights more often.",
+        "Lower vllm_sync_interval (Axolotl), so that the server gets new weights more often.",
+        "Lower steps_per_generation (TRL), so that completions are used before the policy has moved on.",
         "Set off_policy_mask_threshold, for example to 0.5, to leave stale samples out.",
         "Set importance_sampling_level: token for a finer correction.",
     )
@@ -39,6 +41,10 @@ class StaleSampler(Cause):
         rung(StopRun()),
     )
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
+
+    def ladder(self, incident: Incident) -> Ladder:
+        """Leave the mismatch itself to its rule, which names the arguments: nothing of it can be changed live."""
+        return () if incident.name == "sampler-mismatch" else self.remedy
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
         """Read the smallest importance ratio and the mean log-probability difference."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainValidator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainValidator
 
 from ..core.errors import ConfigError
 from ..core.failure import Effect, Mode
@@ -17,7 +17,7 @@ from ..core.settings import Settings
 from .effects import without_effect
 from .layers import LayeredConfig
 from .sources import CODE, Given, problem, show
-from .values import as_hook, as_word, import_hook
+from .values import as_alert_url, as_hook, as_tuple, as_word, import_hook
 
 logger = logging.getLogger("self_healing.config")
 
@@ -45,6 +45,7 @@ Word = BeforeValidator(as_word)
 Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 CountOrZero = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
+Addresses = Annotated[tuple[Annotated[str, AfterValidator(as_alert_url)], ...], BeforeValidator(as_tuple)]
 Hook = Annotated[Callable[..., object] | str | None, PlainValidator(as_hook)]
 
 
@@ -134,6 +135,8 @@ class HealingConfig(LayeredConfig):
     """Steps, counted from 1, of which PyTorch profiler traces are written to `healing/trace_*.json`."""
     dry_run_steps: CountOrZero = 0
     """Steps rehearsed before training begins, on the largest batches and without a trace; 0 rehearses none."""
+    alert_urls: Addresses = ()
+    """Where alerts are sent besides the log and the trackers: webhooks (http, https), or any address apprise knows."""
     on_instability: Hook = None
     """A function asked before a plan is carried out, or its name as `module:function`."""
 

@@ -34,6 +34,7 @@ from .sources import (
     read_overrides,
     read_toml,
     refuse,
+    without_secrets,
 )
 from .values import as_tuple, plain, toml_text, unlinked
 
@@ -290,7 +291,7 @@ class LayeredConfig(BaseModel):
 
     def __repr_args__(self) -> Iterable[tuple[str, Any]]:
         """Show what was set."""
-        return [(key, value) for key, value in self.to_dict().items() if key != "v"]
+        return [(key, without_secrets(key, value)) for key, value in self.to_dict().items() if key != "v"]
 
 
 def _sentences(error: ValidationError, found: Found) -> dict[str, str]:

@@ -12,6 +12,7 @@ from os import PathLike
 from typing import Any, NamedTuple
 
 from ..core.errors import ConfigError
+from ..core.secrets import MASK, label_of_url
 
 VERSION = 1
 """The version of what `to_dict` and `to_toml` write, as the key `v`; a newer one is refused."""
@@ -71,7 +72,15 @@ def at(source: str) -> str:
 
 def problem(path: KeyPath, given: Given, text: str) -> str:
     """Return `healing.toml:7: [rules.loss-spike] sigmas = -1: must be greater than 0`."""
-    return f"{at(given.source)}{label(path)} = {show(given.value)}: {text}"
+    return f"{at(given.source)}{label(path)} = {show(without_secrets(path[0], given.value))}: {text}"
+
+
+def without_secrets(key: str, value: object) -> object:
+    """Return the value of a key as people may see it: addresses that let one in only say where they lead to."""
+    if key != "alert_urls":
+        return value
+    items = value if isinstance(value, list | tuple | set | frozenset) else (value,)
+    return [label_of_url(item) if isinstance(item, str) else MASK for item in items]
 
 
 def suggestion(name: object, known: Iterable[str]) -> str:
@@ -306,4 +315,6 @@ def _override_value(key: str, raw: str) -> object:
     except (ValueError, RecursionError):
         if _BARE_WORD.fullmatch(raw):
             return raw
-    raise ConfigError(f"{COMMAND_LINE}: {key} = {show(raw)}: must be a TOML value, or a bare word for text")
+    raise ConfigError(
+        f"{COMMAND_LINE}: {key} = {show(without_secrets(key, raw))}: must be a TOML value, or a bare word for text"
+    )

@@ -24,6 +24,16 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | set | frozenset) else value
 
 
+def as_alert_url(value: str) -> str:
+    """Return an address that alerts can be sent to; it is not repeated in the error, for it may let anybody in."""
+    scheme, colon, rest = value.partition("://")
+    is_web = scheme.lower() in ("http", "https")
+    host = rest.rpartition("@")[2].partition("/")[0].partition("?")[0] if is_web else rest
+    if not colon or not scheme.isascii() or not scheme.replace("+", "").isalnum() or not host or value != value.strip():
+        raise ValueError("must be an address such as 'https://example.com/hook', or one that apprise knows")
+    return value
+
+
 def as_hook(value: object) -> object:
     """Return a function, or the name of one, after a look at its form; nothing is imported."""
     module, colon, name = value.partition(":") if isinstance(value, str) else ("", "", "")

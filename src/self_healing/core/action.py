@@ -145,7 +145,7 @@ def _label(action: Action) -> str:
     changed = [
         f"{item.name}={getattr(action, item.name)}"
         for item in fields(action)
-        if getattr(action, item.name) != item.default
+        if item.repr and getattr(action, item.name) != item.default
     ]
     return action.name() + (f"({','.join(changed)})" if changed else "")
 

@@ -71,7 +71,7 @@ FINE_CLASSES = frozenset(
     plateau_at_chance slow_learning overfitting overfitting_suspected loss_collapse_anomalous loss_scale_mismatch
     transient_nonfinite_grad
     grpo_zero_signal grpo_no_gradient grpo_no_improvement grpo_truncation grpo_length_explosion grpo_kl_blowup
-    grpo_collapse grpo_batch_config dpo_instability dpo_slow
+    grpo_collapse grpo_batch_config dpo_instability dpo_slow preference_imbalance ebft_off_course
     nccl_timeout nccl_error hang unknown_child_failure fsdp_param_shape checkpoint_recompute port_in_use
     gpu_hardware cuda_version_mismatch device_assert illegal_memory_access segfault
     disk_full permission_error checkpoint_corrupt resume_failure

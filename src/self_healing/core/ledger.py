@@ -11,7 +11,7 @@ import atexit
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar, NamedTuple, Protocol, TypeVar
 
@@ -145,8 +145,19 @@ class Ledger:
     THINNING: ClassVar[Sequence[tuple[int, int]]] = ((200_000, 10), (2_000_000, 100))
     """From which signal of an attempt on only every how many-th is written; rising."""
 
-    def __init__(self, where: str | os.PathLike[str], *, rank: int = 0, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        where: str | os.PathLike[str],
+        *,
+        rank: int = 0,
+        environ: Mapping[str, str],
+        secrets: Iterable[str] = (),
+        on_entry: Callable[[Entry], None] | None = None,
+    ) -> None:
         """Open the ledger of a run directory, or the file itself where the path ends in `.jsonl`.
+
+        `on_entry` is shown everything but signals, as it is appended and by the thread that appends it: it must neither
+        wait nor raise. `secrets` are masked besides those of the environment.
 
         Raises:
             LedgerError: the file cannot be opened, is a symbolic link, no ledger, or of a newer schema.
@@ -156,7 +167,8 @@ class Ledger:
         self.path = Path(where) if Path(where).suffix == ".jsonl" else ledger_path(where, rank)
         self._fd, self._seq, last_attempt, is_torn = open_for_appending(self.path)
         self.attempt = last_attempt + 1
-        self._masker = Masker(environ)
+        self._masker = Masker(environ, secrets)
+        self._on_entry = on_entry
         self._pid = os.getpid()
         self._signals = 0
         # Shared with the writer, guarded by the condition.
@@ -197,6 +209,8 @@ class Ledger:
             entry = Entry(SCHEMA, self._seq, self.attempt, time_s, step, place, kind, name, body)
             if is_written:
                 self._accept(entry)
+        if kind != "signal" and self._on_entry is not None:
+            self._on_entry(entry)
         return entry
 
     def mask(self, text: str) -> str:
@@ -228,6 +242,7 @@ class Ledger:
             self._closing = self._urgent = self._sync = True
             self._wake.notify_all()
         atexit.unregister(self.close)
+        self._on_entry = None  # whoever looked is held on to no longer
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
         if self._thread.is_alive():

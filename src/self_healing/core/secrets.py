@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urlsplit
 
 MASK = "***"
 """What stands in a record where a secret stood."""
@@ -188,16 +188,17 @@ _RULES = (
 
 
 class Masker:
-    """Replaces secrets by `***`: those in the environment, those that look like one, those under a telling key.
+    """Replaces secrets by `***`: those in the environment, those given, those that look like one, those under a telling key.
 
     Example:
         >>> Masker({"HF_TOKEN": "not-a-usual-shape"}).text("failed with not-a-usual-shape")
         'failed with ***'
     """
 
-    def __init__(self, environ: Mapping[str, str]) -> None:
-        """Learn the secrets that the given environment holds."""
+    def __init__(self, environ: Mapping[str, str], secrets: Iterable[str] = ()) -> None:
+        """Learn the secrets that the given environment holds, and others that are known."""
         known = {form for name, value in environ.items() for form in _forms_of(name, value)}
+        known |= {secret for secret in secrets if len(secret) >= _SHORTEST_SECRET}
         longest_first = sorted(known, key=lambda form: (-len(form), form))
         self._known = re.compile("|".join(map(re.escape, longest_first))) if known else None
         self._keys: dict[str, tuple[str, str]] = {}
@@ -250,6 +251,50 @@ def _forms_of(name: str, value: str) -> Iterator[str]:
     yield repr(value)[1:-1]
     # A private key is shown line by line in logs.
     yield from (line for line in value.split("\n") if len(line) >= 2 * _SHORTEST_SECRET)
+
+
+# --- addresses that are secrets themselves -----------------------------------------------------------------------
+
+_WEB = ("http", "https")
+_PARTS = re.compile(r"[/:@?&=#,;]+")
+_TELLING = 16
+"""Parts of an address from this length on are taken for secrets; shorter ones only with a digit in them."""
+
+
+def label_of_url(url: str) -> str:
+    """Return an address as people may see it: where it leads to, without what lets one in.
+
+    Example:
+        >>> label_of_url("https://hooks.example.com/services/T0/B1/xyz")
+        'https://hooks.example.com/***'
+    """
+    scheme, colon, rest = url.partition("://")
+    if not colon or not scheme.isascii() or not scheme.replace("+", "").isalnum():
+        return MASK
+    if scheme.lower() not in _WEB:  # in others the host may be the secret
+        return f"{scheme}://{MASK}"
+    host, slash, more = rest.rpartition("@")[2].partition("/")
+    host, question, _ = host.partition("?")
+    return f"{scheme}://{host}" + (f"/{MASK}" if (slash and more) or question else "")
+
+
+def secrets_of_url(url: str) -> Iterator[str]:
+    """Yield what must not be seen of an address: the whole of it, and the parts that look like tokens."""
+    if url == label_of_url(url):
+        return
+    yield url
+    scheme, _, rest = url.partition("://")
+    try:
+        split = urlsplit(url)
+        rest = url.partition(split.netloc)[2] if scheme.lower() in _WEB else rest
+        login = split.netloc.rpartition("@")[0] if scheme.lower() in _WEB else ""
+    except ValueError:  # no address, and so all of it may be anything
+        login = ""
+    for text in (rest, rest.strip("/"), login):
+        for form in (text, unquote(text)):
+            yield form
+            yield from (part for part in _PARTS.split(form) if len(part) >= _TELLING or any(c.isdigit() for c in part))
+    yield from _PARTS.split(unquote(login))
 
 
 # --- what people see --------------------------------------------------------------------------------------------

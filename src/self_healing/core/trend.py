@@ -8,6 +8,9 @@ from dataclasses import dataclass
 
 from .tracker import LARGEST, Tracked, Tracker, Trackers
 
+MEAN_SECOND_DIFFERENCE = math.sqrt(6.0) * math.sqrt(2.0 / math.pi)
+"""Mean size of x[t-1] - 2 x[t] + x[t+1] for independent normal x of unit variance."""
+
 
 @dataclass(frozen=True)
 class Trend(Tracked["TrendTracker"]):
@@ -154,6 +157,126 @@ class BeginningTracker(Tracker):
         self.count += 1
         if not self.is_over:
             self.values.append(max(-LARGEST, min(LARGEST, x)))
+
+
+@dataclass(frozen=True)
+class Course(Tracked["CourseTracker"]):
+    """Where a metric began, where it is now, and the highest and lowest it has been, as means over a window.
+
+    For metrics that are judged against their own beginning and by their level rather than by single values: rewards,
+    entropies, margins, lengths. Nothing is held back from it.
+    """
+
+    window: int = 16
+
+    def build(self, _trackers: Trackers, /) -> CourseTracker:
+        """Make the tracker."""
+        return CourseTracker(self)
+
+
+class CourseTracker(Tracker):
+    """The newest values, the means of full windows, and how much such means differ by themselves."""
+
+    saved = (
+        "values", "count", "known", "mean", "first", "first_spread", "highest", "lowest", "blocks", "turns", "wander",
+    )  # fmt: skip
+    ENOUGH = 4
+    REMEMBERED = 16
+
+    def __init__(self, spec: Course) -> None:
+        self.values: deque[float] = deque(maxlen=spec.window)
+        self.count = 0
+        """Values seen."""
+        self.known = False
+        """Whether there was a full window, so that the means below say something."""
+        self.mean = 0.0
+        """Mean of the newest full window."""
+        self.first = 0.0
+        """Mean of the first window."""
+        self.first_spread = 0.0
+        """Standard deviation within the first window."""
+        self.highest = 0.0
+        """Highest mean of a window so far."""
+        self.lowest = 0.0
+        """Lowest mean of a window so far."""
+        self.blocks: deque[float] = deque(maxlen=4)
+        """Means of the last windows that share no value."""
+        self.turns = 0
+        self.wander = 0.0
+        """How far one such mean usually is from the line through its neighbours, twice: no trend shows in that."""
+
+    @property
+    def ready(self) -> bool:
+        """Whether the window is full."""
+        return len(self.values) == self.values.maxlen
+
+    @property
+    def has_moved_on(self) -> bool:
+        """Whether the newest window shares no value with the first one."""
+        return self.ready and self.count >= 2 * len(self.values)
+
+    @property
+    def median(self) -> float:
+        """Median of the newest window: what single outliers cannot move."""
+        return sorted(self.values)[len(self.values) // 2] if self.values else 0.0
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation within the newest window."""
+        return _deviation(self.values, self.mean)
+
+    @property
+    def error(self) -> float:
+        """Standard error of the newest mean."""
+        return self._error_of(self.spread)
+
+    @property
+    def change_error(self) -> float:
+        """Standard error of the difference between the newest and the first mean."""
+        return math.hypot(self._error_of(self.spread), self._error_of(self.first_spread))
+
+    def _error_of(self, spread: float) -> float:
+        """Return the standard error of a mean: neighbours may be alike, so what means really do counts as well."""
+        independent = spread / math.sqrt(len(self.values)) if self.values else 0.0
+        return max(independent, self.wander / MEAN_SECOND_DIFFERENCE) if self.turns >= self.ENOUGH else independent
+
+    def see(self, x: float, /) -> None:
+        """Take `x` into the window."""
+        self.values.append(max(-LARGEST, min(LARGEST, x)))
+        self.count += 1
+        if not self.ready:
+            return
+        self.mean = sum(self.values) / len(self.values)
+        if not self.known:
+            self.known = True
+            self.first = self.highest = self.lowest = self.mean
+            self.first_spread = self.spread
+        self.highest = max(self.highest, self.mean)
+        self.lowest = min(self.lowest, self.mean)
+        if self.count % len(self.values) == 0:
+            self._learn_wandering()
+
+    def _learn_wandering(self) -> None:
+        """Learn how far means are apart, one window late: a change that has just begun must not hide itself."""
+        self.blocks.append(self.mean)
+        if len(self.blocks) < 4:
+            return
+        before, middle, after, _ = self.blocks
+        step = abs(after - 2.0 * middle + before)
+        self.turns += 1
+        if self.turns > self.ENOUGH:
+            step = min(step, 4.0 * self.wander)
+        self.wander += (step - self.wander) / min(self.turns, self.REMEMBERED)
+
+    def forget_evidence(self) -> None:
+        """Ask for a full window of new values; where the metric began stays known."""
+        self.values.clear()
+
+
+def _deviation(values: deque[float], mean: float) -> float:
+    if len(values) < 2:
+        return 0.0
+    return math.sqrt(math.fsum((x - mean) ** 2 for x in values) / (len(values) - 1))
 
 
 @dataclass(frozen=True)

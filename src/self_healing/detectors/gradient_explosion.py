@@ -44,6 +44,7 @@ class GradientExplosion(Detector):
     Norms are compared in log space, because they vary by factors: in raw units the same limit misfires 39 to 159
     times per 100,000 steps on log-normal norms. A single outlier is a warning; an error needs `persist` of the last 8
     and a loss above its level: training at the edge of stability has bursts of gradients while the loss goes on falling.
+    In a run that reports a reward it stays a warning: there the loss is no measure, and rules of the reward know more.
     Healthy runs have norms of 0.1 or of a million, so the fixed `threshold` is only noted, when it is first passed,
     unless you set it.
 
@@ -80,6 +81,23 @@ class GradientExplosion(Detector):
             severity=Severity.ERROR,
             options={"threshold": 100.0},
             grad_norm=(*_CALM, 101.0),
+        ),
+        fires(
+            "the loss suffers",
+            at_step=100,
+            severity=Severity.ERROR,
+            options={"persist": 1},
+            grad_norm=(*_CALM, 24.0),
+            loss=(*_CALM, 9.0),
+        ),
+        fires(
+            "the loss of a run with rewards does not suffer",
+            at_step=100,
+            severity=Severity.WARNING,
+            options={"persist": 1},
+            grad_norm=(*_CALM, 24.0),
+            loss=(*_CALM, 9.0),
+            reward=[0.5] * 101,
         ),
         quiet("large norms that are usual for this run", grad_norm=tuple(1e6 * x for x in _CALM)),
         quiet("a norm of exactly zero now and then", grad_norm=(*_CALM, 0.0, 0.0, 1.2, 0.0, 1.1)),
@@ -121,6 +139,8 @@ class GradientExplosion(Detector):
 
     def _does_harm(self, now: Signal, past: History, outliers: OutliersTracker) -> bool:
         """Say whether the loss suffers; where none is reported, whether the norm leaves no doubt."""
+        if past.latest("reward") is not None:  # such a run's loss says nothing of how it does
+            return False
         schedule = past.stat(_RATE)
         if min(schedule.since_jump, schedule.since_climb) <= PLANNED:
             return False

@@ -35,7 +35,8 @@ class LossPlateau(Detector):
 
     ## False alarms
     A run that has learned something and then levels off is not reported: that is how training ends. Fine-tuning that
-    begins near its final loss may be: the warning then says that the loss has not moved since the start.
+    begins near its final loss may be: the warning then says that the loss has not moved since the start. Runs that report
+    a reward, or margins between chosen and rejected answers, have rules of their own, which know more than the loss.
 
     ## References
     Karpathy (2019), A Recipe for Training Neural Networks: verify the loss at initialisation.
@@ -65,6 +66,7 @@ class LossPlateau(Detector):
             loss=[math.log(1000) + 0.01 * math.sin(i * i) for i in range(220)],
         ),
         fires("where it began", at_step=200, loss=[3.0 + 0.02 * math.sin(i * i) for i in range(220)]),
+        quiet("a preference run has a rule of its own", loss=[math.log(2)] * 260, rewards__margins=[0.0] * 260),
         quiet("levels off after learning", loss=[1.0 + 2.0 * math.exp(-i / 50) for i in range(600)]),
         quiet("still falling, slowly", loss=[3.0 - 0.001 * i + 0.01 * math.sin(i * i) for i in range(600)]),
     )
@@ -82,7 +84,7 @@ class LossPlateau(Detector):
         """Look whenever a block has been completed after the warm-up."""
         warm_up = past.facts.get("warmup_steps", 0)
         first_judged = self.after_step + (int(warm_up) if isinstance(warm_up, (int, float)) else 0)
-        if now.get("loss") is None or now.step < first_judged or past.latest("reward") is not None:
+        if now.get("loss") is None or now.step < first_judged or _is_judged_by_others(past):
             return None
         trend, baseline = past.stat(self._trend), past.stat(_LEVEL)
         if not trend.ready or trend.filled or baseline.top <= 0.0 or trend.level <= 0.0:
@@ -116,3 +118,11 @@ class LossPlateau(Detector):
         chance = math.log(nearest)
         near = abs(trend.level - chance) <= max(3.0 * trend.level_error, self.tolerance * chance)
         return nearest if near else 0
+
+
+def _is_judged_by_others(past: History) -> bool:
+    return (
+        past.latest("reward") is not None
+        or past.latest("rewards/margins") is not None
+        or past.latest("margin") is not None
+    )

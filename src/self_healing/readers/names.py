@@ -28,11 +28,23 @@ SYNONYMS = {
     "valid_loss": "eval_loss",
     "validation_loss": "eval_loss",
     "step_time": "step_time_s",
+    "completion_length": "completions/mean_length",
+    "clip_ratio": "clip_ratio/region_mean",
+    "sft_loss": "nll_loss",
+    "objective/scores": "reward",
 }
 """Other spellings of the metrics that rules read; `eval/x`, `val/x` and `train/x` are handled before."""
 
 KNOWN = frozenset({"loss", "eval_loss", "grad_norm", "learning_rate", "reward", "perplexity", "accuracy"})
 """Names that show a table to be one of training metrics."""
+
+HEALTH_MARKS = frozenset(
+    {"reward", "rewards/chosen", "rewards/rejected", "margin", "objective/kl", "log_odds_chosen", "ebft/alignment"}
+)
+"""Metrics that show a run to learn from rewards or preferences."""
+
+OF_STEPS = frozenset({"loss", "grad_norm", "learning_rate", "step_time_s", "epoch", "num_tokens", "total_flos"})
+"""Metrics of steps, and counters, which say nothing of such a run's health."""
 
 _PREFIXES = {
     "train/": "",
@@ -42,6 +54,8 @@ _PREFIXES = {
     "valid/": "eval_",
     "validation/": "eval_",
 }
+PREFERENCE_REWARDS = frozenset({"chosen", "rejected", "margins", "accuracies", "mean", "std"})
+"""What follows `rewards/` without being a reward function's name."""
 _LONGEST_NUMBER = 64
 _LARGEST_STEP = 10**15
 
@@ -52,12 +66,17 @@ def canonical(name: str) -> str:
     Example:
         >>> canonical("train/rewards/margins"), canonical("val_loss"), canonical("lr")
         ('rewards/margins', 'eval_loss', 'learning_rate')
+        >>> canonical("completion_length"), canonical("rewards/format_reward")  # of TRL before 0.16
+        ('completions/mean_length', 'rewards/format_reward/mean')
     """
     name = name.strip()
     for prefix, instead in _PREFIXES.items():
         if name.startswith(prefix) and len(name) > len(prefix):
             name = instead + name[len(prefix) :]
             break
+    owner, _, last = name.partition("/")
+    if owner == "rewards" and last and "/" not in last and last not in PREFERENCE_REWARDS:
+        return f"{name}/mean"
     return SYNONYMS.get(name.lower(), name)
 
 
@@ -136,6 +155,17 @@ def metrics_of(entry: Mapping[str, object], layout: Layout) -> dict[str, float]:
         if value is not None:
             values[target] = value
     return values
+
+
+def health_of(entry: Mapping[str, object]) -> dict[str, float]:
+    """Return what an entry says of an RL or preference run beyond its steps; nothing for runs of other kinds.
+
+    A guarded trainer hears of loss, gradient norm and rate at every step already, and more exactly than its log says.
+    """
+    values = metrics_of(entry, layout_of(tuple(entry)))
+    if HEALTH_MARKS.isdisjoint(values):
+        return {}
+    return {name: value for name, value in values.items() if name not in OF_STEPS and not name.startswith("healing/")}
 
 
 class RunCounter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from ..core.secrets import Masker, strip_control
 
@@ -23,9 +23,9 @@ ODD_VALUES = (ArithmeticError, AttributeError, LookupError, MemoryError, Runtime
 class Cleaner:
     """Turns texts and values of unknown origin into what a report may hold."""
 
-    def __init__(self, environ: Mapping[str, str] | None = None) -> None:
-        """Learn the secrets of an environment; where none is given, of this process's."""
-        self._masker = Masker(os.environ if environ is None else environ)
+    def __init__(self, environ: Mapping[str, str] | None = None, secrets: Iterable[str] = ()) -> None:
+        """Learn the secrets of an environment, where none is given of this process's, and others that are known."""
+        self._masker = Masker(os.environ if environ is None else environ, secrets)
 
     def text(self, value: object, longest: int = LONGEST_TEXT) -> str:
         """Return a text without secrets and control characters, at most so long."""

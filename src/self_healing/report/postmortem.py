@@ -80,6 +80,7 @@ class Postmortem:
     hardware: dict[str, Any]
     ledger: str
     goodput: dict[str, Any] = field(default_factory=dict)
+    tracker_pages: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, object]:
         """Return the postmortem as its file holds it."""
@@ -106,6 +107,7 @@ def build_postmortem(
     ledger: str = ledger_path("").as_posix(),
     reading: LedgerReading | None = None,
     environ: Mapping[str, str] | None = None,
+    secrets: Iterable[str] = (),
 ) -> Postmortem:
     """Tell the story of a run from its ledger, in one pass and constant memory; same entries, same postmortem.
 
@@ -123,13 +125,14 @@ def build_postmortem(
         ledger: Where the ledger lies, as seen from the postmortem.
         reading: What `iter_ledger` noted of the file, if it was given the same.
         environ: The environment whose secrets are masked; None means this process's.
+        secrets: Others that are masked, too.
 
     Raises:
         ValueError: the exit reason is none of `ExitReason`.
 
     """
     reason = ExitReason(exit_reason)
-    clean = Cleaner(environ)
+    clean = Cleaner(environ, secrets)
     story = Story(known_actions(), clean)
     problem = _tell(story, entries, attempt)
     last = story.attempts[-1] if story.attempts else Attempt(attempt or 1, 0.0, 0.0, 0, 0)
@@ -162,6 +165,7 @@ def build_postmortem(
         hardware=_plain(hardware, clean),
         ledger=clean.line(ledger),
         goodput=story.spent.to_json(),
+        tracker_pages=dict(story.pages),
     )
 
 

@@ -86,6 +86,8 @@ class Story:
         self.skipped_steps = 0
         self.lines_lost = self.unreadable = 0
         self.spent = SpentTime()
+        self.pages: dict[str, str] = {}
+        """Where the run is to be seen, by tracker; the newest of each."""
         # All of the attempt being read: a new process opens its own incidents.
         self._latest: dict[Key, dict[str, object]] = {}
         self._diagnoses: dict[Key, Mapping[str, object]] = {}
@@ -224,6 +226,10 @@ class Story:
                 self.quarantined.append({"step": entry.step, "attempt": entry.attempt, "said": said})
             case "goodput":
                 self.spent.take(entry)
+            case "tracker-page":
+                self.pages[self._clean.line(entry.body.get("tracker", ""))] = self._clean.line(
+                    entry.body.get("page", "")
+                )
             case "lines-lost":
                 self.lines_lost += step_of(entry.body.get("lines")) or 0
 

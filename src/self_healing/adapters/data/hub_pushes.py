@@ -68,6 +68,8 @@ class HubPushes:
         self._push = original
 
         def _push_from_checkpoint(checkpoint_folder: str) -> None:
+            if self._due == NEVER:
+                self.look()  # what came of the last one is not to be seen any more once this one is on its way
             self._folder, self._failures, self._due = checkpoint_folder, 0, NEVER  # newer than any that is waiting
             self._send()
 

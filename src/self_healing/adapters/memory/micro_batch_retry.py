@@ -73,6 +73,8 @@ class MicroBatchRetry:
         self.on_event = on_event
         self.extra_forwards = 0.0
         """Forward passes over micro-batches beyond one each, of the whole run."""
+        self.splits = 0
+        """Micro-batches that got through in pieces."""
         self._finder = WeightFinder(trainer)
         self._watch = AllocatorWatch()
         self._parameters: tuple[Any, list[Any]] = (None, [])
@@ -220,6 +222,7 @@ class MicroBatchRetry:
         if run.choice is FIRST_CHOICE:
             return
         self.extra_forwards += run.forwards - 1.0
+        self.splits += run.tactic.most_rows is not None
         if self.plan.went_well(run.choice, self._step()):
             self._tell(run, "grown-back", f"micro-batches of {run.shape} fit again: {run.tactic}")
 
@@ -227,6 +230,7 @@ class MicroBatchRetry:
         while run.aside:
             run.aside.pop().put_back()
         self.extra_forwards += run.forwards - 1.0
+        self.splits += run.tactic.most_rows is not None
         ladder = self._ladder(run.micro_batch.prepared or run.micro_batch.inputs, run.num_items, run)
         self.plan.needed(run.shape, self._step(), run.tactic, run.choice, ladder)
         how = "the same again" if run.tactic == run.choice.tactic else str(run.tactic)

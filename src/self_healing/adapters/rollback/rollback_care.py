@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.failure import FailureType, Severity
 from ...core.incident import Incident
@@ -28,6 +28,15 @@ if TYPE_CHECKING:
 
 
 LEAVING = frozenset({FailureType.LOSS_SPIKE, FailureType.DIVERGENCE})
+
+
+class Returns(NamedTuple):
+    """What returning to earlier states has come to."""
+
+    times: int = 0
+    steps_lost: int = 0
+    seconds_lost: float = 0.0
+    """The time that undone steps had taken, and that of carrying out plans and reflexes."""
 
 
 class RollbackCare:
@@ -207,17 +216,25 @@ class RollbackCare:
 
     def figures(self) -> dict[str, float]:
         """Return how often the run has returned and what that has cost; nothing where it has not."""
-        loop = self.keeper.loop if self.keeper is not None else None
-        if loop is None or not loop.returns:
+        returns = self.returns()
+        if not returns.times:
             return {}
         # Steps trained in all: unlike the step it never goes back, for those who plot what trackers were given.
-        trained = int(self.trainer.state.global_step) + loop.lost_steps
+        trained = int(self.trainer.state.global_step) + returns.steps_lost
         return {
-            "healing/rollbacks": loop.returns,
-            "healing/lost_steps": loop.lost_steps,
-            "healing/lost_seconds": round(loop.lost_seconds, 3),
+            "healing/rollbacks": returns.times,
+            "healing/steps_lost": returns.steps_lost,
+            "healing/seconds_lost": round(returns.seconds_lost, 3),
             "healing/trained_steps": trained,
         }
+
+    def returns(self) -> Returns:
+        """Return how often the run has returned, the steps that were undone, and the time that all of healing has taken."""
+        loop = self.keeper.loop if self.keeper is not None else None
+        spent_s = self._desk.seconds_acting if self._desk is not None else 0.0
+        if loop is None:
+            return Returns(seconds_lost=spent_s)
+        return Returns(loop.returns, loop.lost_steps, loop.lost_seconds + spent_s)
 
     def _rate(self, first: float) -> float:
         """Return the largest rate of all parameter groups, where that of the first one is known."""

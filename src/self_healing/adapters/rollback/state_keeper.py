@@ -180,9 +180,8 @@ class StateKeeper:
         if settings.snapshot_every_steps is not None:
             return between
         since = step - self.states[0].step
-        return min(
-            between, max(1, since)
-        )  # at first after 1, 2, 4, 8 ... steps: a young run has little to fall back on
+        # At first after 1, 2, 4, 8 ... steps: a young run has little to fall back on.
+        return min(between, max(1, since))
 
     def _has_room(self) -> bool:
         """Say whether the state of this moment can be kept; where memory is short none is, with a word about it."""

@@ -33,12 +33,15 @@ class LoopAbilities:
         self.rate_scale = rate_scale
         self.stop_reason: str | None = None
         """Why training is to end at this step."""
+        self.alerted_by: Callable[[], str] | None = None
+        """Says where an alert goes to, where somebody makes one of every plan that is carried out."""
         self._changes = Wrapping()
         self._limits: list[float | None] = []
         """What the gradient norm was limited to before each tightening that is in force."""
 
     def put_back(self) -> None:
         """Put the user's settings back as they were."""
+        self.alerted_by = None
         self._changes.restore()
 
     def scale_learning_rate(self, factor: float, *, floor: float | None) -> float:
@@ -77,7 +80,9 @@ class LoopAbilities:
         return f"a checkpoint of step {int(self.loop.state.global_step)} is written"
 
     def alert(self, text: str) -> str:
-        """Tell a person, through the log."""
+        """Tell a person: everybody is told of the plan that this is part of, else it is said in the log."""
+        if self.alerted_by is not None:
+            return f"told: {self.alerted_by()}"
         logger.warning("%s", text)
         return "logged"
 

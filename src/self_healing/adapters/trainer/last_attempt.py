@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.ledger import CONTINUES, iter_ledger
+from ...report.announcements import ENDED
 from .data_facts import DATA_FACTS
 
-ENDED = "run-ended"
-"""Name of the line that every attempt ends with, unless it is killed."""
 KILLED = "killed"
 FAILED = frozenset({"exception", "unrecoverable"})
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 from ...core.failure import FailureType
+
+if TYPE_CHECKING:
+    from .step_reading import StepReading
 
 NOTE = "reflex"
 """The name of such notes in the ledger."""
@@ -44,3 +49,19 @@ class Reflex:
     def body(self) -> dict[str, object]:
         """Return what the ledger holds of it."""
         return {**asdict(self), "failure": self.failure.value, "actions": list(self.actions)}
+
+
+def clipping_of(reading: StepReading, max_grad_norm: float | None) -> Reflex | None:
+    """Return what there is to record of an outlier that was brought down further than the user's limit would have."""
+    left, limit = reading.norm * reading.coefficient, max_grad_norm or math.inf
+    if not (reading.is_outlier and reading.is_applied and reading.coefficient < 1.0 and left < limit * 0.999):
+        return None
+    told = f"the gradient norm of step {reading.step} was {reading.norm:.4g}, {reading.z:.1f} scales above its level"
+    return Reflex(
+        failure=FailureType.GRADIENT_EXPLOSION,
+        incident="gradient-outlier",
+        because=told,
+        actions=("tighten-clipping",),
+        said=f"this one gradient was clipped to {left:.4g}",
+        step=reading.step - 1,
+    )

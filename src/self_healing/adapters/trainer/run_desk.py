@@ -7,18 +7,23 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...api import OpenRun
 from ...core.failure import Mode
-from ...core.ledger import LedgerReading, iter_ledger
+from ...core.ledger import Entry, LedgerReading, iter_ledger
 from ...core.plan import Plan
 from ...core.run_directory import ledger_path
+from ...core.secrets import secrets_of_url
 from ...core.signal import Fact, Facts, Metrics, Resumed, Signal
+from ...report.announcements import ENDED
+from ...report.clean import seconds_of
 from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
-from .last_attempt import ENDED, last_attempt
+from ...tracking.alert_office import AlertOffice
+from .last_attempt import last_attempt
 from .meanwhile import Meanwhile
 from .reflexes import NOTE, Reflex
 
@@ -26,6 +31,9 @@ if TYPE_CHECKING:
     from ...config import HealingConfig
 
 logger = logging.getLogger("self_healing.trainer")
+
+RECIPE_FACTS = ("beta", "num_iterations", "desirable_weight", "undesirable_weight")
+"""Arguments of RL and preference trainers that causes look at."""
 
 
 class RunDesk:
@@ -54,6 +62,13 @@ class RunDesk:
         self.continues = resumes
         """The folder's last attempt belongs to the same run; known for good once it is open."""
         self.last_metrics: dict[str, float] = {}
+        self.seconds_acting = 0.0
+        """The time that plans and reflexes have taken."""
+        self._secrets = [secret for url in config.alert_urls for secret in secrets_of_url(url)]
+        is_first = int(args.process_index) == 0  # the others see the same, and would say it again
+        run_name = Path(args.output_dir).resolve().name
+        self.alerts = AlertOffice(run=run_name, urls=config.alert_urls if is_first else (), note=self.note)
+        self._tells = is_first
 
     def open(self) -> None:
         """Take the folder, which `close` gives back; nobody else can use it in between."""
@@ -71,12 +86,15 @@ class RunDesk:
             rank=args.process_index,
             continues=self.continues,
             environ={**os.environ, SWITCH: self.mode},
+            on_entry=self._written,
         )
         with ExitStack() as undo:  # what fails here must not leave the folder taken
             undo.callback(self.opened.close)
             self.healer = self.opened.healer
             self.meanwhile: Meanwhile[Signal, Plan] = Meanwhile(self.healer.observe)
             self._started_s = time.time()
+            if self._tells and hasattr(self.abilities, "alerted_by"):
+                self.abilities.alerted_by = self.alerts.describe
             if was_killed:
                 self._tell_of_a_kill()
             undo.pop_all()
@@ -84,6 +102,7 @@ class RunDesk:
     def close(self) -> None:
         """Write what is left of the ledger and let others write to the directory."""
         self.meanwhile.close()
+        self.alerts.close()
         self.opened.close()
         step = self.step()
         self.step = lambda: step  # whoever could tell is held on to no longer
@@ -152,6 +171,14 @@ class RunDesk:
         """Write something into the ledger that is not worth a line of the log."""
         self._write(name, self.step(), body)
 
+    def seen_at(self, pages: Mapping[str, str]) -> None:
+        """Say where the run is to be seen: in the log, in every alert from now on, and in the postmortem."""
+        for tracker, page in pages.items():
+            if self.alerts.pages.get(tracker) != page:
+                self.alerts.pages[tracker] = page
+                logger.info("this run is to be seen at %s", page)
+                self.record("tracker-page", {"text": f"{tracker}: {page}", "tracker": tracker, "page": page})
+
     def reflex(self, reflex: Reflex) -> None:
         """Record what was done at once, inside a step."""
         self._write(NOTE, reflex.step, reflex.body())
@@ -163,6 +190,8 @@ class RunDesk:
         if ledger is None:
             return
         told = {"exit_reason": exit_reason, "exception": type(error).__name__ if error is not None else None}
+        for losses in self.alerts.losses():
+            self.record("alerts-lost", {"text": losses})
         self._write(ENDED, step, told)
         if self.args.process_index != 0:
             return
@@ -195,10 +224,19 @@ class RunDesk:
         self.opened.ledger.flush()
         reading = LedgerReading()
         entries = iter_ledger(self.opened.ledger.path, reading)
-        postmortem = build_postmortem(entries, versions=versions(), hardware=hardware(), reading=reading, **told)
+        postmortem = build_postmortem(
+            entries, versions=versions(), hardware=hardware(), reading=reading, secrets=self._secrets, **told
+        )
         path = postmortem_path(self.args.output_dir)
         if write_json_atomically(path, postmortem.to_json()):
             logger.info("%s at step %d; the postmortem is %s", postmortem.exit_reason, postmortem.last_step, path)
+
+    def _written(self, entry: Entry) -> None:
+        """Look at a line that goes into the ledger: by whichever thread wrote it, so that nothing here may wait."""
+        if entry.kind == "outcome" or (entry.kind == "note" and entry.name == NOTE):
+            self.seconds_acting += seconds_of(entry.body.get("seconds"))
+        if self._tells:
+            self.alerts.take(entry)
 
     def _write(self, name: str, step: int, body: dict[str, Any]) -> None:
         self.meanwhile.wait()  # it may be writing to the ledger too
@@ -215,6 +253,10 @@ def facts_of_run(args: Any, state: Any, model: Any) -> dict[str, Fact]:
         "precision": "fp16" if args.fp16 else "bf16" if args.bf16 else "fp32",
         "weight_decay": float(args.weight_decay),
     }
+    for name in RECIPE_FACTS:  # of TRL's configurations
+        value = getattr(args, name, None)
+        if isinstance(value, int | float):
+            facts[name] = float(value)
     vocabulary = getattr(getattr(model, "config", None), "vocab_size", None)
     if isinstance(vocabulary, int):
         facts["vocab_size"] = vocabulary

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import signal
 import time
 from contextlib import nullcontext
@@ -32,9 +31,11 @@ from .gradient_gate import gate_of
 from .interrupts import Interrupts, nobody_listens, signals_left_to_us
 from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, save_as_asked, secure_in_time
 from .log_figures import LogFigures
+from .logged_health import LoggedHealth, judgement_facts
 from .make_up import AppliedStep
-from .reflexes import Reflex
+from .reflexes import Reflex, clipping_of
 from .run_desk import RunDesk, facts_of_run
+from .run_figures import RunFigures
 from .step_profile import StepProfile
 from .time_spent import TimeSpent
 from .trackers import TrackerFence
@@ -44,7 +45,6 @@ from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from .step_reading import StepReading
 
 logger = logging.getLogger("self_healing.trainer")
 
@@ -103,7 +103,8 @@ class TrainerSession:
             seeds_batches=config.exact_data_resume, reward_timeout_s=config.reward_timeout_s,
         )  # fmt: skip
         self._changes = Wrapping()
-        self._trackers = TrackerFence(trainer.args, self.note)
+        self.figures = RunFigures(self)
+        self._trackers = TrackerFence(trainer.args, self.note, self.figures.all)
         # One process is enough: all would write to the same files.
         self.profile = StepProfile(config.profile_steps if trainer.args.process_index == 0 else (), folder)
         self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures, self.spent.goodput)
@@ -127,13 +128,17 @@ class TrainerSession:
         self.guard.attach()
         self._changes.wrap(self.trainer.accelerator, "backward", self.desk.meanwhile.around_backward)
         self.log_figures.attach(self._changes)
+        LoggedHealth(self.trainer, self.desk).attach(self._changes)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
             self.interrupts.on_signal = self.grace.came
             self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
-            self._trackers.attach(self.trainer.callback_handler.callbacks, continues=self.desk.continues)
             self.memory.attach(self._changes)
             self.guard.loss_sum.after_log = partial(save_as_asked, self)
+        self._trackers.attach(
+            self.trainer.callback_handler.callbacks, self.desk.alerts, continues=self.desk.continues,
+            is_fenced=self.mode is Mode.HEAL,
+        )  # fmt: skip
         if self.checkpoints is not None:
             self.checkpoints.audit = self.rollback.audit_checkpoint
             self.checkpoints.attach(self._changes)
@@ -164,6 +169,7 @@ class TrainerSession:
             if self.checkpoints is not None:
                 self.checkpoints.close()
                 self.checkpoints = None
+            self.figures.close()
             self.rollback.close()
             self.desk.close()
 
@@ -178,9 +184,10 @@ class TrainerSession:
         self.log_figures.begin()
         self.rollback.begin()
         trainer = self.trainer
-        facts = facts_of_run(trainer.args, trainer.state, trainer.model)
+        facts = {**facts_of_run(trainer.args, trainer.state, trainer.model), **judgement_facts(trainer)}
         self._step_began = time.perf_counter()
         self.desk.learn({**facts, **data_facts(trainer), "trainer": type(trainer).__name__, "skips_by": way})
+        self.desk.seen_at(self._trackers.begin())
 
     def begin_of_step(self) -> None:
         """Take the state before the step where it is time."""
@@ -244,11 +251,15 @@ class TrainerSession:
             # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
             is_unknown = reading.is_routine_overflow or (self.surroundings.only_measures and not reading.norm)
             self._report(reading.step, reading.loss, None if is_unknown else reading.norm, reading.rate)
-            if reading.is_outlier and reading.is_applied:
-                self._tell_of_clipping(reading)
+            self.figures.read(reading, norm_is_known=not is_unknown)
+            clipped = clipping_of(reading, self.trainer.args.max_grad_norm)
+            if clipped is not None:
+                self.figures.total_clips += 1
+                self.desk.reflex(clipped)
         for applied in made_up:  # after what was seen of the first attempts
             self._report(applied.step, applied.loss, applied.norm, self.guard.rate)
             self.rollback.made_up(applied, self.guard.rate)
+            self.figures.made_up(applied)
         if must_know or unsound:
             self.desk.settle()
         answer_interrupt(self)
@@ -258,22 +269,6 @@ class TrainerSession:
         if norm is not None:
             values["grad_norm"] = norm
         self.desk.look_later(step, values)
-
-    def _tell_of_clipping(self, reading: StepReading) -> None:
-        """Record that an outlier was brought down further than the user's own limit would have."""
-        left, limit = reading.norm * reading.coefficient, self.trainer.args.max_grad_norm or math.inf
-        if reading.coefficient < 1.0 and left < limit * 0.999:
-            told = f"the gradient norm of step {reading.step} was {reading.norm:.4g}, {reading.z:.1f} scales above its level"
-            self.desk.reflex(
-                Reflex(
-                    failure=FailureType.GRADIENT_EXPLOSION,
-                    incident="gradient-outlier",
-                    because=told,
-                    actions=("tighten-clipping",),
-                    said=f"this one gradient was clipped to {left:.4g}",
-                    step=reading.step - 1,
-                )
-            )
 
     def _make_up(self, unsound: list[int]) -> list[AppliedStep]:
         """Have skipped steps made up and write that down; return those that were applied."""
@@ -365,6 +360,7 @@ class TrainerSession:
         self.spent.account.returned(to_step)
         self._saved_steps = {step for step in self._saved_steps if step <= to_step}
         self.log_figures.begin()
+        self.figures.returned(to_step)
         if self.checkpoints is not None:
             self.checkpoints.returned(to_step)
         self._step_began = time.perf_counter()

@@ -59,12 +59,30 @@ def _rule(rule: type[Detector]) -> Page:
         "doc": catalogue.doc_of(rule),
         "options": _options(rule),
         "watch": rule.watch,
+        "likely_causes": _likely(rule),
         "remedy": _ladder(rule.remedy),
         "examples": [
             {"title": example.title, "fires_at_step": example.at_step, "options": dict(example.options)}
             for example in rule.examples
         ],
     }
+
+
+def _likely(rule: type[Detector]) -> list[Page]:
+    """Return what may be behind a rule's incident, the likeliest before anything is known of the run first."""
+    from ...core.history import History
+    from ...core.incident import Incident
+    from .. import catalogue
+
+    incident = Incident(
+        name=rule.name(), failure=rule.failure, fine=rule.fine, severity=rule.severity, step=0, because=""
+    )
+    ranked = []
+    for name, cause in catalogue.causes().items():
+        if rule.name() in cause.explains:
+            evidence = cause().evidence(incident, History())
+            ranked.append((-evidence.weight if evidence is not None else 0.0, name, cause.summary()))
+    return [{"name": name, "summary": summary} for _, name, summary in sorted(ranked)]
 
 
 def _cause(cause: type[Cause]) -> Page:
@@ -142,6 +160,7 @@ def _markdown(page: Page) -> Iterator[str]:
         yield f"*{'; '.join(told)}*\n"
     yield from _listed("Confirm", [page["confirm"]] if page.get("confirm") else [])
     yield from _listed("What a person can do", _items(page, "fixes"))
+    yield from _cause_lines(page)
     yield from _option_lines(page)
     yield from _remedy_lines(page)
     yield from _example_lines(page)
@@ -160,6 +179,13 @@ def _listed(title: str, items: Iterable[object]) -> Iterator[str]:
         yield f"## {title}\n"
         yield from (f"- {item}" for item in items)
         yield ""
+
+
+def _cause_lines(page: Page) -> Iterator[str]:
+    lines = [
+        f"`{cause['name']}`: {cause['summary']}" for cause in _items(page, "likely_causes") if isinstance(cause, dict)
+    ]
+    yield from _listed("Likely causes, ranked anew by the numbers of each incident", lines)
 
 
 def _option_lines(page: Page) -> Iterator[str]:

@@ -93,10 +93,11 @@ def _needs(action: type) -> str:
 
 def _show_config(path: str | None, overrides: list[str], *, as_json: bool) -> None:
     from ...config import HealingConfig
+    from ...config.sources import without_secrets
     from ..output import plain, show_json, show_table, warn
 
     config = HealingConfig.load(toml=path, overrides=overrides)
-    rows = config.provenance()
+    rows = [row._replace(value=without_secrets(row.key, row.value)) for row in config.provenance()]
     switch = os.environ.get("SELF_HEALING")
     if switch:
         mode = config.effective_mode()

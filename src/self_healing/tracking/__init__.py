@@ -1,0 +1,1 @@
+"""What leaves a run for people: figures for the trackers they use, alerts for wherever they read them."""
