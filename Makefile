@@ -12,6 +12,7 @@ help:
 	@echo "make test    set up and run the test suite (what CI runs)"
 	@echo "make test-oldest  the drills against the oldest supported transformers and trl, in an environment of its own"
 	@echo "make check   lint, types and the tests that need no torch, in seconds"
+	@echo "make drills  every trainer met by every kind of fault, as a table, and all drills"
 	@echo "make bench   the speed and detection figures"
 	@echo "make soak    long proofs"
 
@@ -73,6 +74,7 @@ bench: $(VENV)/.test
 	$(BIN)/python bench/overhead.py
 
 drills: $(VENV)/.test
+	$(BIN)/python bench/trainers.py
 	$(BIN)/python -m pytest -q tests/integration
 
 clean:

@@ -9,6 +9,7 @@ import pytest
 
 from self_healing.adapters.rehearsal.dry_run import dry_run
 from self_healing.drills.tiny_training import LENGTH, records, tiny_model, tiny_trainer
+from self_healing.drills.tiny_trl import of_trl
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -166,36 +167,6 @@ def make_with_model_init(folder):
     stock = make_default(folder)
     return Trainer(
         model_init=lambda: tiny_model(3, dropout=0.1), args=stock.args, train_dataset=stock.train_dataset
-    )  # fmt: skip
-
-
-def word_tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    words = {word: place for place, word in enumerate(["<pad>", "<eos>", *"abcdefghijklmnopqrstuvwxyz"])}
-    raw = Tokenizer(models.WordLevel(words, unk_token="<pad>"))
-    raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    names = ["input_ids", "attention_mask"]  # trl 0.24 hands everything the tokenizer makes to the model
-    return PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", model_input_names=names)
-
-
-def of_trl(folder, kind, columns, model_arguments=None, **arguments):
-    """Return a trainer of TRL for sentences of letters."""
-    import trl
-    from datasets import Dataset
-
-    draw = random.Random(0)
-    data = Dataset.from_dict(
-        {name: [" ".join(draw.choices("abcdefgh", k=draw.randrange(2, 6))) for _ in range(24)] for name in columns}
-    )
-    args = getattr(trl, f"{kind}Config")(
-        output_dir=str(folder), max_steps=4, logging_steps=1, per_device_train_batch_size=4, report_to="none",
-        use_cpu=True, bf16=False, save_strategy="no", disable_tqdm=True, **arguments,
-    )  # fmt: skip
-    return getattr(trl, f"{kind}Trainer")(
-        model=tiny_model(dropout=0.1), args=args, train_dataset=data, processing_class=word_tokenizer(),
-        eval_dataset=data.select(range(8)), **(model_arguments or {}),
     )  # fmt: skip
 
 

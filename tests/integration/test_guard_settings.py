@@ -16,10 +16,11 @@ from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
+from self_healing.drills.tiny_trl import word_tokenizer
 from self_healing.drills.trained import same
 from self_healing.drills.trained import weights as flat
 
-from .rehearsed import make_with_model_init, word_tokenizer
+from .rehearsed import make_with_model_init
 
 pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from self_healing import SelfHealingTrainer
-from self_healing.adapters.rehearsal.trainer_state import COUNTS, TRL_COUNTS
+from self_healing.adapters.rehearsal.trainer_state import counted_names
 from self_healing.adapters.rollback.memory_snapshots import MemorySnapshots, SnapshotDamagedError
 from self_healing.drills.tiny_training import tiny_trainer
 
@@ -25,7 +25,7 @@ def tensors_of(trainer):
     import torch
     from torch.utils import _pytree
 
-    counts = [vars(trainer).get(name) for name in (*COUNTS, *TRL_COUNTS)]
+    counts = [vars(trainer).get(name) for name in counted_names()]
     model = trainer.model
     trained = [p for p in model.parameters() if p.requires_grad]
     gradients = [p.grad for p in model.parameters() if p.grad is not None]

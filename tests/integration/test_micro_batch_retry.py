@@ -118,6 +118,16 @@ def test_metrics_and_token_counts_are_those_of_a_step_without_trouble(kind, driv
         assert at.trainer._total_train_tokens == tokens
 
 
+@pytest.mark.parametrize("most_rows", [2, 4])
+def test_cpo_without_the_mean_over_tokens_is_cut(most_rows, driver):
+    at = driver("cpo", loss_type="simpo", cpo_alpha=0.0)
+    clean, loss = at.gradients()
+    got, got_loss = at.gradients(at.retry(), at=0, times=FOREVER, most_rows=most_rows)
+    assert "pieces" in at.events[-1].tactic, [event.text for event in at.events]
+    assert tight.relative_error(got, clean) <= 5e-6
+    assert got_loss.tolist() == pytest.approx(loss.tolist(), rel=1e-5)
+
+
 @pytest.mark.parametrize("most_rows", [1, 2, 3])
 def test_kto_keeps_the_baseline_of_the_whole_batch(most_rows, driver):
     at = driver("kto")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from self_healing.adapters.families.cpo import Cpo
 from self_healing.adapters.memory.piece_metrics import PieceMetrics
 
 
@@ -16,7 +17,7 @@ def test_pieces_of_unequal_size_give_one_value_that_is_their_weighted_mean(attri
     trainer = SimpleNamespace(**{attribute: {"train": defaultdict(list), "eval": defaultdict(list)}})
     lists = getattr(trainer, attribute)[mode]
     lists["margin"].append(5.0)
-    pieces = PieceMetrics(trainer, "CPOTrainer", mode)
+    pieces = PieceMetrics(trainer, Cpo(), mode)
     for rows, value in ((3, 1.0), (1, 2.0)):
         lists["margin"].append(value)
         pieces.piece_done({}, rows)

@@ -125,6 +125,8 @@ class HealingConfig(LayeredConfig):
     """Seconds within which a run that is asked to end has its checkpoint on disk; schedulers kill soon afterwards."""
     backoff_base_s: Annotated[float, Field(ge=0, le=86_400)] = 30.0
     """Seconds before the first retry of a failed operation; each further one waits longer."""
+    reward_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
+    """Seconds that a reward function may take for the completions of one generation; 0 sets no limit."""
     quarantine_fraction: Annotated[float, Field(ge=0, le=1)] = 0.001
     """Share of the records that may be left out as bad; more, and more than `quarantine_records`, stops the run."""
     quarantine_records: CountOrZero = 10

@@ -58,8 +58,13 @@ def on_evaluation_forward(trainer: Any, do: Spoil) -> None:
 
 
 def _on_forward(trainer: Any, do: Spoil, *, in_training: bool) -> None:
+    import torch
+
     def hook(module: Any, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
-        return do(int(trainer.state.global_step), kwargs, output) if module.training is in_training else None
+        if module.training is not in_training or (in_training and not torch.is_grad_enabled()):
+            return None  # answers are generated in training mode too
+        inputs = kwargs if not args else {"input_ids": args[0], **kwargs}
+        return do(int(trainer.state.global_step), inputs, output)
 
     trainer.model.register_forward_hook(hook, with_kwargs=True)
 
@@ -78,10 +83,21 @@ def once_before_forward(trainer: Any, at_step: int, harm: Callable[[Any], None])
 
 def with_loss_times(output: Any, factor: float) -> Any:
     """Return a model output with whatever its trainer makes a loss of multiplied: TRL makes one of `log_probs`."""
-    for name in ("loss", "log_probs"):
-        if output.get(name) is not None:
-            output[name] = output[name] * factor
+    for name in _made_of(output):
+        output[name] = output[name] * factor
     return output
+
+
+def with_gradient_times(output: Any, factor: float) -> Any:
+    """Return a model output with the same values, whose gradient is multiplied."""
+    for name in _made_of(output):
+        value = output[name]
+        output[name] = value + (factor - 1.0) * (value - value.detach())
+    return output
+
+
+def _made_of(output: Any) -> list[str]:
+    return [name for name in ("loss", "log_probs") if output.get(name) is not None] or ["logits"]
 
 
 def with_loss(output: Any, loss: Any) -> Any:

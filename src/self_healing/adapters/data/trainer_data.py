@@ -1,4 +1,4 @@
-"""What a trainer gets from outside and hands out, guarded for the time of `train()`: its records and its pushes."""
+"""What a trainer gets from outside and hands out, guarded for the time of `train()`: its records, its rewards and its pushes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from .bad_records import BadRecordGuard
 from .hub_pushes import HubPushes
 from .network import Retries, network_reflex
 from .quarantine import Limit, Quarantine
+from .reward_functions import RewardCare
 from .seeded_data import SeededData
 
 LOOK_UP_S = 0.5
@@ -34,6 +35,7 @@ class TrainerData:
         interrupts: Interrupts,
         on_reflex: Callable[[Reflex], None] = lambda _reflex: None,
         seeds_batches: bool = False,
+        reward_timeout_s: float = 0.0,
     ) -> None:
         self.trainer = trainer
         self.seeded = SeededData(trainer, tell) if seeds_batches else None
@@ -45,6 +47,9 @@ class TrainerData:
         self.records = BadRecordGuard(
             trainer, quarantine, limit=limit, retries=retries, leaves_out=leaves_out, tell=tell, on_reflex=on_reflex
         )
+        self.rewards = RewardCare(
+            trainer, timeout_s=reward_timeout_s, retries=retries, leaves_out=leaves_out, tell=tell, on_reflex=on_reflex
+        )
         self.pushes = HubPushes(trainer, retries=retries, tell=self._of_a_push)
         self._tell = tell
         self._on_reflex = on_reflex
@@ -52,10 +57,11 @@ class TrainerData:
         """What was said of each retry of the push that is on its way."""
 
     def attach(self) -> None:
-        """Guard the data loaders and pushes from now on, as far as the ceiling allows."""
+        """Guard the data loaders, reward functions and pushes from now on, as far as the ceiling allows."""
         if self._acts:
             self.records.attach()
             self.pushes.attach()
+            self.rewards.attach()
         if self.seeded is not None:
             self.seeded.attach()
 
@@ -63,6 +69,7 @@ class TrainerData:
         """Put everything back as it was."""
         if self.seeded is not None:
             self.seeded.detach()
+        self.rewards.detach()
         self.pushes.detach()
         self.records.detach()
 
@@ -76,6 +83,7 @@ class TrainerData:
         return {
             "healing/records_left_out": self.records.records_left_out,
             "healing/network_retries": self.records.network_retries + self.pushes.retried,
+            **self.rewards.figures(),
         }
 
     def _of_a_push(self, name: str, text: str) -> None:

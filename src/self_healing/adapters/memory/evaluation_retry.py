@@ -91,7 +91,7 @@ class EvaluationRetry:
         if isinstance(found, str):
             raise CannotSplitError(found)
         weight, counts = found
-        metrics = PieceMetrics(self.trainer, rule.name, "eval")
+        metrics = PieceMetrics(self.trainer, rule.family, "eval")
         baseline = WholeBatchBaseline(layout, inputs, most_rows)
         loss: Any = None
         answers = []
@@ -112,8 +112,9 @@ class EvaluationRetry:
     def _whole_baseline(self, baseline: WholeBatchBaseline, rule: LossRule) -> Iterator[None]:
         wrapping = Wrapping()
         baseline.piece_begins()
-        if rule.name == "KTOTrainer":
-            wrapping.wrap(self.trainer, "_compute_kl_logps", lambda original: partial(baseline.answer, original))
+        name = rule.family.whole_batch_call
+        if name and hasattr(self.trainer, name):
+            wrapping.wrap(self.trainer, name, lambda original: partial(baseline.answer, original))
         try:
             yield
         finally:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
+from ..family import family_of
 from ..trainer.trl_counters import Counters
 from ..trainer.wrapping import Wrapping
 from .batch_cuts import Weight
@@ -69,8 +70,9 @@ class LossInPieces:
             self._baseline.most_rows = most_rows
         wrapping = Wrapping()
         wrapping.wrap(self.trainer, "compute_loss", self._around_compute_loss)
-        if hasattr(self.trainer, "_compute_kl_logps"):
-            wrapping.wrap(self.trainer, "_compute_kl_logps", self._around_baseline)
+        baseline = family_of(self.trainer).whole_batch_call
+        if baseline and hasattr(self.trainer, baseline):
+            wrapping.wrap(self.trainer, baseline, self._around_baseline)
         try:
             result = run()
         finally:
@@ -121,10 +123,10 @@ class LossInPieces:
         return compute_loss
 
     def _around_baseline(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def _compute_kl_logps(*args: Any) -> Any:
+        def for_the_whole_batch(*args: Any) -> Any:
             return original(*args) if self._baseline is None else self._baseline.answer(original, *args)
 
-        return _compute_kl_logps
+        return for_the_whole_batch
 
     def _weigh(self, loss_of: Callable[[dict[str, Any]], Any], inputs: Mapping[str, Any]) -> LossRule:
         """Find out how the batch is cut and what its pieces count for, once."""
@@ -145,9 +147,9 @@ class LossInPieces:
             self._counts = label_counts(self.trainer, inputs, rule.layout)
             if self._counts is None or min(self._counts) == 0:
                 raise CannotSplitError("a row without any label that counts has no loss of its own")
-        if rule.name == "KTOTrainer":
+        if rule.family.whole_batch_call:
             self._baseline = WholeBatchBaseline(rule.layout, dict(inputs), self._most_rows)
-        self._metrics = PieceMetrics(self.trainer, rule.name)
+        self._metrics = PieceMetrics(self.trainer, rule.family)
         self._rule = rule
         return rule
 

@@ -1,4 +1,4 @@
-"""Everything that is done about memory during one training: in the step, in evaluations, in saves, and in the record."""
+"""Everything that is done about memory during one training: in the step, in what surrounds it, and in the record."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ...core.failure import FailureType
 from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
 from .evaluation_retry import EvaluationRetry
+from .generation_retry import GenerationRetry
 from .memory_events import MemoryEvent
 from .memory_history import MemoryHistory
 from .micro_batch_retry import MicroBatchRetry
@@ -30,7 +31,8 @@ class MemoryCare:
     ) -> None:
         self.micro_batches = MicroBatchRetry(trainer, on_event=self._take)
         self.shortages = 0
-        self._outside = (EvaluationRetry(trainer, on_event=self._take), SavingRetry(trainer, on_event=self._take))
+        kinds = (EvaluationRetry, SavingRetry, GenerationRetry)
+        self._outside = tuple(kind(trainer, on_event=self._take) for kind in kinds)
         self._history = MemoryHistory(folder)
         self._on_reflex = on_reflex
         self._note = note
@@ -38,7 +40,7 @@ class MemoryCare:
         """When the trouble at hand began, and what was seen."""
 
     def attach(self, wrapping: Wrapping) -> None:
-        """Look after evaluations and saves too."""
+        """Look after evaluations, saves and generation too."""
         for care in self._outside:
             care.attach(wrapping)
 

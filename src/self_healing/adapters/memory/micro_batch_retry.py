@@ -14,6 +14,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
+from ..family import forget_offloaded
 from ..trainer.trl_counters import Counters, count_again
 from ..trainer.window import MicroBatch
 from ..trainer.wrapping import Wrapping
@@ -168,7 +169,7 @@ class MicroBatchRetry:
         wait_for_devices()
         came_from = let_go(failure, expected=run.in_use)
         run.came_from, run.in_use = run.came_from or came_from, allocated()
-        _forget_offloaded(self.trainer)
+        forget_offloaded(self.trainer)
 
     def _following(self, run: _Run, failure: Exception) -> Tactic | None:
         """Choose what to try next; None where nothing is left."""
@@ -329,13 +330,3 @@ def _why_backward_is_final(trainer: Any, parameters: list[Any]) -> str | None:
     if is_fused or any(getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
         return "gradients are used up during the backward pass"
     return None
-
-
-def _forget_offloaded(trainer: Any) -> None:
-    """Clear what TRL's activation offloading still tracks: it refuses a forward pass after an unfinished backward one."""
-    context: Any = getattr(trainer, "maybe_activation_offload_context", None)
-    if not hasattr(context, "tracker"):
-        return
-    for name in ("tracker", "fwd_stash", "bwd_tensor_stash", "bwd_ev_stash", "storage_to_tensor_id"):
-        getattr(context, name, {}).clear()
-    context.is_first_forward_call = context.is_first_backward_call = True

@@ -1,4 +1,4 @@
-"""KTO's baseline is a mean over the whole batch, so a piece of the batch must be given the batch's own.
+"""A baseline that is a mean over the whole batch, as KTO's: a piece of the batch must be given the batch's own.
 
 `KTOTrainer` asks for the log-probabilities of mismatched answers twice per loss, of the policy and of the reference, and
 uses nothing but the mean of their difference. Both are computed once for all rows, a few at a time, and given to every
@@ -14,7 +14,7 @@ from .batch_cuts import Layout
 
 
 class WholeBatchBaseline:
-    """Answers of `_compute_kl_logps` for the whole batch."""
+    """Answers of a family's `whole_batch_call` for the whole batch."""
 
     def __init__(self, layout: Layout, inputs: Mapping[str, Any], most_rows: int) -> None:
         self.layout = layout
@@ -28,7 +28,7 @@ class WholeBatchBaseline:
         self._calls = 0
 
     def answer(self, original: Callable[..., Any], model: Any, batch: Mapping[str, Any]) -> Any:
-        """Answer a call of `_compute_kl_logps` for all rows, whichever the batch holds."""
+        """Answer a call for all rows, whichever the batch holds."""
         if self._calls == len(self._answers):
             self._answers.append(self._for_all_rows(original, model, batch))
         self._calls += 1

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..family import names_in_all
+
 if TYPE_CHECKING:
     from ...tensors.copies import Copies
     from ...tensors.state import Captured
@@ -19,16 +21,10 @@ COUNTS = (
 )
 """What the trainer counts while it runs."""
 
-TRL_COUNTS = (
-    "_metrics",
-    "_total_train_tokens",
-    "_step",
-    "_buffered_inputs",
-    "_current_train_step_time",
-    "_stored_metrics",
-    "_logs",
-)
-"""What TRL's trainers count and buffer besides."""
+
+def counted_names() -> tuple[str, ...]:
+    """Return what any trainer may count and buffer, TRL's among them."""
+    return (*COUNTS, *names_in_all("counts"))
 
 
 @dataclass(slots=True, eq=False)
@@ -80,7 +76,7 @@ class TrainerCapture:
             name: (vars(trainer)[name], keep(vars(trainer)[name], copies, f"trainer.{name}"))
             if name in vars(trainer)
             else None
-            for name in (*COUNTS, *TRL_COUNTS)
+            for name in counted_names()
         }
         self._objects = [
             (name, getattr(trainer, name), _kept(getattr(trainer, name), copies, f"trainer.{name}")) for name in OBJECTS

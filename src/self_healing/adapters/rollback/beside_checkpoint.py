@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..rehearsal.trainer_state import COUNTS, TRL_COUNTS, put_count_back
+from ..rehearsal.trainer_state import counted_names, put_count_back
 from .guard_state import GuardState
 
 if TYPE_CHECKING:
@@ -23,8 +23,6 @@ FILE_NAME = "healing_state.json"
 TENSORS = "healing_state.safetensors"
 OURS = frozenset({FILE_NAME, TENSORS})
 VERSION = 1
-COUNTED = tuple(name for name in (*COUNTS, *TRL_COUNTS) if name != "current_flos")
-"""Operations are added to the trainer's state by every save."""
 
 
 class CannotReadError(ValueError):
@@ -68,7 +66,7 @@ def write_beside(
 def counts_of(trainer: Any) -> dict[str, Any]:
     """Return what the trainer has counted up to now."""
     own = vars(trainer)
-    return {name: own[name] for name in COUNTED if name in own}
+    return {name: own[name] for name in _counted() if name in own}
 
 
 def remove_where_alone(folder: Path) -> None:
@@ -93,7 +91,7 @@ def put_back(folder: Path, trainer: Any, guard: TrainerGuard, *, is_first: bool)
     if found is None:
         return None
     for name, value in found["counts"].items():
-        if name in COUNTED and name in vars(trainer):  # what this trainer does not count is another one's
+        if name in _counted() and name in vars(trainer):  # what this trainer does not count is another one's
             put_count_back(trainer, name, value)
     kept = found["guard"]
     if kept is not None:
@@ -104,6 +102,11 @@ def put_back(folder: Path, trainer: Any, guard: TrainerGuard, *, is_first: bool)
             )  # the loader begins with what was borrowed
     history: Mapping[str, Any] | None = found["history"] if is_first else None
     return history
+
+
+def _counted() -> tuple[str, ...]:
+    """Name what is written: operations are added to the trainer's state by every save."""
+    return tuple(name for name in counted_names() if name != "current_flos")
 
 
 def _read(folder: Path, device: Any) -> dict[str, Any] | None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import SelfHealingError
 from ...snapshots.shared_folder import SharedMemoryError
-from ..rehearsal.trainer_state import COUNTS, TRL_COUNTS, put_count_back, with_state
+from ..family import followed_reference, weights_were_changed
+from ..rehearsal.trainer_state import counted_names, put_count_back, with_state
 from ..trainer.data_facts import data_facts, differences
 from .data_windows import EpochData, Place
 from .guard_state import GuardState
@@ -168,15 +169,14 @@ class LeftState:
         self._restore_callbacks(trainer, said["callbacks"])
         if guard is not None and "GuardState" in said["added"]:
             GuardState.take_over(guard, said["added"]["GuardState"])
-        if hasattr(trainer, "_last_loaded_step"):  # else a generation server would keep the weights it has
-            trainer._last_loaded_step = -1  # noqa: SLF001  # TRL's own mark
+        weights_were_changed(trainer)
         RandomState.from_state(said["random"]).restore()  # last: nothing above may draw after it
 
     def _restore_counts(self, trainer: Any, said: Mapping[str, Any]) -> None:
         from ...tensors.adoption import alike
 
         counts = said["counts"]
-        for name in (*COUNTS, *TRL_COUNTS):
+        for name in counted_names():
             if name in counts:
                 put_count_back(trainer, name, counts[name])
             elif name in vars(trainer):
@@ -217,9 +217,3 @@ def facts_for_takeover(trainer: Any, *, leaves_out_frozen: bool) -> dict[str, ob
     if reference is not None and followed_reference(trainer) is None:
         facts["reference"] = sampled_fingerprint(reference.named_parameters())
     return facts
-
-
-def followed_reference(trainer: Any) -> Any:
-    """Return a reference model that follows the model, and so is part of a state; None where there is none."""
-    reference = getattr(trainer, "ref_model", None)
-    return reference if reference is not None and getattr(trainer.args, "sync_ref_model", False) else None

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..family import followed_reference, names_in_all, weights_were_changed
 from .guard_state import GuardState
 
 if TYPE_CHECKING:
@@ -194,8 +195,7 @@ class MemorySnapshots:
     def put_back(self, snapshot: Snapshot) -> None:
         """Do so with a state that was looked at already."""
         snapshot.capture.restore()
-        if hasattr(self.trainer, "_last_loaded_step"):  # else a generation server would keep the weights it has
-            self.trainer._last_loaded_step = -1  # noqa: SLF001  # TRL's own mark
+        weights_were_changed(self.trainer)
         self._kept = self._kept[: self._kept.index(snapshot) + 1]
 
     @contextmanager
@@ -248,8 +248,8 @@ class MemorySnapshots:
         parts: list[Captured] = []
         if self.guard is not None:
             parts.append(GuardState(self.guard, copies))
-        reference = getattr(self.trainer, "ref_model", None)
-        if reference is not None and getattr(self.trainer.args, "sync_ref_model", False):
+        reference = followed_reference(self.trainer)
+        if reference is not None:
             parts.append(ModuleState(reference, copies=copies, prefix="ref_model."))
         return parts
 
@@ -262,7 +262,7 @@ def _nbytes_besides_weights(trainer: Any) -> int:
     things = (
         list(trainer.optimizer.state.values()),
         list(trainer.model.buffers()),
-        getattr(trainer, "_buffered_inputs", None),
+        [getattr(trainer, name, None) for name in names_in_all("generated")],
     )
     leaves = _pytree.tree_leaves(things)
     return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))

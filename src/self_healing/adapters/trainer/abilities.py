@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from ...core.capability import ReturnAsked
 from ...core.errors import ActionFailed
+from ..family import weights_were_changed
 from .checkpoint_folders import newest_usable
 from .learning_rate import LearningRateScale
 from .moves import PendingMove, Resume, Stop
@@ -207,8 +208,7 @@ class TrainerAbilities(LoopAbilities):
             averaged = average_broken_layers(trainer.model, trainer.optimizer)
         except NoNeighboursError as error:
             raise ActionFailed(f"no average of neighbours helps: {error}") from error
-        if hasattr(trainer, "_last_loaded_step"):  # else a generation server would keep the weights it has
-            trainer._last_loaded_step = -1  # noqa: SLF001  # TRL's own mark
+        weights_were_changed(trainer)
         said = "; ".join(map(str, averaged))
         text = (
             f"WEIGHTS WERE MADE UP at step {int(trainer.state.global_step)}: no state can be returned to, so what was not "

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...core.signal import Fact
+from ..family import family_of
 from .trl_counters import Counters, step_counters
 from .window import MicroBatch, Window
 from .wrapping import Wrapping
@@ -15,8 +16,6 @@ if TYPE_CHECKING:
 
 MOST_PROBES = 3
 """Examinations per run: each costs a few passes over one micro-batch."""
-IN_PAIRS = ("DPOTrainer", "RewardTrainer")
-"""Trainers whose batches hold all chosen rows and then all rejected ones."""
 CHOSEN, REJECTED = "chosen:", "rejected:"
 """Marks of fields taken apart."""
 
@@ -69,7 +68,7 @@ class Examiner:
         model = trainer.model_wrapped
         prepared = micro_batch.again()
         batch = prepared if isinstance(prepared, Mapping) else micro_batch.inputs
-        in_pairs = isinstance(batch, Mapping) and any(cls.__name__ in IN_PAIRS for cls in type(trainer).__mro__)
+        in_pairs = family_of(trainer).is_paired(batch)
 
         def run_step(part: Any) -> Any:
             whole = _together(part) if in_pairs else part

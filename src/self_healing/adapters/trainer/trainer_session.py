@@ -98,7 +98,7 @@ class TrainerSession:
             trainer, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
             backoff_base_s=config.backoff_base_s, max_effect=config.settings().max_effect if acts else Effect.NOTHING,
             tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts,
-            seeds_batches=config.exact_data_resume,
+            seeds_batches=config.exact_data_resume, reward_timeout_s=config.reward_timeout_s,
         )  # fmt: skip
         self._changes = Wrapping()
         self.figures = RunFigures(self)

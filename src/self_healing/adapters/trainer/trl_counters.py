@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-STEP_COUNTERS = ("_step", "_current_train_step_time")
-"""What generation trainers count in each training step, and decide from it when to generate again."""
+from ..family import names_in_all
 
 Counted = dict[tuple[str, str], list[Any]]
 """Values that a trainer has added to its lists of metrics, by the trainer's attribute and the metric."""
@@ -42,9 +41,9 @@ class Counters:
 
 
 def step_counters(trainer: Any) -> dict[str, Any]:
-    """Return what stands in the trainer's `STEP_COUNTERS`, for `vars(trainer).update`."""
+    """Return what generation trainers count in each step, to decide when to generate again; for `vars(trainer).update`."""
     own = vars(trainer)
-    return {name: own[name] for name in STEP_COUNTERS if name in own}
+    return {name: own[name] for name in names_in_all("step_counts") if name in own}
 
 
 def generates_for_several_steps(trainer: Any) -> bool:
@@ -52,7 +51,7 @@ def generates_for_several_steps(trainer: Any) -> bool:
 
     Which part a step gets follows from the trainer's count: other data cannot be put into the place of one.
     """
-    if not hasattr(trainer, "_buffered_inputs"):
+    if not any(hasattr(trainer, name) for name in names_in_all("generated")):
         return False
     iterations = getattr(trainer, "num_iterations", 1)
     return int(trainer.args.steps_per_generation) * int(iterations) > int(trainer.args.gradient_accumulation_steps)
@@ -65,11 +64,8 @@ def count_again(trainer: Any, counted: Counted, mode: str = "train") -> None:
 
 
 def metric_lists(trainer: Any, mode: str) -> Iterator[tuple[str, dict[str, list[Any]]]]:
-    """Yield the trainer's own lists by metric, with the attribute that holds them; nothing for one that keeps none.
-
-    ORPO, CPO and, up to trl 0.24, DPO keep theirs under another name than the others.
-    """
-    for attribute in ("_metrics", "_stored_metrics"):
+    """Yield the trainer's own lists by metric, with the attribute that holds them; nothing for one that keeps none."""
+    for attribute in names_in_all("metric_lists"):
         metrics = getattr(trainer, attribute, None)
         if isinstance(metrics, dict):
             yield attribute, metrics.get(mode, {})

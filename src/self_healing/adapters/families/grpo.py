@@ -1,0 +1,44 @@
+"""`GRPOTrainer`: data are generated, for several steps at once if so set; how a loss adds up depends on its type."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Any
+
+from ..family import Family
+from ..memory.batch_cuts import Weight
+
+WEIGHTS = {
+    **dict.fromkeys(("dapo", "cispo", "vespo"), Weight.ONE),
+    **dict.fromkeys(("grpo", "sapo", "dr_grpo", "luspo"), Weight.ROWS),
+    "bnpo": Weight.LABELS,
+}
+"""What a piece counts for, by the type of the loss."""
+
+
+class Grpo(Family):
+    """Group-relative policy optimisation."""
+
+    handles = ("GRPOTrainer",)
+    metric_lists = ("_metrics",)
+    step_counts = ("_step", "_current_train_step_time")
+    generated = ("_buffered_inputs",)
+    counts = ("_metrics", "_total_train_tokens", *step_counts, *generated, "_logs")
+    generates_by = ("_generate_single_turn",)
+    scored_by = ("reward_funcs",)
+    stale_marks = MappingProxyType({"_last_loaded_step": -1})
+
+    def why_whole(self, trainer: Any) -> str | None:
+        """Refuse a loss that picks its tokens from the whole batch, and one that is not known."""
+        if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
+            return "top_entropy_quantile < 1 picks tokens from the whole batch"
+        kind = trainer.loss_type
+        return None if kind in WEIGHTS else f"how the GRPO loss {kind} adds up its rows is not known"
+
+    def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
+        """Return what the type of the loss says."""
+        return WEIGHTS[trainer.loss_type]
+
+    def unit(self, metric: str) -> str:
+        """Count tokens: what is a mean over completions is not computed in the loss."""
+        return "tokens"
