@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ..actions.alert import Alert
+from ..actions.rewarm_learning_rate import RewarmLearningRate
 from ..actions.roll_back import RollBack
 from ..actions.scale_learning_rate import ScaleLearningRate
 from ..actions.stop_run import StopRun
@@ -81,7 +82,7 @@ class EntropyCollapse(Detector):
     severity = Severity.ERROR
     paced_by = "entropy"
     remedy = (
-        rung(RollBack(), ScaleLearningRate(), success=0.5),
+        rung(RollBack(), RewarmLearningRate(), success=0.5),
         rung(RollBack(depth=1), ScaleLearningRate(), success=0.5),
         rung(StopRun()),
     )

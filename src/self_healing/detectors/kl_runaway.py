@@ -7,6 +7,8 @@ from functools import cached_property
 from statistics import median
 
 from ..actions.alert import Alert
+from ..actions.raise_kl_penalty import RaiseKlPenalty
+from ..actions.rewarm_learning_rate import RewarmLearningRate
 from ..actions.roll_back import RollBack
 from ..actions.scale_learning_rate import ScaleLearningRate
 from ..actions.stop_run import StopRun
@@ -74,7 +76,8 @@ class KlRunaway(Detector):
     severity = Severity.ERROR
     paced_by = "kl"
     remedy = (
-        rung(RollBack(), ScaleLearningRate(), success=0.5),
+        rung(RollBack(), RewarmLearningRate(), success=0.5),
+        rung(RaiseKlPenalty(), RollBack(), success=0.5),
         rung(RollBack(depth=1), ScaleLearningRate(), success=0.5),
         rung(StopRun()),
     )
