@@ -48,7 +48,9 @@ class TryLearningRate(Action):
         if self.window < 1:
             raise ValueError(f"[actions.{self.name()}] window = {self.window}: must be at least 1")
         if self.longest < self.window:
-            raise ValueError(f"[actions.{self.name()}] longest = {self.longest}: must be at least window, {self.window}")
+            raise ValueError(
+                f"[actions.{self.name()}] longest = {self.longest}: must be at least window, {self.window}"
+            )
 
     def again(self, times: int) -> Self:
         """Return what is left up to the most: a second try goes on from the first."""

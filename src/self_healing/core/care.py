@@ -151,7 +151,8 @@ class Care:
         if watching.plan.hold_longest is not None:  # a hold expects firings; only something worse ends it early
             return fired.wants_plan and incident.severity > watching.plan.severity
         is_the_same = incident.name == watching.plan.incident or incident.failure is not watching.plan.failure
-        if watching.has_rewound and is_the_same and incident.step <= watching.plan.step:
+        repeats = watching.has_rewound and is_the_same and not incident.only_errors_count
+        if repeats and incident.step <= watching.plan.step:
             return incident.severity >= Severity.WARNING  # the run has not even come to where the trouble was found
         return incident.severity >= watching.plan.severity
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ..actions.alert import Alert
@@ -83,7 +83,7 @@ class EntropyCollapse(Detector):
     paced_by = "entropy"
     remedy = (
         rung(RollBack(), RewarmLearningRate(), success=0.5),
-        rung(RollBack(depth=1), ScaleLearningRate(), success=0.5),
+        rung(RollBack(depth=1), ScaleLearningRate(), success=0.5, repeats=3),
         rung(StopRun()),
     )
     examples = (
@@ -143,13 +143,14 @@ class EntropyCollapse(Detector):
         if not course.has_moved_on or course.mean >= limit:
             return None
         harm = self._harm(past) if course.mean < self.collapsed else ""
-        return report(
+        found_now = report(
             self, now, metric,
             f"the entropy is {course.mean:.3g} on average over {self.window} observations and began at {course.first:.3g}"
             + harm,
             severity=Severity.ERROR if harm else Severity.WARNING,
             onset_step=onset(past, metric, below(limit)), level=course.mean, first=course.first,
         )  # fmt: skip
+        return replace(found_now, only_errors_count=True)
 
     def _harm(self, past: History) -> str:
         reward, idle = past.stat(REWARD), past.stat(IDLE)

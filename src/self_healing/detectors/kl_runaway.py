@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
@@ -78,7 +78,7 @@ class KlRunaway(Detector):
     remedy = (
         rung(RollBack(), RewarmLearningRate(), success=0.5),
         rung(RaiseKlPenalty(), RollBack(), success=0.5),
-        rung(RollBack(depth=1), ScaleLearningRate(), success=0.5),
+        rung(RollBack(depth=1), ScaleLearningRate(), success=0.5, repeats=3),
         rung(StopRun()),
     )
     examples = (
@@ -126,13 +126,14 @@ class KlRunaway(Detector):
             return None
         harmed = level > self.growth * before and has_fallen(past)
         reward = past.stat(REWARD)
-        return report(
+        found_now = report(
             self, now, metric,
             f"{metric} is {level:.3g} (median of {self.window} observations), was {before:.3g} before"
             + (f"; the reward has fallen from {reward.highest:.3g} to {reward.mean:.3g}" if harmed else ""),
             severity=Severity.ERROR if harmed else Severity.WARNING,
             onset_step=onset(past, metric, above(limit)), level=level, before=before,
         )  # fmt: skip
+        return replace(found_now, only_errors_count=True)
 
     def _before(self, metric: str, course: CourseTracker, past: History) -> float:
         """Return the level before the rise; where the run is too young for that, that of its beginning."""
