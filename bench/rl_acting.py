@@ -68,7 +68,12 @@ def policy(seed: int, *, knows: bool, **arguments: Any) -> Make:
         else:
             model(seed).save_pretrained(start)
         more: dict[str, Any] = {"reward_funcs": in_order, "model": str(start)}
-        settings = {"lr_scheduler_type": "constant", "num_generations": 4, "max_completion_length": 10, **arguments}
+        settings = {
+            "lr_scheduler_type": "constant_with_warmup",
+            "num_generations": 4,
+            "max_completion_length": 10,
+            **arguments,
+        }
         return trainer_of("GRPO", folder, seed, {"prompt": rows(512, seed)["prompt"]}, more, **settings)
 
     return make
@@ -81,12 +86,16 @@ def at_chance(seed: int, *, share: float, steps: int) -> Make:
 
 def entropy_collapse(seed: int, steps: int) -> Make:
     """Return what makes a run that stops exploring before it has learned anything."""
-    return policy(seed, knows=False, learning_rate=0.1, beta=0.0, max_steps=steps)
+    return policy(
+        seed, knows=True, learning_rate=0.03, beta=0.0, max_grad_norm=100.0, max_steps=steps, warmup_steps=100
+    )
 
 
 def kl_runaway(seed: int, steps: int) -> Make:
     """Return what makes a run that leaves a reference which is worth something."""
-    return policy(seed, knows=True, learning_rate=0.02, beta=1e-3, max_grad_norm=100.0, max_steps=steps)
+    return policy(
+        seed, knows=True, learning_rate=0.03, beta=1e-3, max_grad_norm=100.0, max_steps=steps, warmup_steps=100
+    )
 
 
 def trained(make: Make, *, guarded: bool) -> dict[str, Any]:
@@ -105,11 +114,25 @@ def trained(make: Make, *, guarded: bool) -> dict[str, Any]:
         except UnrecoverableError as error:
             ended = f"stopped: {error}"
         done = _done(Path(folder) / "healing" / "ledger.jsonl") if guarded else []
+        score = written_at_the_end(trainer) if hasattr(trainer, "reward_funcs") else 0.0
     entries = [entry for entry in trainer.state.log_history if "loss" in entry]
     return {
-        "ended": ended, "step": trainer.state.global_step, "done": done, "entries": entries,
+        "ended": ended, "step": trainer.state.global_step, "done": done, "entries": entries, "score": score,
         "seconds": time.perf_counter() - began,
     }  # fmt: skip
+
+
+def written_at_the_end(trainer: Any) -> float:
+    """Return the mean reward of what the weights at the end write, also where a run was stopped."""
+    import torch
+
+    torch.manual_seed(0)
+    words = trainer.processing_class
+    prompts = torch.tensor([[letter + 3] for letter in range(len(LETTERS))] * 16)
+    written = trainer.model.generate(
+        prompts, attention_mask=torch.ones_like(prompts), do_sample=True, max_new_tokens=10, min_new_tokens=10
+    )
+    return fmean(in_order([words.decode(row[1:], skip_special_tokens=True) for row in written]))
 
 
 def _done(ledger: Path) -> list[str]:
@@ -141,8 +164,8 @@ def compare_rewards(kind: str, seed: int, steps: int) -> dict[str, float]:
     make = {"entropy": entropy_collapse, "kl": kl_runaway}[kind](seed, steps)
     alone, healed = trained(make, guarded=False), trained(make, guarded=True)
     told = {
-        "alone, end": mean(alone, "reward"), "healed, end": mean(healed, "reward"),
-        "alone, all": mean(alone, "reward", None), "healed, all": mean(healed, "reward", None),
+        "alone, at the end": alone["score"], "healed, at the end": healed["score"],
+        "alone, throughout": mean(alone, "reward", None), "healed, throughout": mean(healed, "reward", None),
     }  # fmt: skip
     seconds = f"{alone['seconds']:.0f} s, {healed['seconds']:.0f} s"
     print(f"{kind} seed {seed}: {told}; {healed['ended']} at {healed['step']}; {seconds}; {healed['done']}", flush=True)
@@ -161,7 +184,7 @@ def main() -> None:
     torch.set_num_threads(1)
     logging.getLogger("self_healing").setLevel(logging.ERROR)
     for kind in options.kinds:
-        steps = options.steps or {"dpo": 600, "entropy": 300, "kl": 240}[kind]
+        steps = options.steps or {"dpo": 600, "entropy": 160, "kl": 160}[kind]
         told = [
             compare_dpo(seed, steps) if kind == "dpo" else compare_rewards(kind, seed, steps) for seed in options.seeds
         ]

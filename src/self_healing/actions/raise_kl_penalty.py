@@ -26,6 +26,8 @@ class RaiseKlPenalty(Action):
 
     factor: float = 4.0
     """What the weight is multiplied by."""
+    least: float = 0.04
+    """What the weight becomes at least: a raise that nobody notices only loses time."""
     most: float = 1.0
     """The weight never goes above this."""
     takes_back: bool = False
@@ -39,13 +41,15 @@ class RaiseKlPenalty(Action):
         """Refuse what is no raise."""
         if not 1 < self.factor < math.inf:
             raise ValueError(f"[actions.{self.name()}] factor = {self.factor}: must be a number above 1")
+        if not 0 <= self.least < math.inf:
+            raise ValueError(f"[actions.{self.name()}] least = {self.least}: must be a weight, 0 or more")
         if not 0 < self.most < math.inf:
             raise ValueError(f"[actions.{self.name()}] most = {self.most}: must be a weight above 0")
 
     def apply(self, run: object) -> Done:
         """Ask the run for another weight, and say what it is now."""
         factor = 1 / self.factor if self.takes_back else self.factor
-        weight = cast("CanRaiseKlPenalty", run).raise_kl_penalty(factor, most=self.most)
+        weight = cast("CanRaiseKlPenalty", run).raise_kl_penalty(factor, least=self.least, most=self.most)
         return Done(text=f"the weight of the KL penalty is now {weight:.3g}")
 
     def undo(self) -> Self | None:

@@ -57,7 +57,7 @@ class CanTightenClipping(Protocol):
 class CanRaiseKlPenalty(Protocol):
     """The weight of the divergence from the reference can be raised; a factor below 1 takes the last raise back."""
 
-    def raise_kl_penalty(self, factor: float, *, most: float) -> float: ...
+    def raise_kl_penalty(self, factor: float, *, least: float, most: float) -> float: ...
 
 
 @runtime_checkable

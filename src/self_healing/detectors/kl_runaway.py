@@ -131,7 +131,7 @@ class KlRunaway(Detector):
             f"{metric} is {level:.3g} (median of {self.window} observations), was {before:.3g} before"
             + (f"; the reward has fallen from {reward.highest:.3g} to {reward.mean:.3g}" if harmed else ""),
             severity=Severity.ERROR if harmed else Severity.WARNING,
-            onset_step=onset(past, metric, above(limit)), level=level, before=before,
+            onset_step=onset(past, metric, above(min(limit, self.growth * before) if before else limit)), level=level, before=before,
         )  # fmt: skip
         return replace(found_now, only_errors_count=True)
 

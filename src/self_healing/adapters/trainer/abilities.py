@@ -142,9 +142,9 @@ class TrainerAbilities(LoopAbilities):
             trainer: Any = self.loop
             trainer._train_batch_size, self._loader_size = self._loader_size, None  # noqa: SLF001  # what we changed
 
-    def raise_kl_penalty(self, factor: float, *, most: float) -> float:
+    def raise_kl_penalty(self, factor: float, *, least: float, most: float) -> float:
         """Hold the policy closer to its reference, where the trainer has one and reads the weight live."""
-        return self._kl_penalty.scale(factor, most=most)
+        return self._kl_penalty.scale(factor, least=least, most=most)
 
     def clear_cache(self) -> str:
         """Release cached device memory; after an exception that has been done in the step already, in vain."""

@@ -21,13 +21,13 @@ class KlPenalty:
         self._before: list[float] = []
         """What the weight was before each raise that is in force."""
 
-    def scale(self, factor: float, *, most: float) -> float:
-        """Multiply the weight, up to the most; a factor below 1 takes the last raise back. Return what it is now."""
+    def scale(self, factor: float, *, least: float, most: float) -> float:
+        """Multiply the weight, to the least at least and the most at most; a factor below 1 takes the last raise back. Return what it is now."""
         now = self._weight()
         if factor < 1.0:
             weight = self._before.pop() if self._before else now
         else:
-            weight = min(now * factor, most)
+            weight = min(max(now * factor, least), most)
             if weight <= now:
                 raise ActionFailed(f"beta is {now:g} already, and {most:g} is the most")
             self._before.append(now)
