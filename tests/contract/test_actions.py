@@ -49,7 +49,14 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     "skip-batches": [{"margin": -1}],
     "scale-learning-rate": [{"factor": 0.0}, {"factor": -1.0}, {"factor": NAN}, {"factor": INF}, {"floor": -1e-6}],
     "rewarm-learning-rate": [{"factor": 1.5}, {"factor": NAN}, {"ramp_steps": 0}, {"floor": -1.0}],
-    "try-learning-rate": [{"factor": 1.0}, {"factor": NAN}, {"most": 1.5}, {"most": INF}, {"window": 0}, {"longest": 1}],
+    "try-learning-rate": [
+        {"factor": 1.0},
+        {"factor": NAN},
+        {"most": 1.5},
+        {"most": INF},
+        {"window": 0},
+        {"longest": 1},
+    ],
     "raise-kl-penalty": [{"factor": 1.0}, {"factor": INF}, {"least": -0.1}, {"most": 0.0}, {"most": NAN}],
     "tighten-clipping": [{"factor": 1.0}, {"factor": 0.0}, {"initial": 0.0}, {"initial": INF}],
 }

@@ -27,6 +27,9 @@ AGO = 24
 ABSURD = 5.0
 """Multiple of the limit from which it does not matter how the policy came there."""
 
+NOTHING_YET = 0.1
+"""Share of the limit below which nothing has begun, however small it was before."""
+
 ADVICE = (
     "Raise the KL penalty (TRL: beta, for PPO kl_coef; Axolotl: trl.beta, rl_beta) or lower the learning_rate, from a "
     "checkpoint before the rise."
@@ -131,9 +134,13 @@ class KlRunaway(Detector):
             f"{metric} is {level:.3g} (median of {self.window} observations), was {before:.3g} before"
             + (f"; the reward has fallen from {reward.highest:.3g} to {reward.mean:.3g}" if harmed else ""),
             severity=Severity.ERROR if harmed else Severity.WARNING,
-            onset_step=onset(past, metric, above(min(limit, self.growth * before) if before else limit)), level=level, before=before,
+            onset_step=onset(past, metric, above(self._began(limit, before))), level=level, before=before,
         )  # fmt: skip
         return replace(found_now, only_errors_count=True)
+
+    def _began(self, limit: float, before: float) -> float:
+        """Return the level from which on it was a rise: the policy had left long before it was too far away."""
+        return min(limit, max(self.growth * before, NOTHING_YET * limit))
 
     def _before(self, metric: str, course: CourseTracker, past: History) -> float:
         """Return the level before the rise; where the run is too young for that, that of its beginning."""
