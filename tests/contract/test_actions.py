@@ -33,8 +33,8 @@ EFFECTS = {
         "exclude-node stop-run"
     ),
     Effect.RECIPE: (
-        "skip-step skip-batches quarantine-records scale-learning-rate rewarm-learning-rate tighten-clipping reset-moments "
-        "average-neighbours"
+        "skip-step skip-batches quarantine-records scale-learning-rate rewarm-learning-rate try-learning-rate "
+        "raise-kl-penalty tighten-clipping reset-moments average-neighbours"
     ),
 }
 """What each action may do to the result. Changing a word here changes what users have allowed."""
@@ -49,6 +49,15 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
     "skip-batches": [{"margin": -1}],
     "scale-learning-rate": [{"factor": 0.0}, {"factor": -1.0}, {"factor": NAN}, {"factor": INF}, {"floor": -1e-6}],
     "rewarm-learning-rate": [{"factor": 1.5}, {"factor": NAN}, {"ramp_steps": 0}, {"floor": -1.0}],
+    "try-learning-rate": [
+        {"factor": 1.0},
+        {"factor": NAN},
+        {"most": 1.5},
+        {"most": INF},
+        {"window": 0},
+        {"longest": 1},
+    ],
+    "raise-kl-penalty": [{"factor": 1.0}, {"factor": INF}, {"least": -0.1}, {"most": 0.0}, {"most": NAN}],
     "tighten-clipping": [{"factor": 1.0}, {"factor": 0.0}, {"initial": 0.0}, {"initial": INF}],
 }
 

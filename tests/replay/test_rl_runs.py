@@ -126,7 +126,7 @@ def test_a_collapse_with_its_reward_is_returned_from_and_anything_less_is_only_t
         plans = [entry for entry in ledger.entries if entry.kind == "plan"]
         planned[name] = {(entry.name, action["name"]) for entry in plans for action in entry.body["actions"]}
     assert ("entropy-collapse", "roll-back") in planned["grpo-collapse"]
-    assert ("entropy-collapse", "scale-learning-rate") in planned["grpo-collapse"]
+    assert ("entropy-collapse", "rewarm-learning-rate") in planned["grpo-collapse"]
     assert planned["grpo-kl-runaway"] == {("entropy-collapse", "alert"), ("kl-runaway", "alert")}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ..actions.roll_back import RollBack
 from ..actions.scale_learning_rate import ScaleLearningRate
 from ..actions.stop_run import StopRun
-from ..core.action import rung
+from ..core.action import Ladder, rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -39,6 +39,10 @@ class EntropyCollapsed(Cause):
         rung(StopRun()),
     )
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
+
+    def ladder(self, incident: Incident) -> Ladder:
+        """Leave the rule about the entropy itself to its own order."""
+        return () if incident.name == "entropy-collapse" else self.remedy
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
         """Read the policy's entropy."""

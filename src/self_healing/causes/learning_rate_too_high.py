@@ -44,8 +44,8 @@ class LearningRateTooHigh(Cause):
     references = ("https://docs.axolotl.ai/docs/training_stability.html",)
 
     def ladder(self, incident: Incident) -> Ladder:
-        """Leave a run that was dead from its start to its rule, which begins again from the first state."""
-        return () if incident.name == "dead-run" else self.remedy
+        """Leave to their rules what these have an order for: one change at a time, and a dead run begins again."""
+        return () if incident.name in ("dead-run", "kl-runaway", "entropy-collapse") else self.remedy
 
     def evidence(self, incident: Incident, past: History) -> Evidence | None:
         """Compare the rate with usual ones, and look for norms that grew and a rate that was climbing."""

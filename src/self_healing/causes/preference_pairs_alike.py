@@ -11,6 +11,7 @@ WINDOW = 32
 GUESSING = 0.6
 IDENTICAL = 0.001
 MANY = 0.05
+KINDS = (("pairs_identical", "identical"), ("pairs_empty", "empty"), ("pairs_cut_alike", "cut to the same text"))
 
 
 class PreferencePairsAlike(Cause):
@@ -35,7 +36,9 @@ class PreferencePairsAlike(Cause):
         if counted is not None:
             if counted < MANY:
                 return None
-            return Evidence(weight=0.8, found=(f"{counted:.0%} of the pairs are alike",))
+            told = ", ".join(f"{share:.0%} {kind}" for fact, kind in KINDS if (share := number(past, fact)))
+            found = f"{counted:.0%} of the pairs are alike" + (f": {told}" if told else "")
+            return Evidence(weight=0.8, found=(found,))
         accuracies = past.last("rewards/accuracies", WINDOW)
         if accuracies and sum(accuracies) / len(accuracies) > GUESSING:
             return None  # whatever tells the two apart, the model has seen it

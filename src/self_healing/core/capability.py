@@ -57,6 +57,13 @@ class CanTightenClipping(Protocol):
 
 
 @runtime_checkable
+class CanRaiseKlPenalty(Protocol):
+    """The weight of the divergence from the reference can be raised; a factor below 1 takes the last raise back."""
+
+    def raise_kl_penalty(self, factor: float, *, least: float, most: float) -> float: ...
+
+
+@runtime_checkable
 class CanResetMoments(Protocol):
     """The optimizer's moments can be cleared."""
 
@@ -178,7 +185,7 @@ CAPABILITIES: dict[str, type] = {
     kebab_case(cls.__name__): cls
     for cls in (
         CanSkipStep, CanRollBack, CanSkipBatches, CanScaleLearningRate, CanRewarmLearningRate, CanTightenClipping,
-        CanResetMoments, CanAverageNeighbours, CanSplitMicroBatch, CanHalveBatchSize, CanEnableGradientCheckpointing,
+        CanRaiseKlPenalty, CanResetMoments, CanAverageNeighbours, CanSplitMicroBatch, CanHalveBatchSize, CanEnableGradientCheckpointing,
         CanClearCache, CanSaveCheckpoint, CanRetry, CanRestart, CanExcludeNode, CanQuarantine, CanAlert, CanStop,
     )
 }  # fmt: skip

@@ -98,9 +98,11 @@ class Care:
         for key, plan in asking.items():
             asked = self.cases.get(key)
             assert asked is not None
-            if plan is not None and plan == wish:
+            if plan is None:
+                self._end_trials_of(asked, signal.step)
+            elif plan == wish:
                 asked.start_acting(plan)
-            elif plan is not None:  # a more urgent plan goes first; this one is asked for again
+            else:  # a more urgent plan goes first; this one is asked for again
                 asked.wants_plan = True
         return wish
 
@@ -144,7 +146,8 @@ class Care:
         if watching.plan.hold_longest is not None:  # a hold expects firings; only something worse ends it early
             return fired.wants_plan and incident.severity > watching.plan.severity
         is_the_same = incident.name == watching.plan.incident or incident.failure is not watching.plan.failure
-        if watching.has_rewound and is_the_same and incident.step <= watching.plan.step:
+        repeats = watching.has_rewound and is_the_same and not incident.only_errors_count
+        if repeats and incident.step <= watching.plan.step:
             return incident.severity >= Severity.WARNING  # the run has not even come to where the trouble was found
         return incident.severity >= watching.plan.severity
 
@@ -177,6 +180,8 @@ class Care:
                 case.watch += plan.watch
                 return
             self._conclude(case, VerdictKind.RELAPSED, "it was still there after the hold")
+            if _is_on_trial(plan):
+                self.unhelpful.append(plan)
             case.reopen()
             return
         if plan.effect is Effect.RECIPE and case.reference is not None and case.reference.is_worse(tuple(case.recent)):
@@ -215,6 +220,12 @@ class Care:
                 self._owe_undo(replace(failed, actions=given_up), "it did not help: something else is tried", plan.step)
                 self.unhelpful[number] = replace(failed, actions=kept)
         self.unhelpful = [failed for failed in self.unhelpful if failed.actions]
+
+    def _end_trials_of(self, case: Case, step: int) -> None:
+        """Take back every change that was on trial in vain, now that nothing else is left to try."""
+        for failed in [each for each in self.unhelpful if each.failure is case.incident.failure and _is_on_trial(each)]:
+            self.unhelpful.remove(failed)
+            self._owe_undo(failed, "it did not help, and nothing else is left to try", step)
 
     # -- recipe changes on trial ---------------------------------------------------------------------
 
@@ -293,6 +304,8 @@ class Care:
         assert plan is not None
         for other in self.cases:
             if other is not case and (rewound or other.incident.failure is plan.failure):
+                if other.phase is Phase.WATCHING and other.plan is not None and _is_on_trial(other.plan):
+                    self._owe_undo(other.plan, f"{plan.incident} came before it could be judged", plan.step)
                 self._close(other, "rewound" if rewound else "covered", release=not rewound)
         evals = self.office.history.last("eval_loss", 1)
         case.start_watching(
@@ -389,6 +402,11 @@ def _comes_back(case: Case, incident: Incident) -> bool:
     if plan is None or not case.has_rewound or plan.effect is not Effect.RECIPE or plan.onset_step is None:
         return False
     return metric is not None and incident.metric == metric and plan.onset_step <= incident.step <= plan.step
+
+
+def _is_on_trial(plan: Plan) -> bool:
+    """Say whether a plan changes the recipe for a window only, unless that helps."""
+    return plan.hold_longest is not None and plan.effect is Effect.RECIPE
 
 
 def _turned_by(action: Action) -> str:

@@ -38,6 +38,8 @@ class Incident:
     """How far the metric is from normal, in its own unit; a falling excess means it is healing by itself."""
     is_costly: bool = False
     """True where so much was lost that to learn it again takes longer than a return over few steps."""
+    only_errors_count: bool = False
+    """True where a warning is a remark of its own: it does not mean that a trouble which was returned from is back."""
     stage: int = 0
     """Rises where the same incident reaches a new stage at the same severity and deserves another plan."""
     numbers: Mapping[str, float] = field(default_factory=dict)

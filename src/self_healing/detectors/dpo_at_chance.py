@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..actions.alert import Alert
-from ..core.action import rung
+from ..actions.try_learning_rate import TryLearningRate
+from ..core.action import Ladder, rung
 from ..core.detector import Detector, fires, quiet
 from ..core.failure import FailureType, Severity
 from ..core.history import History
 from ..core.incident import Incident
 from ..core.signal import Signal
 from ..core.statistics import Statistic
-from ._run_health import LN2, LOSS, MARGINS, chance_level, is_after, report
+from ._run_health import LN2, LOSS, MARGINS, SMALL_MARGIN, chance_level, is_after, report
 
 ACCURACIES = "rewards/accuracies"
+UNSOUND = 0.05
+"""Share of the pairs that are alike, or contradict one another, from which on they are to blame and not the rate."""
+ON_TRIAL: Ladder = (rung(TryLearningRate(), success=0.4, repeats=2),)
+PAIRS_TO_BLAME: Ladder = (
+    rung(
+        Alert(
+            about="dpo-at-chance: the pairs",
+            advice="Leave out pairs that are alike or empty after tokenizing, raise max_length, and look which answer is "
+            "which.",
+        ),
+        success=0.1,
+    ),
+)
 
 _AT_LN2 = tuple(LN2 + 0.002 * math.sin(i * i) for i in range(260))
 _NO_MARGIN = tuple(0.003 * math.sin(i * i) for i in range(260))
@@ -39,6 +53,11 @@ class DpoAtChance(Detector):
        `learning_rate` too low: 2 to 5 times as much.
     3. If it is at 0.5, the pairs contradict one another or are alike.
     4. `beta` of 0.1 to 0.5.
+
+    ## What is done
+    The pairs are read first, a sample of them. Only where they are sound is it an error, and the rate is doubled on trial:
+    kept if the margins leave zero within the window, raised once more to five times the schedule's if not, and put back
+    if that was in vain too. Pairs of no use are named with their share instead, and nothing is changed.
 
     ## False alarms
     Never before `after_step` and the warm-up. Loss and margins must both be at chance, each as a mean over 32
@@ -87,6 +106,12 @@ class DpoAtChance(Detector):
         quiet("ORPO", loss=[1.2] * 260, rewards__margins=[0.002] * 260, nll_loss=[1.1] * 260),
     )
 
+    def ladder(self, incident: Incident) -> Ladder:
+        """Change the rate only where the pairs were found to be sound."""
+        if incident.severity is Severity.ERROR:
+            return ON_TRIAL
+        return PAIRS_TO_BLAME if incident.stage else self.remedy
+
     @property
     def needs(self) -> tuple[Statistic, ...]:
         """The means of loss and margins."""
@@ -108,6 +133,20 @@ class DpoAtChance(Detector):
         if crawls:
             because += "; the margins do grow, far too slowly"
         fine = "dpo_slow" if crawls else "plateau_at_chance"
-        return report(
-            self, now, "rewards/margins", because, fine=fine, onset_step=0, loss=loss.mean, margin=margins.mean
-        )
+        pairs = _pairs(past)
+        severity = Severity.ERROR if pairs is not None and not pairs else Severity.WARNING
+        found = report(
+            self, now, "rewards/margins", because + (f"; {pairs}" if pairs else ""), severity=severity, fine=fine,
+            onset_step=0, loss=loss.mean, margin=margins.mean,
+        )  # fmt: skip
+        return replace(found, stage=1 if pairs else 0, excess=max(0.0, SMALL_MARGIN - margins.mean))
+
+
+def _pairs(past: History) -> str | None:
+    """Say what is wrong with the pairs; nothing where they are sound, and None where nobody has looked."""
+    alike, swapped = past.facts.get("pairs_alike"), past.facts.get("pairs_swapped", 0.0)
+    if not isinstance(alike, float) or not isinstance(swapped, float):
+        return None
+    told = [f"{alike:.0%} of the pairs are alike"] if alike >= UNSOUND else []
+    told += [f"{swapped:.0%} contradict another one"] if swapped >= UNSOUND else []
+    return " and ".join(told)

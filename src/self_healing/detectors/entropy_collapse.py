@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import fmean
 
 from ..actions.alert import Alert
+from ..actions.rewarm_learning_rate import RewarmLearningRate
 from ..actions.roll_back import RollBack
 from ..actions.scale_learning_rate import ScaleLearningRate
 from ..actions.stop_run import StopRun
@@ -28,6 +30,9 @@ from ._run_health import (
     report,
     reported,
 )
+
+AGO = 48
+"""Observations before which the level before a fall is looked for."""
 
 NO_SIGNAL = 0.9
 """Share of groups with equal rewards from which a policy that does not explore cannot learn its way out."""
@@ -81,8 +86,8 @@ class EntropyCollapse(Detector):
     severity = Severity.ERROR
     paced_by = "entropy"
     remedy = (
-        rung(RollBack(), ScaleLearningRate(), success=0.5),
-        rung(RollBack(depth=1), ScaleLearningRate(), success=0.5),
+        rung(RollBack(), RewarmLearningRate(), success=0.5),
+        rung(RollBack(depth=1), ScaleLearningRate(), success=0.5, repeats=3),
         rung(StopRun()),
     )
     examples = (
@@ -142,13 +147,19 @@ class EntropyCollapse(Detector):
         if not course.has_moved_on or course.mean >= limit:
             return None
         harm = self._harm(past) if course.mean < self.collapsed else ""
-        return report(
+        found_now = report(
             self, now, metric,
             f"the entropy is {course.mean:.3g} on average over {self.window} observations and began at {course.first:.3g}"
             + harm,
             severity=Severity.ERROR if harm else Severity.WARNING,
-            onset_step=onset(past, metric, below(limit)), level=course.mean, first=course.first,
+            onset_step=onset(past, metric, below(max(limit, 0.5 * self._before(metric, past)))), level=course.mean, first=course.first,
         )  # fmt: skip
+        return replace(found_now, only_errors_count=True)
+
+    def _before(self, metric: str, past: History) -> float:
+        """Return the level before the fall, where that is not too long ago: the fall begins far above the limit."""
+        values = past.last(metric, AGO + self.window)[:-AGO]
+        return fmean(values) if values else 0.0
 
     def _harm(self, past: History) -> str:
         reward, idle = past.stat(REWARD), past.stat(IDLE)

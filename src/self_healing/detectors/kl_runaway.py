@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import median
 
 from ..actions.alert import Alert
+from ..actions.raise_kl_penalty import RaiseKlPenalty
+from ..actions.rewarm_learning_rate import RewarmLearningRate
 from ..actions.roll_back import RollBack
 from ..actions.scale_learning_rate import ScaleLearningRate
 from ..actions.stop_run import StopRun
@@ -24,6 +26,9 @@ AGO = 24
 
 ABSURD = 5.0
 """Multiple of the limit from which it does not matter how the policy came there."""
+
+NOTHING_YET = 0.1
+"""Share of the limit below which nothing has begun, however small it was before."""
 
 ADVICE = (
     "Raise the KL penalty (TRL: beta, for PPO kl_coef; Axolotl: trl.beta, rl_beta) or lower the learning_rate, from a "
@@ -74,8 +79,9 @@ class KlRunaway(Detector):
     severity = Severity.ERROR
     paced_by = "kl"
     remedy = (
-        rung(RollBack(), ScaleLearningRate(), success=0.5),
-        rung(RollBack(depth=1), ScaleLearningRate(), success=0.5),
+        rung(RollBack(), RewarmLearningRate(), success=0.5),
+        rung(RaiseKlPenalty(), RollBack(), success=0.5),
+        rung(RollBack(depth=1), ScaleLearningRate(), success=0.5, repeats=3),
         rung(StopRun()),
     )
     examples = (
@@ -123,13 +129,18 @@ class KlRunaway(Detector):
             return None
         harmed = level > self.growth * before and has_fallen(past)
         reward = past.stat(REWARD)
-        return report(
+        found_now = report(
             self, now, metric,
             f"{metric} is {level:.3g} (median of {self.window} observations), was {before:.3g} before"
             + (f"; the reward has fallen from {reward.highest:.3g} to {reward.mean:.3g}" if harmed else ""),
             severity=Severity.ERROR if harmed else Severity.WARNING,
-            onset_step=onset(past, metric, above(limit)), level=level, before=before,
+            onset_step=onset(past, metric, above(self._began(limit, before))), level=level, before=before,
         )  # fmt: skip
+        return replace(found_now, only_errors_count=True)
+
+    def _began(self, limit: float, before: float) -> float:
+        """Return the level from which on it was a rise: the policy had left long before it was too far away."""
+        return min(limit, max(self.growth * before, NOTHING_YET * limit))
 
     def _before(self, metric: str, course: CourseTracker, past: History) -> float:
         """Return the level before the rise; where the run is too young for that, that of its beginning."""

@@ -10,6 +10,7 @@ from ...core.capability import ReturnAsked
 from ...core.errors import ActionFailed
 from ..family import weights_were_changed
 from .checkpoint_folders import newest_usable
+from .kl_penalty import KlPenalty
 from .learning_rate import LearningRateScale
 from .moves import PendingMove, Resume, Stop
 from .wrapping import Wrapping
@@ -116,6 +117,7 @@ class TrainerAbilities(LoopAbilities):
         """The exception that has left the loop, while it is being answered."""
         self.note: Callable[[str, str], None] = _nobody_reads
         """Writes a remark into the ledger and the log."""
+        self._kl_penalty = KlPenalty(trainer, self._changes)
         self._save_now = save_now
         """Writes a checkpoint of the last complete step and says in a sentence what came of it."""
         self._loader_size: int | None = None
@@ -129,6 +131,10 @@ class TrainerAbilities(LoopAbilities):
         if self._loader_size is not None:
             trainer: Any = self.loop
             trainer._train_batch_size, self._loader_size = self._loader_size, None  # noqa: SLF001  # what we changed
+
+    def raise_kl_penalty(self, factor: float, *, least: float, most: float) -> float:
+        """Hold the policy closer to its reference, where the trainer has one and reads the weight live."""
+        return self._kl_penalty.scale(factor, least=least, most=most)
 
     def clear_cache(self) -> str:
         """Release cached device memory; after an exception that has been done in the step already, in vain."""

@@ -7,8 +7,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from ...core.errors import ActionFailed
+
 FLOOR = 1.0 / 16.0
 """The multiplier never falls below this where the user names no smallest rate."""
+MOST = 5.0
+"""Nor does it rise above this: a rate that is further off is for a person to set."""
 
 
 @dataclass(slots=True)
@@ -40,8 +44,14 @@ class LearningRateScale:
         return product
 
     def scale(self, factor: float, *, rate: float, floor: float | None) -> float:
-        """Multiply for good, down to the floor at most; return the resulting rate."""
+        """Multiply for good, down to the floor and up to the most at most; return the resulting rate."""
         was_cut = self.kept < 1.0
+        if not was_cut and self.kept * factor > MOST * (1.0 + 1e-9):
+            raise ActionFailed(f"the rate is {self.kept:g} times that of the schedule, and {MOST:g} times is the most")
+        if self.kept > 1.0 > factor:  # taking a raise back is no cut: no floor stands against it
+            taken_back = max(factor, 1.0 / self.kept)
+            self.kept *= taken_back
+            factor /= taken_back
         self.kept *= self._allowed(factor, rate, floor)
         if was_cut and factor > 1.0:  # taking a cut back ends at the schedule's own rate, also if the cut met its floor
             self.kept = min(self.kept, 1.0)

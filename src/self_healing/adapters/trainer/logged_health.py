@@ -6,10 +6,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ...core.signal import Fact, Metrics
+from ...core.signal import Fact, Facts, Metrics
 from ...readers.names import health_of
+from .preference_pairs import pair_facts
 from .run_desk import RunDesk
 from .wrapping import Wrapping
+
+DOUBT_THE_PAIRS = frozenset({"dpo-at-chance", "preference-accuracy-stuck"})
+"""Rules whose firing is a reason to read the pairs."""
 
 
 def judgement_facts(trainer: Any) -> dict[str, Fact]:
@@ -33,6 +37,8 @@ class LoggedHealth:
     def __init__(self, trainer: Any, desk: RunDesk) -> None:
         self.trainer = trainer
         self.desk = desk
+        self._pairs: dict[str, Fact] | None = None
+        """What was found in the pairs, once somebody had a reason to look."""
 
     def attach(self, wrapping: Wrapping) -> None:
         """Come after everyone who adds to the log."""
@@ -43,6 +49,7 @@ class LoggedHealth:
             state = self.trainer.state
             before = len(state.log_history)
             done = original(*args, **kwargs)
+            self._look_at_pairs(int(state.global_step))
             for entry in state.log_history[before:]:
                 values = health_of(entry)
                 if values:
@@ -51,3 +58,16 @@ class LoggedHealth:
             return done
 
         return log
+
+    def _look_at_pairs(self, step: int) -> None:
+        """Read the pairs where a rule doubts them; a return to an earlier state forgets what was found."""
+        self.desk.meanwhile.wait()
+        healer = self.desk.healer
+        if "pairs_alike" in healer.history.facts or not any(
+            case.incident.name in DOUBT_THE_PAIRS for case in healer.care.cases
+        ):
+            return
+        if self._pairs is None:
+            self._pairs = pair_facts(self.trainer)
+        if self._pairs:
+            self.desk.meanwhile.add(Facts(step=step, time_s=time.time(), facts=self._pairs))

@@ -1,0 +1,46 @@
+"""The weight of the KL penalty of trainers that read it at every step or at every generation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...core.errors import ActionFailed
+from .wrapping import Wrapping
+
+READ_LIVE = frozenset({"GRPOTrainer", "RLOOTrainer"})
+"""TRL's trainers that read `self.beta` for each loss (GRPO) or each batch of completions (RLOO)."""
+
+
+class KlPenalty:
+    """Raises `beta` of a trainer, and sets it back."""
+
+    def __init__(self, trainer: Any, changes: Wrapping) -> None:
+        self._trainer = trainer
+        self._changes = changes
+        """Puts back at the end of the training what the user has set."""
+        self._before: list[float] = []
+        """What the weight was before each raise that is in force."""
+
+    def scale(self, factor: float, *, least: float, most: float) -> float:
+        """Multiply the weight, to the least at least and the most at most; a factor below 1 takes the last raise back. Return what it is now."""
+        now = self._weight()
+        if factor < 1.0:
+            weight = self._before.pop() if self._before else now
+        else:
+            weight = min(max(now * factor, least), most)
+            if weight <= now:
+                raise ActionFailed(f"beta is {now:g} already, and {most:g} is the most")
+            self._before.append(now)
+        self._changes.replace(self._trainer, "beta", weight)
+        return weight
+
+    def _weight(self) -> float:
+        trainer = self._trainer
+        beta = getattr(trainer, "beta", None)
+        if not any(cls.__name__ in READ_LIVE for cls in type(trainer).__mro__) or not isinstance(beta, int | float):
+            raise ActionFailed(f"{type(trainer).__name__} does not read a weight of the KL penalty while it trains")
+        if getattr(trainer, "use_liger_loss", False):  # of older versions: the fused loss has taken its own copy
+            raise ActionFailed("the fused loss of this trainer has taken beta when it was made")
+        if not beta:
+            raise ActionFailed("beta is 0: the trainer has no reference that a penalty could hold the policy to")
+        return float(beta)
