@@ -37,7 +37,7 @@ def quietly() -> None:
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
     datasets.disable_progress_bars()
-    logging.disable(logging.WARNING)
+    logging.disable(logging.CRITICAL)
 
 
 def tried(matrix: Matrix, trainer: str, column: str) -> tuple[Cell, str]:

@@ -162,6 +162,6 @@ TINY: Mapping[str, Callable[..., Any]] = {
     "reward": _of("Reward", PAIRS, lambda: {"model": tiny_reward_model()}, max_length=LENGTH),
     "rloo": _generating("RLOO"),
     "orpo": _of("ORPO", PAIRS, max_length=LENGTH),
-    "cpo": _of("CPO", PAIRS, max_length=LENGTH),
+    "cpo": _of("CPO", PAIRS),  # its two lengths depend on each other, otherwise in each version
 }
 """A trainer of each family, made anew and always the same; keyword arguments go to its settings."""
