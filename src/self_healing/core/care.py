@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
-from .action import Action
 from .failure import Effect, Severity
 from .history import History
 from .incident import Incident
@@ -16,6 +15,7 @@ from .plan import Outcome, Plan, merge
 from .policy import Policy
 from .signal import Metrics, Signal
 from .trials import EVALUATION, Trial, relapsed
+from .undos import Undos, is_on_trial
 from .verdict import Reference, Verdict, VerdictKind
 
 QUIET_AFTER = 8
@@ -55,17 +55,6 @@ STALE_AFTER = 2000
 WORTH_KEEPING = 512
 """Observations after its opening for which the ledger keeps every signal of an incident."""
 
-MOST_UNDO_TRIES = 3
-"""How often taking a change back is tried before it is given up, loudly."""
-
-
-@dataclass(slots=True)
-class OwedUndo:
-    """A change that must be taken back, until that has succeeded."""
-
-    plan: Plan
-    tries: int = 0
-
 
 class Care:
     """The open incidents of a run, and what follows from each observation for them."""
@@ -74,9 +63,7 @@ class Care:
         self.office = office
         self.cases = OpenCases()
         self.trials: list[Trial] = []
-        self.owed: list[OwedUndo] = []
-        self.unhelpful: list[Plan] = []
-        """Plans that did not help, with those of their changes that are still in force."""
+        self.undos = Undos(self._undo_of)
         self.awaited: list[Outcome] = []
         """Returns that were asked for, of which the run has not said yet what became of them."""
 
@@ -92,14 +79,14 @@ class Care:
             self._judge_trials(signal)
             for case in self.cases:
                 self._aged(case, signal.step)
-        wishes = [replace(owed.plan, step=signal.step) for owed in self.owed]
+        wishes = self.undos.owed_at(signal.step)
         asking = {case.key: self.office.plan_for(case.incident) for case in self._asking()}
         wish = merge([*wishes, *asking.values()])
         for key, plan in asking.items():
             asked = self.cases.get(key)
             assert asked is not None
             if plan is None:
-                self._end_trials_of(asked, signal.step)
+                self.undos.end_trials_of(asked.incident.failure, signal.step)
             elif plan == wish:
                 asked.start_acting(plan)
             else:  # a more urgent plan goes first; this one is asked for again
@@ -134,7 +121,7 @@ class Care:
         for watching in self._watching(incident):
             if watching.plan is not None and self._is_relapse(watching, incident, case):
                 self._conclude(watching, VerdictKind.RELAPSED, incident.because)
-                self.unhelpful.append(watching.plan)
+                self.undos.unhelpful.append(watching.plan)
                 watching.reopen()
 
     def _is_relapse(self, watching: Case, incident: Incident, fired: Case) -> bool:
@@ -180,8 +167,8 @@ class Care:
                 case.watch += plan.watch
                 return
             self._conclude(case, VerdictKind.RELAPSED, "it was still there after the hold")
-            if _is_on_trial(plan):
-                self.unhelpful.append(plan)
+            if is_on_trial(plan):
+                self.undos.unhelpful.append(plan)
             case.reopen()
             return
         if plan.effect is Effect.RECIPE and case.reference is not None and case.reference.is_worse(tuple(case.recent)):
@@ -190,42 +177,14 @@ class Care:
             )
             self._conclude(case, VerdictKind.WORSE, because)
             self._close(case, "worse")
-            self._owe_undo(plan, because, step)
+            self.undos.owe(plan, because, step)
             return
         if plan.effect is Effect.RECIPE and case.eval_before is not None:
             self.trials.append(Trial(plan, case.eval_before))
         else:
             self._conclude(case, VerdictKind.RECOVERED, f"no {plan.failure} for {case.watched} observations")
-        self.unhelpful = [each for each in self.unhelpful if each.failure is not plan.failure]
+        self.undos.helped(plan.failure)
         self._close(case, "recovered")
-
-    def _owe_undo(self, plan: Plan, because: str, step: int) -> None:
-        """Take a change back as soon as no more urgent plan is in the way."""
-        undo = self.office.policy.undo(plan, because, self.office.memory, step)
-        if undo is not None:
-            self.owed.append(OwedUndo(undo))
-
-    def _owe_what_did_not_help(self, plan: Plan, *, rewound: bool) -> None:
-        """Take back what was changed in vain before this plan, except where the plan goes further in the same direction.
-
-        Else the run would go on with a recipe that nobody asked for, and what helps would be judged together with it.
-        """
-        if plan.effect is Effect.NOTHING or any(action.is_final for action in plan.actions):
-            return
-        further = {_turned_by(action) for action in plan.actions}
-        for number, failed in enumerate(self.unhelpful):
-            if rewound or failed.failure is plan.failure:
-                given_up = tuple(action for action in failed.actions if _turned_by(action) not in further)
-                kept = tuple(action for action in failed.actions if _turned_by(action) in further)
-                self._owe_undo(replace(failed, actions=given_up), "it did not help: something else is tried", plan.step)
-                self.unhelpful[number] = replace(failed, actions=kept)
-        self.unhelpful = [failed for failed in self.unhelpful if failed.actions]
-
-    def _end_trials_of(self, case: Case, step: int) -> None:
-        """Take back every change that was on trial in vain, now that nothing else is left to try."""
-        for failed in [each for each in self.unhelpful if each.failure is case.incident.failure and _is_on_trial(each)]:
-            self.unhelpful.remove(failed)
-            self._owe_undo(failed, "it did not help, and nothing else is left to try", step)
 
     # -- recipe changes on trial ---------------------------------------------------------------------
 
@@ -235,7 +194,7 @@ class Care:
         for verdict in [trial.judged(signal) for trial in self.trials]:
             self.office.record_verdict(verdict)
             if verdict.kind is VerdictKind.WORSE:
-                self._owe_undo(verdict.plan, verdict.because, signal.step)
+                self.undos.owe(verdict.plan, verdict.because, signal.step)
         self.trials.clear()
 
     def _fail_relapsed_trials(self, incident: Incident) -> None:
@@ -252,7 +211,7 @@ class Care:
         """
         plan = outcome.plan
         if plan.is_undo:
-            self._after_undo(outcome)
+            self.undos.tried(outcome)
             return
         case = self._case_of(plan)
         if case.phase is Phase.WATCHING:  # another rank's plan overtook the one being watched here
@@ -263,10 +222,10 @@ class Care:
             done = tuple(
                 action for action, result in zip(plan.actions, outcome.results, strict=False) if result.status == "done"
             )
-            self._owe_undo(replace(plan, actions=done), "the plan it was part of could not be carried out", plan.step)
+            self.undos.owe(replace(plan, actions=done), "the plan it was part of could not be carried out", plan.step)
             case.reopen()
             return
-        self._owe_what_did_not_help(plan, rewound=rewound)
+        self.undos.owe_what_did_not_help(plan, rewound=rewound)
         if outcome.returns_to is not None:
             self.awaited.append(outcome)
             return
@@ -304,8 +263,8 @@ class Care:
         assert plan is not None
         for other in self.cases:
             if other is not case and (rewound or other.incident.failure is plan.failure):
-                if other.phase is Phase.WATCHING and other.plan is not None and _is_on_trial(other.plan):
-                    self._owe_undo(other.plan, f"{plan.incident} came before it could be judged", plan.step)
+                if other.phase is Phase.WATCHING and other.plan is not None and is_on_trial(other.plan):
+                    self.undos.owe(other.plan, f"{plan.incident} came before it could be judged", plan.step)
                 self._close(other, "rewound" if rewound else "covered", release=not rewound)
         evals = self.office.history.last("eval_loss", 1)
         case.start_watching(
@@ -316,14 +275,6 @@ class Care:
         )
         if case.incident.metric is not None and plan.hold_longest is None and not rewound:
             self.office.history.forget_evidence(case.incident.metric)
-
-    def _after_undo(self, outcome: Outcome) -> None:
-        for owed in [
-            o for o in self.owed if o.plan.rung == outcome.plan.rung and o.plan.actions == outcome.plan.actions
-        ][:1]:
-            owed.tries += 1
-            if outcome.succeeded or owed.tries >= MOST_UNDO_TRIES:
-                self.owed.remove(owed)
 
     def wish_not_granted(self, wish: Plan, *, ask_again: bool) -> None:
         """Take back that a plan was chosen: another rank's came first, or the user's hook said no."""
@@ -345,7 +296,10 @@ class Care:
 
     def take_back(self, step: int) -> Plan | None:
         """Return the plan that takes back what did not help, where one is owed."""
-        return replace(self.owed[0].plan, step=step) if self.owed else None
+        return next(iter(self.undos.owed_at(step)), None)
+
+    def _undo_of(self, plan: Plan, because: str, step: int) -> Plan | None:
+        return self.office.policy.undo(plan, because, self.office.memory, step)
 
     def incident_of(self, plan: Plan) -> Incident | None:
         """Return the incident a plan answers, where it is open on this rank."""
@@ -402,15 +356,6 @@ def _comes_back(case: Case, incident: Incident) -> bool:
     if plan is None or not case.has_rewound or plan.effect is not Effect.RECIPE or plan.onset_step is None:
         return False
     return metric is not None and incident.metric == metric and plan.onset_step <= incident.step <= plan.step
-
-
-def _is_on_trial(plan: Plan) -> bool:
-    """Say whether a plan changes the recipe for a window only, unless that helps."""
-    return plan.hold_longest is not None and plan.effect is Effect.RECIPE
-
-
-def _turned_by(action: Action) -> str:
-    return action.turns or action.name()
 
 
 def _key(plan: Plan) -> Key:
