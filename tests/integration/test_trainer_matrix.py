@@ -63,7 +63,7 @@ def test_data_generated_for_several_steps_survive_a_return(trainer, tmp_path):
     WeightNan(at_step=17).plant(run)  # the data of steps 8 to 15 were generated together, and those from 16 on
     output = SelfHealingTrainer(run, HealingConfig(snapshot_every_steps=3)).train()
     assert output.metrics["healing/rollbacks"] == 1
-    assert (17 - output.metrics["healing/lost_steps"]) % 8 != 0
+    assert (17 - output.metrics["healing/steps_lost"]) % 8 != 0
     assert updates(run) == 30
     assert same(run, clean)
 
