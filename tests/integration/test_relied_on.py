@@ -67,12 +67,8 @@ def test_every_private_name_the_adapter_uses_is_in_the_table():
     for path in ADAPTERS.rglob("*.py"):
         used |= {next(filter(None, groups)) for groups in private.findall(path.read_text())}
     assert {"_prepare_inputs", "_set_sync_gradients", "_save_checkpoint", "_maybe_log_save_evaluate"} <= used
-    asked_for_before_it_is_used = {"_tr_loss", "_clip_grad_norm", "_compute_kl_logps", "_total_train_tokens"}
-    returning = {
-        "_run_epoch",
-        "_load_rng_state",
-        "_last_loaded_step",
-    }  # which is done only where `_run_epoch` is as known
+    asked_for_before_it_is_used = {"_tr_loss", "_clip_grad_norm", "_calculate_rewards", "_total_train_tokens"}
+    returning = {"_run_epoch", "_load_rng_state"}  # which is done only where `_run_epoch` is as known
     assert used - {needed.name for needed in RELIED_ON} == asked_for_before_it_is_used | returning
 
 

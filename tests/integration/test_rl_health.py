@@ -9,8 +9,7 @@ import pytest
 from self_healing import HealingConfig
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_model
-
-from .rehearsed import of_trl, word_tokenizer
+from self_healing.drills.tiny_trl import of_trl, word_tokenizer
 
 pytestmark = pytest.mark.torch
 

@@ -360,7 +360,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_nothing_else(disk, mounted, c
 
 def test_where_the_whole_disk_is_full_the_run_goes_on_all_the_same(mounted, clean, tmp_path):
     """The ledger and the postmortem lie on it too."""
-    mounted(small_disk(tmp_path / "run", 1_500_000))  # four checkpoints fit, of six
+    mounted(small_disk(tmp_path / "run", 1_650_000))  # four checkpoints fit, of six
     trainer = tiny_trainer(tmp_path / "run", save_strategy="steps", save_steps=10)
     metrics = SelfHealingTrainer(trainer).train().metrics
     assert updates(trainer) == UPDATES
