@@ -211,7 +211,7 @@ def _enter_anew(session: TrainerSession, move: ReturnTo, error: Exception) -> Re
         session.pending.dropped("it is out of reach")
         session.note("emergency", session.emergency_checkpoint())
         give_up(f"{move.key} cannot be returned to", error)
-    session.desk.meanwhile.forget()
+    session.desk.forget_what_waits()
     return Resume(path)
 
 

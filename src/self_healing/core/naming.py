@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 _HUMP = re.compile(r"(?<!^)(?=[A-Z])")
 
 
+@functools.cache
 def kebab_case(class_name: str) -> str:
     """Return the public name of a catalogue class: `LossSpike` is `loss-spike`."""
     return _HUMP.sub("-", class_name).lower()

@@ -150,10 +150,12 @@ class GradientExplosion(Detector):
         return not math.isfinite(loss) or past.stat(_LOSS).z > LOSS_SUFFERS
 
     def _check_threshold(self, now: Signal, norm: float, past: History) -> Incident | None:
+        if norm <= self.threshold:
+            return None
         act = "threshold" in self.given
         before = past.last("grad_norm", 1)
         first_passed = bool(before) and before[0] <= self.threshold
-        if norm <= self.threshold or not (act or first_passed):
+        if not (act or first_passed):
             return None
         return self.incident(
             now,

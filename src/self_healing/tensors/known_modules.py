@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import operator
 from collections.abc import Iterable
 
 import torch
@@ -17,6 +18,8 @@ from .norms import modules_of, parameters_of
 
 TRAIN_IS_OF = frozenset({"torch.nn.modules.module", "transformers.modeling_utils"})
 """Whose `train` does nothing to a module that is in training mode, with all that it holds."""
+
+_is_training = operator.attrgetter("training")
 
 
 class KnownModules:
@@ -45,7 +48,7 @@ class KnownModules:
     def are_training(self, model: torch.nn.Module) -> bool:
         """Say whether `model.train()` would change nothing."""
         self._look_at(model)
-        return self._trains_as_usual and all(module.training for module in self._modules)
+        return self._trains_as_usual and all(map(_is_training, self._modules))
 
     def parameters_seen(self, model: torch.nn.Module) -> list[Tensor]:
         """Return the parameters that a model had when it was last looked at; look at it if that was another one."""

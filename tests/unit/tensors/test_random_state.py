@@ -151,3 +151,41 @@ def test_whatever_numpy_has_drawn_its_state_is_the_newest():
         reused += ours is last
         last = ours
     assert reused > 10, "otherwise nothing is saved"
+
+
+def test_whatever_python_has_drawn_its_state_is_the_newest():
+    ways = [
+        lambda: None,
+        random.random,
+        random.gauss,
+        lambda: random.shuffle(list(range(9))),
+        lambda: random.seed(5),
+        lambda: start.restore(),  # noqa: PLW0108  # it is made below
+    ]
+    random.gauss()
+    start = last = RandomState.capture()
+    choice = random.Random(3)
+    reused = 0
+    for _ in range(400):
+        choice.choice(ways)()
+        now = RandomState.capture()
+        assert now.python == random.getstate()
+        assert now.python == last.python or not now.is_same(last)
+        reused += now.python is last.python
+        last = now
+    assert reused > 10, "otherwise nothing is saved"
+
+
+def test_what_another_thread_draws_meanwhile_is_read_the_next_time():
+    from self_healing.tensors.random_state import _PythonReader
+
+    class Interrupted(_PythonReader):
+        def _copy(self):
+            state = super()._copy()
+            random.random()  # as if another thread had come in between
+            return state
+
+    reader = Interrupted()
+    before = reader.read()
+    random.setstate(before)
+    assert reader.read() is not before, "it is not known whether this was the state that was seen"

@@ -295,7 +295,7 @@ class DataWindows:
             raise
         epoch.read += 1
         after = RandomState.capture()
-        return batch, None if _is_same(before, after) else after
+        return batch, None if before.is_same(after) else after
 
     def _from_its_start(self, epoch: EpochData) -> Iterator[Any]:
         """Yield the batches of an epoch once more; nothing is read before it is asked for.
@@ -337,15 +337,3 @@ class Batches(Iterator[Any]):
 
     def __next__(self) -> Any:
         return self._data.next_batch(self.epoch, int(self._trainer.state.global_step) + 1)
-
-
-def _is_same(before: RandomState, after: RandomState) -> bool:
-    import torch
-
-    return (
-        before.python == after.python
-        and torch.equal(before.cpu, after.cpu)
-        and before.numpy is after.numpy  # the reader returns the same object where nothing was drawn
-        and before.devices.keys() == after.devices.keys()
-        and all(torch.equal(state, after.devices[name]) for name, state in before.devices.items())
-    )

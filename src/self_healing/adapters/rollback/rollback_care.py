@@ -248,7 +248,7 @@ class RollbackCare:
         if not isinstance(move, ReturnTo):
             return None
         if self._desk is not None:
-            self._desk.meanwhile.forget()
+            self._desk.forget_what_waits()
         return move
 
     def _returned(self, arrival: Arrival) -> None:

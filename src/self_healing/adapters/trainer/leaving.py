@@ -114,7 +114,7 @@ def lose_device(session: TrainerSession, error: Exception) -> NoReturn:
     session.guard.device_is_lost = True
     dead = DeadDevice()
     session.desk.abilities, session.desk.healer.capabilities = dead, capabilities_of(dead)
-    session.desk.meanwhile.forget()  # what would follow from it can no longer be done
+    session.desk.forget_what_waits()  # what would follow from it can no longer be done
     step = int(session.trainer.state.global_step)
     said, is_saved = save_from_memory(session, within_s=session.config.grace_seconds)
     raised(session, error)

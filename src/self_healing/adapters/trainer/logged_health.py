@@ -30,8 +30,8 @@ def judgement_facts(trainer: Any) -> dict[str, Fact]:
 class LoggedHealth:
     """Reads every entry of the trainer's log; those of runs of other kinds carry nothing for it.
 
-    TRL adds its metrics inside of `log`, so the entry is read after it has been written. It is looked at during the next
-    backward pass, like what the steps themselves show.
+    TRL adds its metrics inside of `log`, so the entry is read after it has been written. It is looked at at the end of the
+    next step: the trainer is in the middle of its own business here.
     """
 
     def __init__(self, trainer: Any, desk: RunDesk) -> None:
@@ -54,14 +54,13 @@ class LoggedHealth:
                 values = health_of(entry)
                 if values:
                     step = int(entry.get("step", state.global_step))
-                    self.desk.meanwhile.add(Metrics(step=step, time_s=time.time(), values=values))
+                    self.desk.waiting.append(Metrics(step=step, time_s=time.time(), values=values))
             return done
 
         return log
 
     def _look_at_pairs(self, step: int) -> None:
         """Read the pairs where a rule doubts them; a return to an earlier state forgets what was found."""
-        self.desk.meanwhile.wait()
         healer = self.desk.healer
         if "pairs_alike" in healer.history.facts or not any(
             case.incident.name in DOUBT_THE_PAIRS for case in healer.care.cases
@@ -70,4 +69,4 @@ class LoggedHealth:
         if self._pairs is None:
             self._pairs = pair_facts(self.trainer)
         if self._pairs:
-            self.desk.meanwhile.add(Facts(step=step, time_s=time.time(), facts=self._pairs))
+            self.desk.waiting.append(Facts(step=step, time_s=time.time(), facts=self._pairs))

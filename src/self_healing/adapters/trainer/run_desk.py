@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +25,6 @@ from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
 from ...tracking.alert_office import AlertOffice
 from .last_attempt import last_attempt
-from .meanwhile import Meanwhile
 from .reflexes import NOTE, Reflex
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ class RunDesk:
         """What was cut short in the folder is not gone on with, because the user says so."""
         self.continues = resumes
         """The folder's last attempt belongs to the same run; known for good once it is open."""
+        self.waiting: deque[Signal] = deque()
+        """What was seen and is looked at when everything is in order for what may follow from it."""
         self.last_metrics: dict[str, float] = {}
         self.seconds_acting = 0.0
         """The time that plans and reflexes have taken."""
@@ -91,7 +93,6 @@ class RunDesk:
         with ExitStack() as undo:  # what fails here must not leave the folder taken
             undo.callback(self.opened.close)
             self.healer = self.opened.healer
-            self.meanwhile: Meanwhile[Signal, Plan] = Meanwhile(self.healer.observe)
             self._started_s = time.time()
             if self._tells and hasattr(self.abilities, "alerted_by"):
                 self.abilities.alerted_by = self.alerts.describe
@@ -101,7 +102,6 @@ class RunDesk:
 
     def close(self) -> None:
         """Write what is left of the ledger and let others write to the directory."""
-        self.meanwhile.close()
         self.alerts.close()
         self.opened.close()
         step = self.step()
@@ -110,9 +110,9 @@ class RunDesk:
     # -- observing and acting ------------------------------------------------------------------------
 
     def look_later(self, step: int, values: dict[str, float]) -> None:
-        """Let metrics wait for the next backward pass, or for `settle`."""
+        """Let the metrics of a step wait for `settle`."""
         self.last_metrics = values
-        self.meanwhile.add(Metrics(step=step, time_s=time.time(), values=values))
+        self.waiting.append(Metrics(step=step, time_s=time.time(), values=values))
 
     def look(self, values: Mapping[str, Any] | None) -> None:
         """Look at metrics now; what is not a number is left out."""
@@ -147,17 +147,23 @@ class RunDesk:
     def tell_of_move(self, seen: Signal) -> None:
         """Tell the healer what became of a move; where the run ends without it, nothing is to follow from that."""
         if isinstance(seen, ReturnDropped) and not seen.goes_on:
-            self.meanwhile.wait()
             self.healer.observe(seen)
         else:
             self.signal(seen)
 
     def settle(self) -> None:
-        """Do what follows from the observations that were left for the backward pass."""
-        is_there, wish = self.meanwhile.next_wish()
-        while is_there:
-            self._carry_out(wish)
-            is_there, wish = self.meanwhile.next_wish()
+        """Look at the observations that wait, in their order, and do what follows from each before the next one."""
+        while self.waiting:
+            self._carry_out(self.healer.observe(self.waiting.popleft()))
+
+    def forget_what_waits(self) -> None:
+        """Let go of what was seen and not looked at yet: the steps it was seen of are undone."""
+        self.waiting.clear()
+
+    def finish(self) -> None:
+        """Look at what is left at the end of a run; what would follow from it is not done any more."""
+        while self.waiting:
+            self.healer.observe(self.waiting.popleft())
 
     def _carry_out(self, wish: Plan | None) -> Plan | None:
         healer = self.healer
@@ -193,7 +199,7 @@ class RunDesk:
 
     def ended(self, exit_reason: str, error: BaseException | None, figures: Mapping[str, float]) -> None:
         """Write how the run ended: a line in the ledger, the postmortem, and one sentence in the log."""
-        self.meanwhile.finish()
+        self.finish()
         ledger, step = self.opened.ledger, self.step()
         if ledger is None:
             return
@@ -247,7 +253,6 @@ class RunDesk:
             self.alerts.take(entry)
 
     def _write(self, name: str, step: int, body: dict[str, Any]) -> None:
-        self.meanwhile.wait()  # it may be writing to the ledger too
         if self.opened.ledger is not None:
             self.opened.ledger.append("note", name, step=step, time_s=time.time(), body=body)
 

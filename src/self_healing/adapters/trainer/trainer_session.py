@@ -124,7 +124,6 @@ class TrainerSession:
         self.data.attach()
         self.rollback.attach(self.desk, partial(raised_in_the_loop, self))
         self.guard.attach()
-        self._changes.wrap(self.trainer.accelerator, "backward", self.desk.meanwhile.around_backward)
         self.log_figures.attach(self._changes)
         LoggedHealth(self.trainer, self.desk).attach(self._changes)
         if self.mode is Mode.HEAL:
@@ -230,7 +229,7 @@ class TrainerSession:
         move = self.pending.take()
         if move is None:
             return
-        self.desk.meanwhile.forget()  # what was seen of steps that are undone
+        self.desk.forget_what_waits()  # what was seen of steps that are undone
         raise RollBackTo(move) if isinstance(move, ReturnTo) else LeaveLoop(move)
 
     def end_of_epoch(self) -> None:
@@ -261,8 +260,7 @@ class TrainerSession:
             self._report(applied.step, applied.loss, applied.norm, self.guard.rate)
             self.rollback.made_up(applied, self.guard.rate)
             self.figures.made_up(applied)
-        if must_know or unsound:
-            self.desk.settle()
+        self.desk.settle()
         answer_interrupt(self)
 
     def _report(self, step: int, loss: float, norm: float | None, rate: float) -> None:
@@ -331,7 +329,7 @@ class TrainerSession:
 
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""
-        self.desk.meanwhile.finish()
+        self.desk.finish()
         self.pending.dropped(f"the run has ended ({exit_reason})")
         self._trackers.tell_losses()
         self.rollback.ended(exit_reason)
