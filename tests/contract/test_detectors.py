@@ -9,9 +9,12 @@ from dataclasses import fields
 
 import pytest
 
+from self_healing.core.detect import RuleSet
 from self_healing.core.detector import DOC_SECTIONS, Detector
 from self_healing.core.discover import discover_classes
 from self_healing.core.failure import FINE_CLASSES, FailureType, Severity
+from self_healing.core.history import History
+from self_healing.core.signal import Facts, Metrics
 from self_healing.testing import check_example
 
 RULES = discover_classes("self_healing.detectors", Detector)
@@ -60,6 +63,48 @@ def test_a_rule_has_examples_both_ways(rule):
 @pytest.mark.parametrize(("rule", "example"), EXAMPLES, ids=[f"{r.name()}: {e.title}" for r, e in EXAMPLES])
 def test_a_rule_does_what_its_examples_say(rule, example):
     check_example(rule, example)
+
+
+READERS = [(rule, example) for rule, example in EXAMPLES if rule.reads and example.at_step is not None]
+
+
+@pytest.mark.parametrize(("rule", "example"), READERS, ids=[f"{r.name()}: {e.title}" for r, e in READERS])
+def test_a_rule_has_nothing_to_say_of_an_observation_that_it_is_not_called_for(rule, example):
+    made = rule(given=frozenset(example.options), **example.options)
+    past = History(made.needs)
+    spoke = []
+    for signal in example.signals:
+        if isinstance(signal, Facts):
+            past.learn(signal.facts)
+            continue
+        past.see(signal.step, signal.time_s, signal.values)
+        spoke.append(made.check(signal, past))
+        others = {name: value for name, value in signal.values.items() if name not in rule.reads}
+        assert made.check(Metrics(step=signal.step, values={**others, "loss": 1.0, "grad_norm": 1.0}), past) is None
+        past.settle()
+    assert any(spoke), "otherwise this shows nothing"
+
+
+def test_rules_are_called_for_what_they_read():
+    """By what is in an observation, whatever it is called with before; rules that say nothing of it are called for all."""
+    called = []
+
+    def rule(name, *reads):
+        def check(self, now, past):
+            called.append(name)
+
+        return type(name, (Detector,), {"reads": reads, "check": check})()
+
+    rules = RuleSet([rule("Always"), rule("OfReward", "reward"), rule("OfEither", "kl", "entropy")])
+    for values in ({"loss": 1.0}, {"loss": 1.0, "kl": 0.1}, {"reward": 1.0, "entropy": 2.0}, {"loss": 2.0}):
+        called.clear()
+        rules.detect(Metrics(step=1, values=values), History())
+        expected = [
+            "Always",
+            *(["OfReward"] * ("reward" in values)),
+            *(["OfEither"] * bool({"kl", "entropy"} & {*values})),
+        ]
+        assert called == expected
 
 
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())

@@ -64,6 +64,20 @@ def test_tensors_lie_side_by_side_and_never_on_top_of_one_another(monkeypatch):
     assert 1 < len(chunks) < len(kept) / 4
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine that cannot pin memory")
+def test_memory_that_cannot_be_had_in_advance_is_asked_for_again(monkeypatch):
+    monkeypatch.setattr(PinnedPool, "CHUNK_BYTES", 4096)
+    pool = PinnedPool(pin=False)
+    first = pool.empty_like(torch.zeros(256))
+    pool._pin = True  # as if memory had run out: without a device torch refuses to pin
+    chunks = {pool.empty_like(torch.zeros(256)).untyped_storage().data_ptr() for _ in range(3)}
+    assert chunks == {first.untyped_storage().data_ptr()}
+    with pytest.raises(RuntimeError):
+        pool.empty_like(torch.zeros(256))
+    pool._pin = False
+    assert pool.empty_like(torch.zeros(256)).untyped_storage().data_ptr() not in chunks
+
+
 @pytest.mark.parametrize(
     "odd", [torch.zeros(0, 3), torch.zeros(2000), torch.zeros(4, 6).t()], ids=["empty", "large", "strided"]
 )

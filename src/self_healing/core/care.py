@@ -93,6 +93,10 @@ class Care:
                 asked.wants_plan = True
         return wish
 
+    def is_attentive(self) -> bool:
+        """Say whether something is open that the next observation may change."""
+        return bool(len(self.cases) or self.trials or self.awaited or self.undos.are_owed)
+
     def is_busy(self) -> bool:
         """Say whether an incident is young enough for every observation around it to be worth keeping."""
         return any(case.age < WORTH_KEEPING and case.incident.severity > Severity.INFO for case in self.cases)

@@ -9,7 +9,10 @@ from .detector import Detector
 from .failure import FailureType, Severity
 from .history import History
 from .incident import Incident
-from .signal import Signal
+from .signal import Metrics, Signal
+
+MOST_MIXTURES = 256
+"""Mixtures of metrics for which it is remembered which rules want to see them."""
 
 
 class RuleSet:
@@ -17,7 +20,8 @@ class RuleSet:
 
     def __init__(self, rules: Iterable[Detector]) -> None:
         self.rules = {rule.name(): rule for rule in rules}
-        self._listeners: dict[type[Signal], list[Detector]] = {}
+        self._listeners: dict[object, tuple[Detector, ...]] = {}
+        """The rules to call, by the kind of a signal and the metrics in it."""
 
     def __getitem__(self, name: str) -> Detector:
         return self.rules[name]
@@ -27,13 +31,8 @@ class RuleSet:
 
     def detect(self, now: Signal, past: History) -> list[Incident]:
         """Return what the rules report of this signal, crashed rules included."""
-        kind = type(now)
-        listeners = self._listeners.get(kind)
-        if listeners is None:
-            listeners = [rule for rule in self.rules.values() if issubclass(kind, rule.listens)]
-            self._listeners[kind] = listeners
         found: list[Incident] = []
-        for rule in tuple(listeners):
+        for rule in self._listeners_to(now):
             try:
                 incident: object = rule.check(now, past)  # a rule of a user may return anything
             except Exception as error:  # noqa: BLE001  # the fence: becomes a rule-crashed incident
@@ -47,6 +46,22 @@ class RuleSet:
                 continue
             found.append(incident)
         return found
+
+    def _listeners_to(self, now: Signal) -> tuple[Detector, ...]:
+        kind = type(now)
+        metrics = tuple(now.values) if isinstance(now, Metrics) else ()
+        listeners = self._listeners.get((kind, metrics))
+        if listeners is None:
+            if len(self._listeners) >= MOST_MIXTURES:  # of a run that invents names
+                self._listeners.clear()
+            listeners = tuple(
+                rule
+                for rule in self.rules.values()
+                if issubclass(kind, rule.listens)
+                and not (metrics and rule.reads and set(rule.reads).isdisjoint(metrics))
+            )
+            self._listeners[kind, metrics] = listeners
+        return listeners
 
     def switch_off(self, name: str, error: Exception, now: Signal) -> Incident:
         """Take a crashed rule out and describe the crash as an incident of its own."""

@@ -95,6 +95,11 @@ class Detector:
     """For a rule about silence: seconds a remedy may take before more silence means that it failed."""
     listens: ClassVar[tuple[type[Signal], ...]] = (Metrics,)
     """The kinds of signal the rule wants to see; it is not called for others."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """Metrics without any of which an observation says nothing to the rule, so that it is not called; none: it always is.
+
+    A run that is watched at every step has time for few rules, and most are about runs of another kind.
+    """
     remedy: ClassVar[Ladder] = ()
     """What to try, if no cause is found that knows better."""
     watch: ClassVar[int] = 32

@@ -31,6 +31,11 @@ class Undos:
         """Returns the plan that takes another one back; None where nothing of it can be."""
         self._owed: list[_Owed] = []
 
+    @property
+    def are_owed(self) -> bool:
+        """Whether a change must still be taken back."""
+        return bool(self._owed)
+
     def owed_at(self, step: int) -> list[Plan]:
         """Return the plans that take changes back, as of a step."""
         return [replace(owed.plan, step=step) for owed in self._owed]

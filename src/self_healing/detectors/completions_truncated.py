@@ -53,6 +53,7 @@ class CompletionsTruncated(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "grpo_truncation"
     severity = Severity.WARNING
+    reads = (CUT,)
     paced_by = CUT
     remedy = (
         rung(

@@ -75,6 +75,7 @@ class DpoAtChance(Detector):
     failure = FailureType.DPO_PLATEAU
     fine = "plateau_at_chance"
     severity = Severity.WARNING
+    reads = ("rewards/margins",)
     paced_by = "rewards/margins"
     remedy = (
         rung(

@@ -58,6 +58,7 @@ class EbftOffCourse(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "ebft_off_course"
     severity = Severity.WARNING
+    reads = (ALIGNMENT, DIVERSITY, CFM_LOSS)
     remedy = (
         rung(
             Alert(

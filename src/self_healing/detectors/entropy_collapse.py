@@ -84,6 +84,7 @@ class EntropyCollapse(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "grpo_collapse"
     severity = Severity.ERROR
+    reads = ("entropy", "policy/entropy_avg")
     paced_by = "entropy"
     remedy = (
         rung(RollBack(), RewarmLearningRate(), success=0.5),
@@ -124,7 +125,7 @@ class EntropyCollapse(Detector):
 
     @cached_property
     def _courses(self) -> tuple[Course, ...]:
-        return tuple(Course(name, window=self.window) for name in ("entropy", "policy/entropy_avg"))
+        return tuple(Course(name, window=self.window) for name in self.reads)
 
     @property
     def needs(self) -> tuple[Statistic, ...]:

@@ -53,6 +53,7 @@ class EntropyRunaway(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "unstable"
     severity = Severity.WARNING
+    reads = ("entropy", "policy/entropy_avg")
     paced_by = "entropy"
     remedy = (
         rung(
@@ -75,7 +76,7 @@ class EntropyRunaway(Detector):
 
     @cached_property
     def _courses(self) -> tuple[Course, ...]:
-        return tuple(Course(name, window=self.window) for name in ("entropy", "policy/entropy_avg"))
+        return tuple(Course(name, window=self.window) for name in self.reads)
 
     @property
     def needs(self) -> tuple[Statistic, ...]:

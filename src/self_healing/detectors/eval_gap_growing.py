@@ -38,6 +38,7 @@ class EvalGapGrowing(Detector):
     failure = FailureType.OVERFITTING
     fine = "overfitting"
     severity = Severity.WARNING
+    reads = ("eval_loss",)
     paced_by = "eval_loss"
     remedy = (rung(Alert(), success=0.1),)
     examples = (

@@ -32,6 +32,7 @@ class EvalNotFinite(Detector):
     failure = FailureType.NAN_LOSS
     fine = "nan_eval"
     severity = Severity.WARNING
+    reads = ("eval_loss",)
     metric = "eval_loss"
     remedy = (rung(Alert(), success=0.1),)
     examples = (

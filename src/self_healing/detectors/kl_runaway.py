@@ -77,6 +77,7 @@ class KlRunaway(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "grpo_kl_blowup"
     severity = Severity.ERROR
+    reads = ("kl", "objective/kl")
     paced_by = "kl"
     remedy = (
         rung(RollBack(), RewarmLearningRate(), success=0.5),
@@ -102,7 +103,7 @@ class KlRunaway(Detector):
 
     @cached_property
     def _courses(self) -> tuple[Course, ...]:
-        return tuple(Course(name, window=self.window) for name in ("kl", "objective/kl"))
+        return tuple(Course(name, window=self.window) for name in self.reads)
 
     @property
     def needs(self) -> tuple[Statistic, ...]:

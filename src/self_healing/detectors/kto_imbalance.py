@@ -53,6 +53,7 @@ class KtoImbalance(Detector):
     failure = FailureType.DATA_ERROR
     fine = "preference_imbalance"
     severity = Severity.WARNING
+    reads = ("kl",)
     paced_by = "kl"
     remedy = (
         rung(

@@ -51,6 +51,7 @@ class LengthCollapse(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "grpo_collapse"
     severity = Severity.WARNING
+    reads = (LENGTH,)
     paced_by = LENGTH
     remedy = (
         rung(

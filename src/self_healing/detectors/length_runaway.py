@@ -59,6 +59,7 @@ class LengthRunaway(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "grpo_length_explosion"
     severity = Severity.WARNING
+    reads = (LENGTH,)
     paced_by = LENGTH
     remedy = (
         rung(

@@ -48,6 +48,7 @@ class MemoryCreep(Detector):
     failure = FailureType.OOM
     fine = "memory_creep"
     severity = Severity.WARNING
+    reads = GAUGES
     metric = None
     remedy = (Rung((Alert(),), success=0.1),)
     examples = (

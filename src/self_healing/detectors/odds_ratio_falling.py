@@ -59,6 +59,7 @@ class OddsRatioFalling(Detector):
     failure = FailureType.DPO_PLATEAU
     fine = "dpo_instability"
     severity = Severity.WARNING
+    reads = (LOG_ODDS, ODDS_LOSS)
     paced_by = LOG_ODDS
     remedy = (
         rung(

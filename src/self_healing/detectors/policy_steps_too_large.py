@@ -56,6 +56,7 @@ class PolicyStepsTooLarge(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "unstable"
     severity = Severity.WARNING
+    reads = (*CLIPPED, APPROXIMATE_KL)
     remedy = (
         rung(
             Alert(

@@ -60,6 +60,7 @@ class PreferenceAccuracyStuck(Detector):
     failure = FailureType.DPO_PLATEAU
     fine = "plateau_at_chance"
     severity = Severity.WARNING
+    reads = (ACCURACIES, OF_REWARD_MODEL)
     paced_by = ACCURACIES
     remedy = (
         rung(
@@ -82,7 +83,7 @@ class PreferenceAccuracyStuck(Detector):
 
     @cached_property
     def _courses(self) -> tuple[Course, ...]:
-        return tuple(Course(name, window=self.window) for name in (ACCURACIES, OF_REWARD_MODEL))
+        return tuple(Course(name, window=self.window) for name in self.reads)
 
     @property
     def needs(self) -> tuple[Statistic, ...]:

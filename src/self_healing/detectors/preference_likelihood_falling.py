@@ -59,6 +59,7 @@ class PreferenceLikelihoodFalling(Detector):
     failure = FailureType.DPO_PLATEAU
     fine = "dpo_instability"
     severity = Severity.WARNING
+    reads = (CHOSEN,)
     paced_by = CHOSEN
     remedy = (
         rung(

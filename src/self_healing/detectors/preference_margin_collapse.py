@@ -56,6 +56,7 @@ class PreferenceMarginCollapse(Detector):
     failure = FailureType.DPO_PLATEAU
     fine = "dpo_instability"
     severity = Severity.WARNING
+    reads = ("rewards/margins", "margin")
     paced_by = "rewards/margins"
     remedy = (
         rung(
@@ -77,7 +78,7 @@ class PreferenceMarginCollapse(Detector):
 
     @cached_property
     def _courses(self) -> tuple[Course, ...]:
-        return tuple(Course(name, window=self.window) for name in ("rewards/margins", "margin"))
+        return tuple(Course(name, window=self.window) for name in self.reads)
 
     @property
     def needs(self) -> tuple[Statistic, ...]:

@@ -54,6 +54,7 @@ class PreferenceNllRising(Detector):
     failure = FailureType.DPO_PLATEAU
     fine = "dpo_instability"
     severity = Severity.WARNING
+    reads = (NLL,)
     paced_by = NLL
     remedy = (
         rung(

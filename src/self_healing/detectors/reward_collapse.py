@@ -55,6 +55,7 @@ class RewardCollapse(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "grpo_collapse"
     severity = Severity.WARNING
+    reads = ("reward",)
     paced_by = "reward"
     remedy = (
         rung(

@@ -65,6 +65,7 @@ class RewardFlat(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "grpo_no_improvement"
     severity = Severity.WARNING
+    reads = ("reward",)
     paced_by = "reward"
     remedy = (
         rung(

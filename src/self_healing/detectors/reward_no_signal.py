@@ -60,6 +60,7 @@ class RewardNoSignal(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "grpo_zero_signal"
     severity = Severity.WARNING
+    reads = ("reward",)
     paced_by = "reward"
     remedy = (
         rung(

@@ -65,6 +65,7 @@ class SamplerMismatch(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "unstable"
     severity = Severity.WARNING
+    reads = (DIFFERENCE, RATIO_MIN, RATIO_MEAN)
     paced_by = DIFFERENCE
     remedy = (
         rung(

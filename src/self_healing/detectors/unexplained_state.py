@@ -36,6 +36,7 @@ class UnexplainedState(Detector):
     failure = FailureType.HARDWARE
     fine = "corrupted_state"
     severity = Severity.ERROR
+    reads = ("state_unexplained",)
     paced_by = "state_unexplained"
     remedy = (
         rung(RollBack(), success=0.9),

@@ -53,6 +53,7 @@ class ValueLossGrowing(Detector):
     failure = FailureType.RL_COLLAPSE
     fine = "unstable"
     severity = Severity.WARNING
+    reads = (VALUE_LOSS,)
     paced_by = VALUE_LOSS
     remedy = (
         rung(

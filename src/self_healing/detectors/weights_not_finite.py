@@ -34,6 +34,7 @@ class WeightsNotFinite(Detector):
     failure = FailureType.NAN_LOSS
     fine = "nan_weights"
     severity = Severity.ERROR
+    reads = ("weights_nonfinite",)
     remedy = (
         rung(RollBack(), success=0.9),
         rung(RollBack(), SkipBatches(), success=0.9),

@@ -60,6 +60,7 @@ class Worker:
 
 arriving = Worker("snapshot-arrives")
 hashing = Worker("snapshot-is-hashed")
+pinning = Worker("memory-is-pinned")
 
 
 AT_EXIT_S = 10.0

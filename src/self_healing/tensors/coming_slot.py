@@ -8,13 +8,11 @@ from __future__ import annotations
 import logging
 import threading
 
-from .arrivals import Worker
+from .arrivals import pinning
 from .host_memory import Backing
 from .reused_memory import HostSlot
 
 logger = logging.getLogger("self_healing.snapshots")
-
-_allocating = Worker("snapshot-memory")
 
 
 class ComingSlot:
@@ -23,7 +21,7 @@ class ComingSlot:
     def __init__(self, backing: Backing | None, nbytes: int) -> None:
         self._slot = HostSlot(backing)
         self._is_there = threading.Event()
-        _allocating.do(lambda: self._reserve(nbytes))
+        pinning.do(lambda: self._reserve(nbytes))
 
     def is_there(self) -> bool:
         """Say whether it can be had without a wait."""

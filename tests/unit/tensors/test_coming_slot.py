@@ -53,7 +53,7 @@ def test_what_cannot_be_had_in_advance_is_asked_for_again_by_whoever_needs_it():
     backing.fails = False
     slot.reserve(SIZE, pinned=False)
     assert slot.nbytes >= SIZE
-    assert backing.asked_by == ["snapshot-memory", "MainThread"]
+    assert backing.asked_by == ["memory-is-pinned", "MainThread"]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -66,4 +66,4 @@ def test_it_is_pinned_when_it_comes():
     assert slot.nbytes >= SIZE
     assert slot.is_shared
     slot.reserve(SIZE, pinned=True)
-    assert backing.asked_by == ["snapshot-memory"], "nothing more is needed"
+    assert backing.asked_by == ["memory-is-pinned"], "nothing more is needed"

@@ -7,6 +7,7 @@ import sys
 from collections import UserDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 SMALL_BYTES = 1 << 20
@@ -75,7 +76,7 @@ class _Keeping:
         import torch
 
         if isinstance(leaf, torch.Tensor):
-            return self._tensor(leaf.detach())
+            return self._tensor(leaf.detach() if leaf.requires_grad else leaf)
         if callable(getattr(leaf, "to", None)):
             device = getattr(leaf, "device", None)
             return _HostObject(copy.deepcopy(leaf if device is None else leaf.to("cpu")), device)
@@ -119,7 +120,8 @@ class _Keeping:
 class PinnedPool:
     """Pinned memory for many small tensors: to pin some for each takes longer than the step it is kept for.
 
-    A chunk is given back to torch when the last tensor in it is gone.
+    Pinning a chunk takes 20 milliseconds, which is left to another thread while the one before it is filled. A chunk is
+    given back to torch when the last tensor in it is gone.
     """
 
     CHUNK_BYTES = 32 << 20
@@ -127,22 +129,53 @@ class PinnedPool:
 
     def __init__(self, *, pin: bool = True) -> None:
         self._pin = pin
-        self._chunk: Any = None
-        self._used = 0
+        self._coming: SimpleQueue[Any] | None = None
+        self._views: dict[Any, Any] = {}
+        """The chunk that is being filled, by the dtype that it is looked at as."""
+        self._used = self.CHUNK_BYTES
 
     def empty_like(self, tensor: Any) -> Any:
         """Return memory on the host for the values of a tensor."""
         import torch
 
-        size = int(tensor.numel() * tensor.element_size())
+        size = int(tensor.nbytes)
         if not size or size > self.CHUNK_BYTES // 4 or not tensor.is_contiguous():
             return torch.empty_like(tensor, device="cpu", pin_memory=self._pin)
-        if self._chunk is None or self._used + size > self.CHUNK_BYTES:
-            self._chunk = torch.empty(self.CHUNK_BYTES, dtype=torch.uint8, pin_memory=self._pin)
-            self._used = 0
-        begin = self._used
+        if self._used + size > self.CHUNK_BYTES:
+            self._views, self._used = {torch.uint8: self._next_chunk()}, 0
+        dtype = tensor.dtype
+        view = self._views.get(dtype)
+        if view is None:
+            view = self._views[dtype] = self._views[torch.uint8].view(dtype)
+        begin = self._used // dtype.itemsize
         self._used += -(-size // self.ALIGNED_BYTES) * self.ALIGNED_BYTES
-        return self._chunk[begin : begin + size].view(tensor.dtype).view(tensor.shape)
+        if self._coming is None and self._used > self.CHUNK_BYTES // 2:
+            self._pin_ahead()
+        return view.as_strided(tensor.shape, tensor.stride(), begin)
+
+    def _next_chunk(self) -> Any:
+        coming, self._coming = self._coming, None
+        chunk = None if coming is None else coming.get()
+        return self._new_chunk() if chunk is None else chunk
+
+    def _pin_ahead(self) -> None:
+        from ...tensors.arrivals import pinning
+
+        coming: SimpleQueue[Any] = SimpleQueue()
+        self._coming = coming
+
+        def pin() -> None:
+            try:
+                coming.put(self._new_chunk())
+            except (MemoryError, RuntimeError):  # whoever needs it asks again, and can answer for it
+                coming.put(None)
+
+        pinning.do(pin)
+
+    def _new_chunk(self) -> Any:
+        import torch
+
+        return torch.empty(self.CHUNK_BYTES, dtype=torch.uint8, pin_memory=self._pin)
 
 
 _pinned = PinnedPool()
@@ -184,7 +217,7 @@ def _rebuilt(value: Any, of: Callable[[Any], Any]) -> Any:
 
 def _size(kept: Any) -> int:
     if isinstance(kept, _HostTensor):
-        return int(kept.values.numel() * kept.values.element_size())
+        return int(kept.values.nbytes)
     if isinstance(kept, UserDict | Mapping):
         return sum(_size(inner) for inner in kept.values())
     if isinstance(kept, list | tuple):

@@ -146,8 +146,10 @@ class RollbackCare:
         """Write the newest good state to disk when the loss begins to leave its level: the process may not survive it."""
         is_leaving = any(each.failure in LEAVING and each.severity > Severity.INFO for each in incidents)
         was_leaving, self._is_leaving = self._is_leaving, is_leaving
-        good = self.keeper.newest_good() if self.keeper is not None else None
-        if not is_leaving or was_leaving or good is None or self.keeper is None or self._desk is None:
+        if not is_leaving or was_leaving or self.keeper is None or self._desk is None:
+            return
+        good = self.keeper.newest_good()
+        if good is None:
             return
         newest, _ = newest_usable(self.trainer.args.output_dir, int(self.trainer.state.global_step) + 1)
         if str(getattr(self.trainer.args.save_strategy, "value", "no")) == "no" or good.step <= (

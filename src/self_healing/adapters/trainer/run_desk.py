@@ -24,6 +24,7 @@ from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
 from ...tracking.alert_office import AlertOffice
+from .calm import TOGETHER, Calm
 from .last_attempt import last_attempt
 from .reflexes import NOTE, Reflex
 
@@ -63,6 +64,9 @@ class RunDesk:
         """The folder's last attempt belongs to the same run; known for good once it is open."""
         self.waiting: deque[Signal] = deque()
         """What was seen and is looked at when everything is in order for what may follow from it."""
+        self._calm = Calm()
+        self._is_calm = True
+        """Nothing that waits is out of the ordinary."""
         self.last_metrics: dict[str, float] = {}
         self.seconds_acting = 0.0
         """The time that plans and reflexes have taken."""
@@ -113,6 +117,7 @@ class RunDesk:
         """Let the metrics of a step wait for `settle`."""
         self.last_metrics = values
         self.waiting.append(Metrics(step=step, time_s=time.time(), values=values))
+        self._is_calm = self._calm.is_usual(values) and self._is_calm
 
     def look(self, values: Mapping[str, Any] | None) -> None:
         """Look at metrics now; what is not a number is left out."""
@@ -151,8 +156,14 @@ class RunDesk:
         else:
             self.signal(seen)
 
+    def settle_in_time(self) -> None:
+        """Settle unless what waits can wait for more: in a run without trouble, steps are looked at together."""
+        if not self._is_calm or len(self.waiting) >= TOGETHER or self.healer.care.is_attentive():
+            self.settle()
+
     def settle(self) -> None:
         """Look at the observations that wait, in their order, and do what follows from each before the next one."""
+        self._is_calm = True
         while self.waiting:
             self._carry_out(self.healer.observe(self.waiting.popleft()))
 

@@ -53,9 +53,9 @@ class SparedWalks:
 
 
 @contextmanager
-def already_training(model: Any, modules: KnownModules) -> Iterator[None]:
+def already_training(model: Any, modules: KnownModules, *, looks: bool = True) -> Iterator[None]:
     """Let the next `model.train()` return at once where every module is in that mode."""
-    if "train" in vars(model) or not modules.are_training(model):
+    if "train" in vars(model) or not modules.are_training(model, looks=looks):
         yield
         return
 

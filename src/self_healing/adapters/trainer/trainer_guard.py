@@ -169,7 +169,7 @@ class TrainerGuard:
                 self._micro_batch.put_back = self._putting_back(window.buffers if place == 0 else self.buffers.copies())
             window.micro_batches.append(self._micro_batch)
             try:
-                with already_training(model, self.walks.modules):
+                with already_training(model, self.walks.modules, looks=place == 0):
                     if self.retry is None:
                         loss: Tensor = original(model, inputs, *args, **kwargs)
                     else:
@@ -227,7 +227,7 @@ class TrainerGuard:
         """Save the loop a walk or two through the modules, which take longer than all that is judged here."""
 
         def _clip_grad_norm(model: Any) -> Any:
-            parameters = self.walks.modules.parameters(model)
+            parameters = self.walks.modules.parameters_seen(model)
             if any(type(parameter.grad) not in {Tensor, NoneType} for parameter in parameters):  # sharded
                 return original(model)
             return self.trainer.accelerator.clip_grad_norm_(parameters, self.trainer.args.max_grad_norm)

@@ -206,20 +206,21 @@ class TrainerSession:
         self.profile.step_ends(self._step())
         now = time.perf_counter()
         self._step_time_s, self._step_began = now - self._step_began, now
-        self.desk.settle()  # a plan may ask for a checkpoint, before which everything must be known
-        control = self.trainer.control
-        self._take_readings(
-            must_know=control.should_log
-            or control.should_save
-            or control.should_evaluate
-            or control.should_training_stop
-            or self.rollback.is_due()
-        )
+        if not self._must_know():
+            self._take_readings(must_know=False)
+        if self._must_know():  # also where a plan has just asked for a checkpoint
+            self._take_readings(must_know=True)
         incidents = [case.incident for case in self.desk.healer.care.cases]
         self.rollback.step_ends(incidents)
         if self.checkpoints is not None:
             self.checkpoints.step_ends(self._step(), incidents)
             self.rollback.secure(incidents, self.checkpoints)
+
+    def _must_know(self) -> bool:
+        """Say whether everything about the steps so far has to be known: what comes next is written, or taken as a state."""
+        control = self.trainer.control
+        is_written = control.should_log or control.should_save or control.should_evaluate
+        return bool(is_written or control.should_training_stop or self.rollback.is_due())
 
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
@@ -237,7 +238,6 @@ class TrainerSession:
         self._take_readings(must_know=True)
 
     def _take_readings(self, *, must_know: bool) -> None:
-        self.desk.settle()
         readings = list(self.guard.readings(wait=must_know))
         unsound = [reading.step for reading in readings if not reading.is_sound]
         for reading in readings:
@@ -260,7 +260,10 @@ class TrainerSession:
             self._report(applied.step, applied.loss, applied.norm, self.guard.rate)
             self.rollback.made_up(applied, self.guard.rate)
             self.figures.made_up(applied)
-        self.desk.settle()
+        if must_know or unsound:
+            self.desk.settle()
+        else:
+            self.desk.settle_in_time()
         answer_interrupt(self)
 
     def _report(self, step: int, loss: float, norm: float | None, rate: float) -> None:
