@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -36,10 +36,11 @@ class KnownModules:
         self._parameters: list[Tensor] = []
         self._trains_as_usual = False
         self._held: list[Iterable[object]] = []
-        """Views of what each module holds."""
+        """Views of what each module holds, where it holds anything."""
+        self._empty: list[Mapping[str, object]] = []
+        """Where modules held nothing."""
         self._seen: list[object] = []
-        """What was in them, kept alive: else something new might be taken for it."""
-        self._numbers: list[int] = []
+        """What was in the views, kept alive: else something new might be taken for it."""
 
     def parameters(self, model: torch.nn.Module) -> list[Tensor]:
         """Return `list(model.parameters())`, which is not to be changed."""
@@ -57,7 +58,7 @@ class KnownModules:
         return self._parameters if model is self._model else self.parameters(model)
 
     def _look_at(self, model: torch.nn.Module) -> None:
-        if model is self._model and self._numbers == [*map(id, itertools.chain.from_iterable(self._held))]:
+        if model is self._model and self._is_as_before():
             return
         modules = modules_of(model)
         self._model = (
@@ -66,9 +67,17 @@ class KnownModules:
         self._modules = modules or []
         self._parameters = parameters_of(model)
         self._trains_as_usual = modules is not None and all(_trains_as_usual(type(each)) for each in modules)  # type: ignore[arg-type]
-        self._held = [held.values() for each in self._modules for held in (each._parameters, each._modules)]  # noqa: SLF001
+        holds: list[Mapping[str, object]] = [
+            held
+            for each in self._modules
+            for held in (each._parameters, each._modules)  # noqa: SLF001
+        ]
+        self._held, self._empty = [held.values() for held in holds if held], [held for held in holds if not held]
         self._seen = [*itertools.chain.from_iterable(self._held)]
-        self._numbers = [*map(id, self._seen)]
+
+    def _is_as_before(self) -> bool:
+        now = [*itertools.chain.from_iterable(self._held)]
+        return len(now) == len(self._seen) and not any(self._empty) and all(map(operator.is_, now, self._seen))
 
 
 @functools.cache
