@@ -21,7 +21,7 @@ class Condition(StrEnum):
     UNKNOWN = "unknown"
     """Nothing was measured when it was taken."""
     INTACT = "intact"
-    """Finite, norms in range, no incident was open: good enough to return to after a crash."""
+    """Finite, norms in range, before any trouble that was known: good enough to return to after a crash."""
     GOOD = "good"
     """The observations after it were healthy too: good enough to return to after trouble in the training itself."""
     SICK = "sick"
@@ -116,10 +116,9 @@ def verdict_when_taken(
         return StateVerdict(Condition.SICK, f"not finite: {_some(broken)}")
     if step == 0:
         return StateVerdict(Condition.GOOD, "the state before step 1")
-    if open_incident is not None:
-        if open_incident.onset <= step:
-            return StateVerdict(Condition.SICK, f"{open_incident.name} began at step {open_incident.onset}")
-        return StateVerdict(Condition.UNKNOWN, f"{open_incident.name} was open")
+    # After a return the run comes by its past once more: a state before the trouble is as good as the first time.
+    if open_incident is not None and open_incident.onset <= step:
+        return StateVerdict(Condition.SICK, f"{open_incident.name} began at step {open_incident.onset}")
     if not norms:
         return StateVerdict(Condition.UNKNOWN, "its values were not measured")
     grown = sorted(
@@ -129,7 +128,7 @@ def verdict_when_taken(
     )
     if grown:
         return StateVerdict(Condition.UNKNOWN, f"more than {MOST_GROWTH:g} times its norm before: {_some(grown)}")
-    return StateVerdict(Condition.INTACT, "finite, norms in range, no incident open")
+    return StateVerdict(Condition.INTACT, "finite, norms in range, before any trouble that is known")
 
 
 def after_observation(

@@ -310,7 +310,7 @@ class StateKeeper:
         gone = self._what_is_gone()  # those after it belong to what is undone
         self.known.open = None
         self.audit.returned(snapshot.step, snapshot.norms() or {})
-        self.schedule.returned(snapshot.step)
+        self.schedule.returned(snapshot.step, onset=arrival.move.onset)
         self._losses.returned(self.state_of(snapshot.key) if arrival.repeats else None, onset=arrival.move.onset)
         self._share()
         self.on_return(arrival)

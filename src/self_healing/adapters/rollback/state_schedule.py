@@ -38,6 +38,8 @@ class StateSchedule:
         """The step at which the next state is taken."""
         self._took_at = -1
         """The step at which the last state was taken."""
+        self._before_trouble: int | None = None
+        """The last step before the trouble that the run has returned from: a second return should not lose more."""
         self._pace = Pace()
         self._began_s = time.perf_counter()
 
@@ -49,10 +51,11 @@ class StateSchedule:
     def begin(self, step: int) -> None:
         """Start anew: the state of this moment is the first."""
         self._next, self._began_s = step, time.perf_counter()
+        self._before_trouble = None
 
     def is_time(self, step: int) -> bool:
         """Say whether a state is to be taken at a step."""
-        return step >= self._next
+        return step >= self._next or step == self._before_trouble
 
     def stepped(self, step: int, seconds: float) -> None:
         """Take note of how long the step before this one took."""
@@ -62,6 +65,8 @@ class StateSchedule:
         """Take note of a state that was taken, and find out when the next one is."""
         self._pace.was_busy(busy_s)
         self._took_at = step
+        if step == self._before_trouble:
+            self._before_trouble = None
         between = steps_between(
             stall_s=self._pace.stall_s, step_s=self._pace.step_s,
             failure_rate=failures_per_second(returns, time.perf_counter() - self._began_s),
@@ -71,9 +76,14 @@ class StateSchedule:
             between = min(between, max(1, step - first_step))
         self._next = step + between
 
-    def returned(self, step: int) -> None:
-        """Take the next state as soon as there is something new: the one of this step is kept already."""
+    def returned(self, step: int, *, onset: int | None) -> None:
+        """Take the next state as soon as there is something new: the one of this step is kept already.
+
+        Where it is known at which step the trouble began, another one right before it: if it comes again, no more than
+        that is to be trained anew.
+        """
         self._next = step + 1
+        self._before_trouble = None if onset is None or onset - 1 <= step else onset - 1
 
     def find_room(self, nbytes: int, states: Sequence[SavedState], limited: Callable[[int, int, int], int]) -> bool:
         """Say whether it was just found out how many states there is room for.
