@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
 from typing import Any
 
-from ..family import Family
 from ..memory.batch_cuts import Weight
+from ._generating import Generating
 
 WEIGHTS = {
     **dict.fromkeys(("dapo", "cispo", "vespo"), Weight.ONE),
@@ -16,17 +15,10 @@ WEIGHTS = {
 """What a piece counts for, by the type of the loss."""
 
 
-class Grpo(Family):
+class Grpo(Generating):
     """Group-relative policy optimisation."""
 
     handles = ("GRPOTrainer",)
-    metric_lists = ("_metrics",)
-    step_counts = ("_step", "_current_train_step_time")
-    generated = ("_buffered_inputs",)
-    counts = ("_metrics", "_total_train_tokens", *step_counts, *generated, "_logs")
-    generates_by = ("_generate_single_turn",)
-    scored_by = ("reward_funcs",)
-    stale_marks = MappingProxyType({"_last_loaded_step": -1})
 
     def why_whole(self, trainer: Any) -> str | None:
         """Refuse a loss that picks its tokens from the whole batch, and one that is not known."""
@@ -38,7 +30,3 @@ class Grpo(Family):
     def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
         """Return what the type of the loss says."""
         return WEIGHTS[trainer.loss_type]
-
-    def unit(self, metric: str) -> str:
-        """Count tokens: what is a mean over completions is not computed in the loss."""
-        return "tokens"

@@ -1,0 +1,23 @@
+"""What trainers that generate their own data have in common: GRPO and those made after it."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from ..family import Family
+
+
+class Generating(Family):
+    """Data are generated, for several steps at once if so set, and scored by functions."""
+
+    metric_lists = ("_metrics",)
+    step_counts = ("_step", "_current_train_step_time")
+    generated = ("_buffered_inputs",)
+    counts = ("_metrics", "_total_train_tokens", *step_counts, *generated, "_logs")
+    generates_by = ("_generate_single_turn",)
+    scored_by = ("reward_funcs",)
+    stale_marks = MappingProxyType({"_last_loaded_step": -1})
+
+    def unit(self, metric: str) -> str:
+        """Count tokens: what is a mean over completions is not computed in the loss."""
+        return "tokens"
