@@ -73,9 +73,9 @@ class TrainerGuard:
         """True once the trainer was seen to prepare its inputs inside `training_step`."""
         self._way = "host"
         self.rate = 0.0
+        """Learning rate of the newest update, cuts included."""
         self._rates: dict[int, tuple[float, float]] = {}
         """Of steps that are not read yet: the rate of the first group and the largest one."""
-        """Learning rate of the newest update, cuts included."""
         self._step_wrapping = Wrapping()
 
     # -- attaching -----------------------------------------------------------------------------------
