@@ -53,7 +53,8 @@ def save_as_asked(session: TrainerSession) -> None:
     if not interrupts.is_warning(number):
         session.grace.answered()
     session.desk.settle()  # what is written must be known to be sick or sound
-    session.note("interrupted", f"{number.name} came; {session.emergency_checkpoint()}")
+    again = f" {interrupts.repeats + 1} times at once, which counts as one" if interrupts.repeats else ""
+    session.note("interrupted", f"{number.name} came{again}; {session.emergency_checkpoint()}")
     if interrupts.is_warning(number):
         interrupts.pass_on(number)
 
