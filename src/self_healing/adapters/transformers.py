@@ -249,6 +249,7 @@ def _with_figures(output: Any, session: TrainerSession) -> Any:
         **session.log_figures.figures_of_others(),
         **session.memory.figures(),
         **session.data.figures(),
+        **session.figures_of_saving(),
         GOODPUT: round(session.spent.goodput(), 6),
     }
     if not hasattr(output, "_replace"):  # a trainer with a loop of its own may return what it likes

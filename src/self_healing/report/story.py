@@ -96,6 +96,8 @@ class Story:
         self._unjudged: dict[tuple[str, str, str], dict[str, object]] = {}
         self._asked: dict[str, tuple[dict[str, object], Key]] = {}
         """What has asked for a return to each state, and what has led to it: there the cost is put down."""
+        self._left_to_do: list[str] = []
+        """What the run said at its end that it could not do, and a person has to."""
 
     def take(self, entry: Entry) -> None:
         """Take in one entry; what a damaged one does not say is left out."""
@@ -136,7 +138,7 @@ class Story:
         """Return what a person can do about what the last attempt left unresolved: the worst and newest first."""
         left = [(key, incident) for key, incident in self._unresolved.items() if incident["severity"] != "info"]
         left.sort(key=lambda item: _SEVERITIES.index(str(item[1]["severity"])))
-        fixes: dict[str, None] = {}
+        fixes: dict[str, None] = dict.fromkeys(self._left_to_do)
         for key, _ in reversed(left):
             for fix in _list(self._diagnoses.get(key, {}).get("fixes")):
                 fixes[self._clean.line(fix)] = None
@@ -153,6 +155,7 @@ class Story:
             self.attempts_seen += 1
             self.changes = Changes(self._actions, self._clean)
             self._latest, self._diagnoses, self._unresolved, self._unjudged, self._asked = {}, {}, {}, {}, {}
+            self._left_to_do = []
         return self.attempts[-1]
 
     def _take_incident(self, entry: Entry, attempt: Attempt) -> None:
@@ -274,6 +277,8 @@ class Story:
                 self.pages[self._clean.line(entry.body.get("tracker", ""))] = self._clean.line(
                     entry.body.get("page", "")
                 )
+            case "checkpoints-not-written" | "not-pushed":
+                self._left_to_do.append(self._clean.line(entry.body.get("text", "")))
             case "lines-lost":
                 self.lines_lost += step_of(entry.body.get("lines")) or 0
 
@@ -283,16 +288,19 @@ class Story:
         names = [as_text(name) for name in _list(body.get("actions"))]
         seconds = seconds_of(body.get("seconds"))
         said = clean.line(body.get("said", ""))
+        helped = body.get("helped") is not False  # ledgers of before it was written down do not say
+        spellings = [clean.line(spelled(name, {}, self._actions)) for name in names]
+        told = [] if helped else [clean.line(spelled(name, {}, self._actions)) for name in names if name == "alert"]
         self.recovery_actions.append(
             {
                 "failure": clean.line(body.get("failure", "other")),
                 "diagnosis": clean.line(body.get("because", "")),
-                "actions": [clean.line(spelled(name, {}, self._actions)) for name in names],
-                "failed_actions": [],
+                "actions": spellings if helped else told,
+                "failed_actions": [] if helped else [each for each in spellings if each not in told],
                 "step": entry.step,
-                "outcome": "done",
+                "outcome": "done" if helped else "failed",
                 "said": said,
-                "verdict": "recovered",
+                "verdict": "recovered" if helped else None,
                 "incident": clean.line(body.get("incident", "")),
                 "attempt": entry.attempt,
                 "is_undo": False,
