@@ -44,6 +44,8 @@ class Attempt:
     seconds_lost: float = 0.0
     metrics: dict[str, object] = field(default_factory=dict)
     """The newest value of each metric."""
+    has_begun: bool = False
+    """Something was seen in it."""
     times: StepTimes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +87,8 @@ class Story:
         self.seconds_lost = 0.0
         self.skipped_steps = 0
         self.lines_lost = self.unreadable = 0
+        self.killed: list[Attempt] = []
+        """Attempts that ended without a word."""
         self.spent = SpentTime()
         self.pages: dict[str, str] = {}
         """Where the run is to be seen, by tracker; the newest of each."""
@@ -107,6 +111,9 @@ class Story:
         attempt.ended_s = max(attempt.ended_s, entry.time)
         match entry.kind:
             case "signal":
+                if not attempt.has_begun:  # lines before it hold the step of the attempt before
+                    attempt.has_begun = True
+                    attempt.first_step = max(0, entry.step - (entry.name == "metrics"))  # which come after a step
                 attempt.last_step = entry.step
                 self._take_signal(entry, attempt)
             case "incident":
@@ -279,8 +286,18 @@ class Story:
                 )
             case "checkpoints-not-written" | "not-pushed":
                 self._left_to_do.append(self._clean.line(entry.body.get("text", "")))
+            case "killed":
+                self._take_kill(entry)
             case "lines-lost":
                 self.lines_lost += step_of(entry.body.get("lines")) or 0
+
+    def _take_kill(self, entry: Entry) -> None:
+        """Take in what the next attempt has found out of one that was killed."""
+        number, step = step_of(entry.body.get("of")), step_of(entry.body.get("last_step"))
+        killed = next((each for each in self.attempts if each.number == number), None)
+        if killed is not None and step is not None:
+            killed.last_step = max(killed.last_step, step)
+            self.killed.append(killed)
 
     def _take_reflex(self, entry: Entry, attempt: Attempt) -> None:
         """Take in what was done at once, without a plan."""
