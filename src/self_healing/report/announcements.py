@@ -61,6 +61,7 @@ _OF_NOTE = {
     "nan-examined": Level.INFO,
     "neighbours-averaged": Level.ERROR,
     "no-snapshots": Level.WARN,
+    "push-given-up": Level.ERROR,
     "resuming": Level.INFO,
     "secured": Level.WARN,
     "state-damaged": Level.WARN,

@@ -343,6 +343,8 @@ class TrainerSession:
         self.desk.finish()
         self.pending.dropped(f"the run has ended ({exit_reason})")
         self._trackers.tell_losses()
+        if self.data.pushes.missing is not None:  # the log has it already
+            self.desk.record("not-pushed", {"text": self.data.pushes.missing})
         unwritten = unwritten_checkpoints(self)
         if unwritten is not None:
             self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
