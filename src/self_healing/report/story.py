@@ -13,6 +13,7 @@ from ..core.failure import Effect, Severity
 from ..core.ledger import CONTINUES, Entry
 from .changes import Changes, spelled
 from .clean import Cleaner, as_text, number_of, seconds_of, step_of
+from .made_up import MadeUp
 from .spent_time import SpentTime
 from .step_times import StepTimes
 
@@ -102,6 +103,7 @@ class Story:
         """What has asked for a return to each state, and what has led to it: there the cost is put down."""
         self._left_to_do: list[str] = []
         """What the run said at its end that it could not do, and a person has to."""
+        self._made_up = MadeUp()
 
     def take(self, entry: Entry) -> None:
         """Take in one entry; what a damaged one does not say is left out."""
@@ -143,7 +145,11 @@ class Story:
 
     def advice(self) -> list[str]:
         """Return what a person can do about what the last attempt left unresolved: the worst and newest first."""
-        left = [(key, incident) for key, incident in self._unresolved.items() if incident["severity"] != "info"]
+        left = [
+            (key, incident)
+            for key, incident in self._unresolved.items()
+            if incident["severity"] != "info" and not self._made_up.covers(incident)
+        ]
         left.sort(key=lambda item: _SEVERITIES.index(str(item[1]["severity"])))
         fixes: dict[str, None] = dict.fromkeys(self._left_to_do)
         for key, _ in reversed(left):
@@ -162,7 +168,7 @@ class Story:
             self.attempts_seen += 1
             self.changes = Changes(self._actions, self._clean)
             self._latest, self._diagnoses, self._unresolved, self._unjudged, self._asked = {}, {}, {}, {}, {}
-            self._left_to_do = []
+            self._left_to_do, self._made_up = [], MadeUp()
         return self.attempts[-1]
 
     def _take_incident(self, entry: Entry, attempt: Attempt) -> None:
@@ -305,6 +311,7 @@ class Story:
         names = [as_text(name) for name in _list(body.get("actions"))]
         seconds = seconds_of(body.get("seconds"))
         said = clean.line(body.get("said", ""))
+        self._made_up.take(body)
         helped = body.get("helped") is not False  # ledgers of before it was written down do not say
         spellings = [clean.line(spelled(name, {}, self._actions)) for name in names]
         told = [] if helped else [clean.line(spelled(name, {}, self._actions)) for name in names if name == "alert"]
