@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import signal
 
 import pytest
 
-from self_healing import SelfHealingTrainer
+from self_healing import Preempted, SelfHealingTrainer
 from self_healing.adapters.rollback.checkpoint_care import in_words, is_trouble_with_the_disk
 from self_healing.drills.disk_faults import CannotMountError, small_disk
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import updates, weights
 from self_healing.report.postmortem import read_postmortem
+
+from .test_trainer_interrupts import send_at
 
 pytestmark = pytest.mark.torch
 
@@ -79,3 +82,13 @@ def test_what_torch_says_of_a_full_disk_is_told_as_one():
     assert is_trouble_with_the_disk(error)
     assert in_words(error).startswith("the disk is full or refuses to be written to")
     assert in_words(OSError(28, "No space left on device")) == "OSError: [Errno 28] No space left on device"
+
+
+def test_a_run_that_is_asked_to_end_and_cannot_be_saved_does_not_say_that_it_is(full_disk):
+    folder, _ = full_disk
+    trainer = tiny_trainer(folder, **SAVING)
+    send_at(trainer, 6, signal.SIGTERM)
+    with pytest.raises(Preempted, match=r"at step 7, and this step is not on disk: .* the newest state that there is"):
+        SelfHealingTrainer(trainer).train()
+    (advice,) = read_postmortem(folder / "postmortem.json").advice
+    assert "2 checkpoints could not be written (of steps 4, 7)" in advice
