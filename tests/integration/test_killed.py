@@ -51,6 +51,9 @@ def test_the_next_start_writes_the_postmortem_of_a_killed_run(saving, settings, 
     ended = subprocess.run(command, capture_output=True, env=environ, check=False, timeout=60)
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert not (tmp_path / "postmortem.json").exists()
+    args = SimpleNamespace(output_dir=str(tmp_path), process_index=0)
+    assert reached_at_least(LastAttempt(1), args) == reached, "also where the ledger does not know"
+    assert reached_at_least(LastAttempt(1, last_s=time.time() + 60), args) == 0, "what is older than that may be undone"
     told = []
     trainer = tiny_trainer(tmp_path, max_steps=30, **saving)
     trainer.model.register_forward_hook(
