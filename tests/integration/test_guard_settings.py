@@ -265,3 +265,17 @@ def test_an_outlier_that_we_clip_is_told_and_one_that_the_users_limit_clips_is_n
     if is_told:
         assert clipped[0]["step"] == 30
         assert "clipped to" in clipped[0]["said"]
+
+
+def test_a_run_that_is_given_up_says_how_often_it_was_seen_and_which_budget_is_spent(tmp_path):
+    """What a rule counts begins anew after each return; whoever reads the message is to know of all of them."""
+    _, error = guarded(tmp_path, "nan-from-then-on", {"max_recovery_attempts": 2}, at_step=0)
+    entries = read_ledger(tmp_path / "healing" / "ledger.jsonl").entries
+    seen = sum(
+        entry.name == "metrics" and not math.isfinite(entry.body["values"].get("loss", 0.0)) for entry in entries
+    )
+    assert seen > 3
+    assert f"seen {seen} times in all; budget spent: 2 recoveries from nan_loss" in str(error)
+    assert "the limit is 2 (max_recovery_attempts = 2)" in str(error)
+    told = json.loads((tmp_path / "postmortem.json").read_text())
+    assert f"seen {seen} times in all" in told["exception"]["message"]

@@ -61,7 +61,9 @@ def lose_device():
     raise RuntimeError("CUDA error: device-side assert triggered")
 
 acts = {
-    "term": ask, "usr1": lambda: ask(signal.SIGUSR1), "twice": lambda: (ask(), ask()), "hang-in-c": hang_in_c,
+    "term": ask, "usr1": lambda: ask(signal.SIGUSR1), "twice": lambda: (ask(), time.sleep(0.005), ask()),
+    "later": lambda: (ask(), time.sleep(2.1), ask()), "warned": lambda: (ask(signal.SIGUSR1), ask()),
+    "int-twice": lambda: (ask(signal.SIGINT), ask(signal.SIGINT)), "hang-in-c": hang_in_c,
     "hang-in-python": hang_in_python, "fail": fail, "fork": fork, "lose-device": lose_device,
 }
 left = [how]
@@ -138,16 +140,37 @@ def test_an_exception_that_comes_with_the_signal_is_put_down_to_it(clean, tmp_pa
 @pytest.mark.parametrize(
     ("how", "settings", "code"),
     [
-        ("twice", {}, -signal.SIGTERM),
+        ("later", {}, -signal.SIGTERM),
         ("term", {"preemption_signals": ()}, -signal.SIGTERM),
         ("fork", {"grace_seconds": 0.5}, 0),
         ("lose-device", {}, 77),
     ],
-    ids=["a second signal ends at once", "no preemption", "a signal to a forked child", "a lost device"],
+    ids=["a second signal ends at once, later", "no preemption", "a signal to a forked child", "a lost device"],
 )
 def test_other_ends_have_other_codes(how, settings, code, tmp_path):
     ended = run(tmp_path, how, **settings)
     assert ended.returncode == code, ended.stderr
+
+
+def test_a_signal_that_is_sent_to_the_process_and_to_its_group_is_one_request(clean, tmp_path):
+    """GNU timeout does so: the second one comes some milliseconds after the first, and is no impatience."""
+    ended = run(tmp_path, "twice")
+    assert ended.returncode == 75, ended.stderr
+    assert checkpoints(tmp_path) == ["checkpoint-14"]
+    assert "SIGTERM came 2 times at once, which counts as one; checkpoint-14 was written" in ended.stderr
+    assert goes_on_exactly(tmp_path, clean)
+
+
+def test_a_request_to_end_that_follows_a_mere_warning_is_the_first_one(tmp_path):
+    ended = run(tmp_path, "warned", preemption_signals=("SIGTERM",))
+    assert ended.returncode == 75, ended.stderr
+    assert checkpoints(tmp_path) == ["checkpoint-14"]
+
+
+def test_ctrl_c_pressed_twice_does_not_wait_for_the_end_of_the_step(tmp_path):
+    ended = run(tmp_path, "int-twice")
+    assert ended.returncode == -signal.SIGINT, ended.stderr
+    assert "in act" in ended.stderr, "it is raised where the step was"
 
 
 def test_whoever_wants_to_handle_it_can(tmp_path):

@@ -115,6 +115,8 @@ def test_every_field_has_its_default_a_docstring_and_takes_another_value(key):
     assert getattr(load(code={key: other}), key) == other
     assert load(code={key: other}).to_dict() == {"v": 1, key: list(other) if isinstance(other, tuple) else other}
     assert HealingConfig.model_fields[key].description.endswith(".")
+    if isinstance(other, tuple):
+        assert getattr(HealingConfig(**{key: list(other)}), key) == getattr(HealingConfig(**{key: other}), key) == other
 
 
 @pytest.mark.parametrize(("key", "value"), [(key, value) for key, row in FIELDS.items() for value in row[2]], ids=show)

@@ -108,6 +108,55 @@ def test_what_does_not_arrive_is_said_once_with_what_to_do(error, tmp_path):
     assert "trainer.push_to_hub()" in told[-1][1]
 
 
+def test_at_the_end_no_attempt_is_begun_after_two_minutes(tmp_path):
+    trainer = Trainer([TimeoutError("away")] * 9)
+    pushes, now, told = watched(trainer, most=9)
+    trainer._push_from_checkpoint(str(tmp_path))
+    trainer._finish_current_push()
+    assert len(trainer.sent) == 4, "at the beginning, at once, after 30 s and after 60 s; not after another 120 s"
+    assert now[0] == 90.0
+    assert told[-1][0] == "push-given-up"
+    assert "within 120 s after the end of training" in pushes.missing
+    assert tmp_path.name in pushes.missing
+    assert "TimeoutError: away" in pushes.missing
+
+
+def test_a_pause_that_is_meant_for_steps_is_not_waited_for_at_the_end(tmp_path):
+    trainer = Trainer([TimeoutError()] * 6 + [None])
+    pushes, now, _ = watched(trainer, most=9)
+    trainer._push_from_checkpoint(str(tmp_path))
+    for _ in range(20):
+        trainer.get_batch_samples()
+        now[0] += 50.0
+    before, now[0] = now[0], now[0] - 40.0
+    assert pushes._due > now[0] + 120.0
+    trainer._finish_current_push()
+    assert now[0] <= before
+    assert len(trainer.sent) == 7
+    assert pushes.missing is None
+
+
+def test_whoever_asks_the_run_to_end_is_not_kept_waiting(tmp_path):
+    trainer = Trainer([TimeoutError("away")] * 9)
+    pushes, now, told = watched(trainer)
+    pushes.retries = Retries(base_s=30.0, jitter=0.0, sleep=lambda _: None)
+    trainer._push_from_checkpoint(str(tmp_path))
+    trainer._finish_current_push()
+    assert (len(trainer.sent), now[0]) == (2, 0.0)
+    assert "the run is asked to end" in told[-1][1]
+
+
+def test_what_did_not_arrive_is_forgotten_when_a_newer_one_has(tmp_path):
+    trainer = Trainer([PermissionError("no"), None])
+    pushes, _, _ = watched(trainer)
+    trainer._push_from_checkpoint(str(tmp_path / "first"))
+    trainer.get_batch_samples()
+    assert "first did not arrive" in pushes.missing
+    trainer._push_from_checkpoint(str(tmp_path / "second"))
+    trainer._finish_current_push()
+    assert pushes.missing is None
+
+
 def test_a_checkpoint_that_was_deleted_meanwhile_is_not_sent(tmp_path):
     trainer = Trainer([TimeoutError()])
     _, _, told = watched(trainer)
@@ -131,6 +180,12 @@ def test_a_push_that_somebody_waits_for_is_repeated_and_then_raised():
         trainer.push_to_hub()
     assert now[0] == 30.0
     assert len(trainer.outcomes) == 6
+    patient = Trainer([TimeoutError("away")] * 9)
+    _, now, _ = watched(patient, most=9)
+    with pytest.raises(TimeoutError) as raised:
+        patient.push_to_hub()
+    assert now[0] == 90.0, "another 120 s would be too long"
+    assert raised.value.__notes__ == ["self-healing: the network did not come back within 120 s"]
 
 
 def test_a_trainer_that_does_not_push_is_not_touched_and_one_that_does_gets_everything_back():

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..core.errors import give_up
 from ..core.failure import FailureType, Mode
+from .given import given_config
 from .trainer.abilities import LoopAbilities
 from .trainer.learning_rate import LearningRateScale
 from .trainer.reflexes import Reflex
@@ -71,9 +72,7 @@ class SelfHealingCallback:
     """
 
     def __init__(self, config: HealingConfig | None = None) -> None:
-        from ..config import HealingConfig
-
-        self.config = config or HealingConfig()
+        self.config = given_config(config)
         self.mode = self.config.effective_mode()
         self._watched: Watched | None = None
 

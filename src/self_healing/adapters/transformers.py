@@ -9,12 +9,13 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import DeviceLost, UnrecoverableError, give_up
 from ..core.failure import Mode
 from ..core.goodput import TimeAccount
+from .given import given_config, given_trainer
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .rollback.going_on import GoingOn
 from .rollback.left_state import StateDoesNotFitError
@@ -48,11 +49,9 @@ class SelfHealingTrainer:
     """
 
     def __init__(self, trainer: Any, config: HealingConfig | None = None) -> None:
-        from ..config import HealingConfig
-
         inner: Any = trainer.trainer if isinstance(trainer, SelfHealingTrainer) else trainer
-        self.trainer: Any = inner
-        self.config: HealingConfig = config or HealingConfig()
+        self.trainer: Any = given_trainer(inner)
+        self.config: HealingConfig = given_config(config)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as the trainer does, healing on the way; the result's metrics hold the healing figures."""
@@ -82,10 +81,18 @@ class SelfHealingTrainer:
         return f"SelfHealingTrainer({self.trainer!r})"
 
 
+def healing(trainer: Any, config: HealingConfig | None = None) -> AbstractContextManager[SelfHealingTrainer]:
+    """Heal whatever `trainer.train()` does inside the block, without another object to call.
+
+    Raises:
+        TypeError: one of them is something else.
+
+    """
+    return _healing(trainer, SelfHealingTrainer(trainer, config))  # made now: a wrong object is refused in this line
+
+
 @contextmanager
-def healing(trainer: Any, config: HealingConfig | None = None) -> Iterator[SelfHealingTrainer]:
-    """Heal whatever `trainer.train()` does inside the block, without another object to call."""
-    guarded = SelfHealingTrainer(trainer, config)
+def _healing(trainer: Any, guarded: SelfHealingTrainer) -> Iterator[SelfHealingTrainer]:
     wrapping = Wrapping()
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -249,6 +256,7 @@ def _with_figures(output: Any, session: TrainerSession) -> Any:
         **session.log_figures.figures_of_others(),
         **session.memory.figures(),
         **session.data.figures(),
+        **session.figures_of_saving(),
         GOODPUT: round(session.spent.goodput(), 6),
     }
     if not hasattr(output, "_replace"):  # a trainer with a loop of its own may return what it likes

@@ -17,7 +17,7 @@ from ..core.settings import Settings
 from .effects import without_effect
 from .layers import LayeredConfig
 from .sources import CODE, Given, problem, show
-from .values import as_alert_url, as_hook, as_tuple, as_word, import_hook
+from .values import as_alert_url, as_hook, as_tuple, as_word, import_hook, listed
 
 logger = logging.getLogger("self_healing.config")
 
@@ -46,6 +46,7 @@ Count = Annotated[int, Field(ge=1, le=1_000_000_000)]
 CountOrZero = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Addresses = Annotated[tuple[Annotated[str, AfterValidator(as_alert_url)], ...], BeforeValidator(as_tuple)]
+Signals = Annotated[tuple[Literal["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"], ...], BeforeValidator(listed)]
 Hook = Annotated[Callable[..., object] | str | None, PlainValidator(as_hook)]
 
 
@@ -119,7 +120,7 @@ class HealingConfig(LayeredConfig):
     """Healthy observations after which a kept state counts as good."""
     average_neighbours: bool = False
     """Where no state can be returned to, replace weights that are NaN by the average of the neighbouring layers'."""
-    preemption_signals: tuple[Literal["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"], ...] = ("SIGTERM", "SIGUSR1")
+    preemption_signals: Signals = ("SIGTERM", "SIGUSR1")
     """Signals that take the machine away: the run is saved and the process ends with code 75, to be started again."""
     grace_seconds: Annotated[float, Field(gt=0, le=86_400)] = 25.0
     """Seconds within which a run that is asked to end has its checkpoint on disk; schedulers kill soon afterwards."""
@@ -131,7 +132,7 @@ class HealingConfig(LayeredConfig):
     """Share of the records that may be left out as bad; more, and more than `quarantine_records`, stops the run."""
     quarantine_records: CountOrZero = 10
     """Records that may be left out as bad; more, and more than `quarantine_fraction`, stops the run."""
-    profile_steps: tuple[Count, ...] = ()
+    profile_steps: Annotated[tuple[Count, ...], BeforeValidator(listed)] = ()
     """Steps, counted from 1, of which PyTorch profiler traces are written to `healing/trace_*.json`."""
     dry_run_steps: CountOrZero = 0
     """Steps rehearsed before training begins, on the largest batches and without a trace; 0 rehearses none."""

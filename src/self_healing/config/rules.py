@@ -139,7 +139,8 @@ def _missing_option(rule: type[Detector], name: str, given: Given, path: KeyPath
 
 def _validated(hint: Any, value: object) -> Any:
     container = get_origin(hint)
-    if isinstance(value, list) and container in (tuple, frozenset, set):  # TOML and JSON only have lists
+    # TOML and JSON only have lists, and in Python whoever means one writes what comes to hand.
+    if isinstance(value, list | tuple | set | frozenset) and container in (tuple, frozenset, set, list):
         value = container(value)
     if isinstance(value, int | float) and not isinstance(value, bool) and HUGE < abs(value) < math.inf:
         raise ValueError(f"must be at most {HUGE:g} in size")

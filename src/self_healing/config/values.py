@@ -24,6 +24,11 @@ def as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list | set | frozenset) else value
 
 
+def listed(value: Any) -> Any:
+    """Return a list as a tuple, so that both may be given; a single value is no list."""
+    return tuple(value) if isinstance(value, list) else value
+
+
 def as_alert_url(value: str) -> str:
     """Return an address that alerts can be sent to; it is not repeated in the error, for it may let anybody in."""
     scheme, colon, rest = value.partition("://")

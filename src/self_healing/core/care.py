@@ -39,7 +39,7 @@ class Office(Protocol):
     def classify(self, incident: Incident) -> Incident:
         """Give an incident that carries text the class of failure its text gives away."""
 
-    def plan_for(self, incident: Incident) -> Plan | None:
+    def plan_for(self, incident: Incident, firings: int) -> Plan | None:
         """Diagnose an incident and ask the policy for a plan."""
 
     def record_case(self, case: Case, event: str, **more: object) -> None:
@@ -80,7 +80,7 @@ class Care:
             for case in self.cases:
                 self._aged(case, signal.step)
         wishes = self.undos.owed_at(signal.step)
-        asking = {case.key: self.office.plan_for(case.incident) for case in self._asking()}
+        asking = {case.key: self.office.plan_for(case.incident, case.firings) for case in self._asking()}
         wish = merge([*wishes, *asking.values()])
         for key, plan in asking.items():
             asked = self.cases.get(key)
@@ -292,7 +292,7 @@ class Care:
         case = self.cases.get(_key(plan))
         if case is None:
             return None
-        wish = self.office.plan_for(case.incident)
+        wish = self.office.plan_for(case.incident, case.firings)
         case.wants_plan = False
         if wish is not None:
             case.start_acting(wish)

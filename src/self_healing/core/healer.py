@@ -221,8 +221,8 @@ class Healer:
         """Give an incident that carries text the class of failure its text gives away."""
         return classify(incident, self.patterns)
 
-    def plan_for(self, incident: Incident) -> Plan | None:
-        """Diagnose an incident and ask the policy for a plan."""
+    def plan_for(self, incident: Incident, firings: int) -> Plan | None:
+        """Diagnose an incident that was seen so often, and ask the policy for a plan."""
         diagnosis = diagnose(incident, self.causes, self.patterns, self.history, self._cause_crashed)
         rule = self.rules.rules.get(incident.name)
         if diagnosis.hypotheses:
@@ -233,6 +233,7 @@ class Healer:
             watch=rule.watch if rule is not None else 32,
             return_steps=self._steps_since_before(incident),
             ladder=self._ladder(rule, incident),
+            firings=firings,
         )
         return self.policy.plan(diagnosis, self.memory, now)
 

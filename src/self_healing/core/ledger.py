@@ -31,6 +31,7 @@ from .secrets import Masker
 __all__ = [
     "CONTINUES",
     "KINDS",
+    "PAUSE_S",
     "SCHEMA",
     "Book",
     "Entry",
@@ -45,9 +46,10 @@ logger = logging.getLogger("self_healing.ledger")
 
 CONTINUES = "continues"
 """Key in the first line of an attempt; False where another run begins in the folder of an earlier one."""
-_BUFFERED = frozenset({"signal", "diagnosis", "note"})
-"""The kinds that may wait a moment for company; all others are on the disk as soon as the disk allows."""
-_PAUSE_S = 1.0
+_UNSYNCED = frozenset({"signal", "diagnosis", "note"})
+"""The kinds that are written without waiting for the device: they outlive the process, if not the machine."""
+PAUSE_S = 1.0
+"""How long metrics and diagnoses may wait for company: what a process that is killed has not told of yet."""
 _BATCH_LINES = 256
 """About 64 KiB of metrics: as many lines are written without waiting for the pause to end."""
 
@@ -276,8 +278,10 @@ class Ledger:
         if count > self.MOST_LINES:
             self._pending = _without_oldest(pending, max(1, self.MOST_LINES // 10), lambda item: item.kind == "signal")
             self._lost += count - len(self._pending)
-        if entry.kind not in _BUFFERED:
+        if entry.kind not in _UNSYNCED:
             self._urgent = self._sync = True
+        elif entry.kind == "note" or (entry.kind == "signal" and entry.name != "metrics"):
+            self._urgent = True  # rare, and a run is told by it: a kill must not take it along
         elif count == _BATCH_LINES:
             self._urgent = True
         elif count > 1:
@@ -302,7 +306,7 @@ class Ledger:
             if not self._failing:
                 self._wake.wait_for(lambda: self._pending or self._urgent)
             # The pause in which a batch gathers, and between two tries while the disk refuses.
-            self._wake.wait_for(lambda: self._urgent or (self._closing and not self._failing), _PAUSE_S)
+            self._wake.wait_for(lambda: self._urgent or (self._closing and not self._failing), PAUSE_S)
             batch, self._pending = self._pending, []
             self._wants_sync |= self._sync
             self._urgent = self._sync = False

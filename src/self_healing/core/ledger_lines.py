@@ -233,7 +233,10 @@ def _refuse_other_files(path: Path, file: BinaryIO) -> None:
     head = file.read(65536)
     if any(line.startswith(_START) for line in head.split(b"\n")) or _START.startswith(head.strip(b"\0\r\n\t ")):
         return
-    raise LedgerError(f"{path}: is not a ledger: no line begins with {_START.decode()}")
+    raise LedgerError(
+        f"{path}: is not a ledger, or one that is damaged beyond use: no line begins with {_START.decode()}; move the file "
+        "away (a run that goes on then knows nothing of its earlier troubles), or train into another output_dir"
+    )
 
 
 def open_for_appending(path: Path) -> tuple[int, int, int, bool]:

@@ -32,6 +32,8 @@ class Circumstances:
     """Steps that would be trained again after a return to before the trouble; None where no state is known."""
     ladder: Ladder = ()
     """The rule's own ladder."""
+    firings: int = 1
+    """How often the incident was seen, also in steps that were undone since."""
 
 
 class Policy:
@@ -101,13 +103,19 @@ class Policy:
         chosen = min(candidates, key=lambda r: (r.is_final, self._index(r, failure, memory, now)))
         times = memory.times_tried(failure, chosen.name)
         incident = diagnosis.incident
+        because = ""
+        if chosen.is_final:
+            because = _why_final(
+                incident.fingerprint in memory.faithful_retries, exhausted, self.settings.max_recovery_attempts
+            )
+            if now.firings > 1:  # what an incident says of itself begins anew after a return
+                because = f"seen {now.firings} times in all; {because}"
+        # Whoever is told why the run ends has no other place to read what was tried.
+        told = f"{incident.because}; {because}" if because else incident.because
         actions = tuple(
-            action.again(times)
-            .filled(self.settings)
-            .for_incident(onset_step=incident.onset_step, because=incident.because)
+            action.again(times).filled(self.settings).for_incident(onset_step=incident.onset_step, because=told)
             for action in chosen.actions
         )
-        because = _why_final(incident.fingerprint in memory.faithful_retries, exhausted) if chosen.is_final else ""
         return _Choice(chosen, actions, tuple(passed_over), because)
 
     def _reason_against(
@@ -194,9 +202,9 @@ def _is_a_suspicion(leading: Hypothesis) -> bool:
     return leading.failure is None and any(not rung.is_final for rung in leading.remedy)
 
 
-def _why_final(is_deterministic: bool, exhausted: str | None) -> str:
+def _why_final(is_deterministic: bool, exhausted: str | None, attempts: int) -> str:
     if is_deterministic:
         return "unrecoverable: the same exception at the same place came back after a faithful retry"
     if exhausted:
-        return f"budget spent: {exhausted}"
+        return f"budget spent: {exhausted} (max_recovery_attempts = {attempts})"
     return "nothing else is left to try"

@@ -16,7 +16,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="disk_full",
         text=(
             r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing file"
-            r"|database or disk is full|not enough space on the disk"
+            r"|database or disk is full|not enough space on the disk|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+"
         ),
         weight=0.85,
         remedy=(rung(RetryLater(), success=0.3, repeats=3), rung(StopRun())),
@@ -31,6 +31,7 @@ PATTERNS: tuple[Pattern, ...] = (
                 "RuntimeError: [enforce fail at inline_container.cc:445] . PytorchStreamWriter failed writing file data/176: file "
                 "write failed"
             ),
+            "RuntimeError: [enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0",
         ),
         but_not=("RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",),
         source="errno(3), PyTorch caffe2/serialize/inline_container.cc",

@@ -45,6 +45,7 @@ _OF_SEVERITY = {
 }
 _OF_NOTE = {
     "best-checkpoint-gone": Level.WARN,
+    "checkpoints-not-written": Level.ERROR,
     "device-lost": Level.ERROR,
     "emergency": Level.WARN,
     "healer-crashed": Level.ERROR,
@@ -60,6 +61,7 @@ _OF_NOTE = {
     "nan-examined": Level.INFO,
     "neighbours-averaged": Level.ERROR,
     "no-snapshots": Level.WARN,
+    "push-given-up": Level.ERROR,
     "resuming": Level.INFO,
     "secured": Level.WARN,
     "state-damaged": Level.WARN,
@@ -291,11 +293,12 @@ class Announcer:
         """Tell of what was done at once, inside a step."""
         body, incident = entry.body, as_text(entry.body.get("incident", "reflex"))
         names = ", ".join(as_text(name) for name in _sequence(body.get("actions")))
-        text = f"Seen at step {entry.step}: {as_text(body.get('because', ''))}\nDone: {as_text(body.get('said', ''))}"
+        done = "Failed" if body.get("helped") is False else "Done"
+        text = f"Seen at step {entry.step}: {as_text(body.get('because', ''))}\n{done}: {as_text(body.get('said', ''))}"
         level = Level.INFO if incident == "gradient-outlier" else Level.WARN  # one that is clipped does no harm
         about = self._references(incident) or self._references(_failure_of(entry))
         made = _made(entry, level, f"{incident}: {names}", text, incident=incident, references=about)
-        return ("reflex", incident, names), made
+        return ("reflex", incident, names, done), made
 
     def _explained(self, incident: str) -> Iterator[str]:
         """Yield a sentence for each of the likeliest explanations."""

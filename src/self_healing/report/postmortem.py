@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ..core.errors import InputError, LedgerError
-from ..core.ledger import Entry, LedgerReading
+from ..core.ledger import PAUSE_S, Entry, LedgerReading
 from ..core.run_directory import ledger_path
 from .changes import known_actions
 from .clean import ODD_VALUES, Cleaner, number_of, seconds_of, step_of
-from .story import Attempt, Story
+from .story import MOST_LISTED, Attempt, Story
 
 SCHEMA = 1
 """The version written; this one and the one before are read, a newer one is refused by name."""
@@ -108,6 +108,7 @@ def build_postmortem(
     reading: LedgerReading | None = None,
     environ: Mapping[str, str] | None = None,
     secrets: Iterable[str] = (),
+    quarantined: Iterable[str] = (),
 ) -> Postmortem:
     """Tell the story of a run from its ledger, in one pass and constant memory; same entries, same postmortem.
 
@@ -115,7 +116,7 @@ def build_postmortem(
         entries: The ledger, `iter_ledger(path)`; one that cannot be read to its end is used as far as it goes.
         exit_reason: What ended the run, an `ExitReason`.
         exception: What was raised, if anything.
-        last_step: The last optimizer step; None takes the ledger's.
+        last_step: The last optimizer step; None takes the ledger's. Of a process that was killed, what is known besides it.
         final_metrics: The last metrics; None takes the newest of each in the ledger.
         started_s: When the attempt began, in seconds since 1970; None takes the ledger's.
         ended_s: When it ended, likewise.
@@ -126,6 +127,7 @@ def build_postmortem(
         reading: What `iter_ledger` noted of the file, if it was given the same.
         environ: The environment whose secrets are masked; None means this process's.
         secrets: Others that are masked, too.
+        quarantined: Records on the list of those that are left out, in words; the ledger may not tell of all.
 
     Raises:
         ValueError: the exit reason is none of `ExitReason`.
@@ -136,7 +138,12 @@ def build_postmortem(
     story = Story(known_actions(), clean)
     problem = _tell(story, entries, attempt)
     last = story.attempts[-1] if story.attempts else Attempt(attempt or 1, 0.0, 0.0, 0, 0)
+    if reason is ExitReason.KILLED:  # who writes this is another process, and can only know a lower bound
+        last.last_step = last_step = max(last.last_step, last_step or 0)
+        story.killed.append(last)
     step = last.last_step if last_step is None else int(last_step)
+    said = {each["said"] for each in story.quarantined}
+    unsaid = [line for line in map(clean.line, quarantined) if line not in said]
     metrics, not_finite = clean.metrics(last.metrics if final_metrics is None else final_metrics)
     began, ended = _or(started_s, last.began_s), _or(ended_s, last.ended_s)
     return Postmortem(
@@ -156,7 +163,10 @@ def build_postmortem(
         seconds_lost=round(story.seconds_lost, 3),
         # Steps dropped on the device are no plans; the adapter counts them.
         skipped_steps=max(story.skipped_steps, step_of(metrics.get(_SKIPPED)) or 0),
-        data_quarantined=list(story.quarantined),
+        data_quarantined=[
+            *story.quarantined,
+            *({"step": None, "attempt": None, "said": line} for line in unsaid[:MOST_LISTED]),
+        ],
         changes_in_force=story.changes.in_force(step),
         attempts=[each.to_json() for each in story.attempts],
         not_listed=_not_listed(story),
@@ -189,6 +199,11 @@ def _gaps(story: Story, problem: str, reading: LedgerReading | None) -> list[str
         gaps.append(f"{story.unreadable} ledger lines could not be written in full")
     if reading is not None and reading.torn:
         gaps.append(f"{reading.torn} ledger lines are torn or damaged")
+    gaps += [
+        f"attempt {each.number} was killed: up to {PAUSE_S:g} s of its ledger may be missing, and its last step is "
+        f"{each.last_step} at least"
+        for each in story.killed
+    ]
     return gaps
 
 

@@ -13,6 +13,7 @@ from ..core.failure import Effect, Severity
 from ..core.ledger import CONTINUES, Entry
 from .changes import Changes, spelled
 from .clean import Cleaner, as_text, number_of, seconds_of, step_of
+from .made_up import MadeUp
 from .spent_time import SpentTime
 from .step_times import StepTimes
 
@@ -44,6 +45,8 @@ class Attempt:
     seconds_lost: float = 0.0
     metrics: dict[str, object] = field(default_factory=dict)
     """The newest value of each metric."""
+    has_begun: bool = False
+    """Something was seen in it."""
     times: StepTimes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,6 +88,8 @@ class Story:
         self.seconds_lost = 0.0
         self.skipped_steps = 0
         self.lines_lost = self.unreadable = 0
+        self.killed: list[Attempt] = []
+        """Attempts that ended without a word."""
         self.spent = SpentTime()
         self.pages: dict[str, str] = {}
         """Where the run is to be seen, by tracker; the newest of each."""
@@ -96,6 +101,9 @@ class Story:
         self._unjudged: dict[tuple[str, str, str], dict[str, object]] = {}
         self._asked: dict[str, tuple[dict[str, object], Key]] = {}
         """What has asked for a return to each state, and what has led to it: there the cost is put down."""
+        self._left_to_do: list[str] = []
+        """What the run said at its end that it could not do, and a person has to."""
+        self._made_up = MadeUp()
 
     def take(self, entry: Entry) -> None:
         """Take in one entry; what a damaged one does not say is left out."""
@@ -105,6 +113,9 @@ class Story:
         attempt.ended_s = max(attempt.ended_s, entry.time)
         match entry.kind:
             case "signal":
+                if not attempt.has_begun:  # lines before it hold the step of the attempt before
+                    attempt.has_begun = True
+                    attempt.first_step = max(0, entry.step - (entry.name == "metrics"))  # which come after a step
                 attempt.last_step = entry.step
                 self._take_signal(entry, attempt)
             case "incident":
@@ -134,9 +145,13 @@ class Story:
 
     def advice(self) -> list[str]:
         """Return what a person can do about what the last attempt left unresolved: the worst and newest first."""
-        left = [(key, incident) for key, incident in self._unresolved.items() if incident["severity"] != "info"]
+        left = [
+            (key, incident)
+            for key, incident in self._unresolved.items()
+            if incident["severity"] != "info" and not self._made_up.covers(incident)
+        ]
         left.sort(key=lambda item: _SEVERITIES.index(str(item[1]["severity"])))
-        fixes: dict[str, None] = {}
+        fixes: dict[str, None] = dict.fromkeys(self._left_to_do)
         for key, _ in reversed(left):
             for fix in _list(self._diagnoses.get(key, {}).get("fixes")):
                 fixes[self._clean.line(fix)] = None
@@ -153,6 +168,7 @@ class Story:
             self.attempts_seen += 1
             self.changes = Changes(self._actions, self._clean)
             self._latest, self._diagnoses, self._unresolved, self._unjudged, self._asked = {}, {}, {}, {}, {}
+            self._left_to_do, self._made_up = [], MadeUp()
         return self.attempts[-1]
 
     def _take_incident(self, entry: Entry, attempt: Attempt) -> None:
@@ -274,8 +290,20 @@ class Story:
                 self.pages[self._clean.line(entry.body.get("tracker", ""))] = self._clean.line(
                     entry.body.get("page", "")
                 )
+            case "checkpoints-not-written" | "not-pushed":
+                self._left_to_do.append(self._clean.line(entry.body.get("text", "")))
+            case "killed":
+                self._take_kill(entry)
             case "lines-lost":
                 self.lines_lost += step_of(entry.body.get("lines")) or 0
+
+    def _take_kill(self, entry: Entry) -> None:
+        """Take in what the next attempt has found out of one that was killed."""
+        number, step = step_of(entry.body.get("of")), step_of(entry.body.get("last_step"))
+        killed = next((each for each in self.attempts if each.number == number), None)
+        if killed is not None and step is not None:
+            killed.last_step = max(killed.last_step, step)
+            self.killed.append(killed)
 
     def _take_reflex(self, entry: Entry, attempt: Attempt) -> None:
         """Take in what was done at once, without a plan."""
@@ -283,16 +311,20 @@ class Story:
         names = [as_text(name) for name in _list(body.get("actions"))]
         seconds = seconds_of(body.get("seconds"))
         said = clean.line(body.get("said", ""))
+        self._made_up.take(body)
+        helped = body.get("helped") is not False  # ledgers of before it was written down do not say
+        spellings = [clean.line(spelled(name, {}, self._actions)) for name in names]
+        told = [] if helped else [clean.line(spelled(name, {}, self._actions)) for name in names if name == "alert"]
         self.recovery_actions.append(
             {
                 "failure": clean.line(body.get("failure", "other")),
                 "diagnosis": clean.line(body.get("because", "")),
-                "actions": [clean.line(spelled(name, {}, self._actions)) for name in names],
-                "failed_actions": [],
+                "actions": spellings if helped else told,
+                "failed_actions": [] if helped else [each for each in spellings if each not in told],
                 "step": entry.step,
-                "outcome": "done",
+                "outcome": "done" if helped else "failed",
                 "said": said,
-                "verdict": "recovered",
+                "verdict": "recovered" if helped else None,
                 "incident": clean.line(body.get("incident", "")),
                 "attempt": entry.attempt,
                 "is_undo": False,

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .file_checks import not_finite_in, problem_of_torch_file, read_json, safetensors_names, shards_of, why_no_file
-from .manifest import FolderChangingError, Manifest, ManifestError, mark_of, read_manifest, step_of
+from .manifest import BESIDE, FolderChangingError, Manifest, ManifestError, mark_of, read_manifest, step_of
 from .verdicts import NOT_JUDGED, StateVerdict
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
@@ -62,7 +62,7 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
 
     """
     step = step_of(folder)
-    manifest, verified = None, False
+    manifest, verified, is_beside_damaged = None, False, False
     problems: list[str] = []
     remarks: list[str] = []
     try:
@@ -73,7 +73,11 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
         problems.append(str(error))
     try:
         if manifest is not None:
-            problems += _differences(folder, manifest, thorough=thorough)
+            for name, told in _differences(folder, manifest, thorough=thorough):
+                (remarks if name in BESIDE else problems).append(told)
+            is_beside_damaged = bool(remarks)
+            if is_beside_damaged:
+                remarks.append("counts and the history of the rules begin anew, as after a stock resume")
         is_hashed = manifest is not None and bool(manifest.files)
         if not is_hashed and not problems:
             remarks.append("there are no checksums: only its structure was looked at")
@@ -85,7 +89,7 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
         remarks += looked.remarks(model_only=model_only)
         if finite and not problems:
             problems += looked.values_that_are_not_finite()
-        verified = is_hashed and not problems
+        verified = is_hashed and not problems and not is_beside_damaged
     except OSError as error:  # the folder is deleted while it is looked at, or its disk fails
         problems.append(f"it cannot be read: {error.strerror or error}")
     verdict = manifest.verdict if manifest is not None else NOT_JUDGED
@@ -106,12 +110,12 @@ def _said_once(problems: list[str]) -> tuple[str, ...]:
     )
 
 
-def _differences(folder: Path, manifest: Manifest, *, thorough: bool) -> list[str]:
-    """Compare a folder with its manifest; files that came later are nobody's business."""
-    told: list[str] = []
+def _differences(folder: Path, manifest: Manifest, *, thorough: bool) -> list[tuple[str, str]]:
+    """Compare a folder with its manifest, by file; files that came later are nobody's business."""
+    told: list[tuple[str, str]] = []
     step = step_of(folder)
     if manifest.step is not None and step is not None and manifest.step != step:
-        told.append(f"its manifest is of step {manifest.step}")
+        told.append(("", f"its manifest is of step {manifest.step}"))
     for name, expected in manifest.files.items():
         path = folder / name
         problem = why_no_file(path)
@@ -122,8 +126,20 @@ def _differences(folder: Path, manifest: Manifest, *, thorough: bool) -> list[st
             elif thorough:
                 problem = _other_content(path, name, expected.xxh3)
         if problem is not None:
-            told.append(problem)
+            told.append((name, problem))
     return told
+
+
+def differs_beside(folder: Path) -> str | None:
+    """Say what is wrong with what we have put beside a checkpoint, by its manifest; None where nothing is known of it."""
+    try:
+        manifest = read_manifest(folder)
+    except (ManifestError, OSError):
+        return None
+    if manifest is None:
+        return None
+    ours = replace(manifest, step=None, files={name: manifest.files[name] for name in BESIDE & manifest.files.keys()})
+    return "; ".join(told for _, told in _differences(folder, ours, thorough=True)) or None
 
 
 def _other_content(path: Path, name: str, xxh3: str) -> str | None:

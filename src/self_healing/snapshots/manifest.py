@@ -28,6 +28,8 @@ from .verdicts import NOT_JUDGED, Condition, StateVerdict
 
 FILE_NAME = "healing_manifest.json"
 VERSION = 1
+BESIDE = frozenset({"healing_state.json", "healing_state.safetensors"})
+"""What we put beside a trainer's own files: a resume without it is a stock one, and no reason to lose a checkpoint."""
 
 _CHUNK = 1 << 20  # the longest time another thread waits for the interpreter's lock: about 0.2 ms of hashing
 _LONGEST = 64 << 20

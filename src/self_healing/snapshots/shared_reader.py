@@ -117,6 +117,20 @@ def iter_states(run: str, *, base: Path | None = None) -> Iterator[PublishedStat
             yield PublishedState(index, name, folder)
 
 
+def newest_step(run: str, since_s: float, *, base: Path | None = None) -> int | None:
+    """Return the newest step that a run has left a state of since a time, by what is said of the states alone."""
+    root = root_path(base)
+    steps = []
+    try:
+        folder = OwnFolder(root / run, within=OwnFolder(root))
+        for name in filter(STATE.fullmatch, folder.names()):
+            index = _index(folder, name, run)
+            steps += [index.step] if index.created_s >= since_s else []
+    except (SharedMemoryError, ValueError, OSError):  # whoever goes on from it says what is wrong with it
+        pass
+    return max(steps, default=None)
+
+
 def _index(folder: OwnFolder, name: str, run: str) -> StateIndex:
     descriptor = folder.read_only(name)
     with os.fdopen(descriptor, "rb") as file:

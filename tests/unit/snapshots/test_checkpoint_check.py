@@ -9,8 +9,8 @@ import zipfile
 
 import pytest
 
-from self_healing.snapshots.checkpoint_check import check
-from self_healing.snapshots.manifest import FILE_NAME, describe, promote, write_manifest
+from self_healing.snapshots.checkpoint_check import check, differs_beside
+from self_healing.snapshots.manifest import BESIDE, FILE_NAME, describe, promote, write_manifest
 from self_healing.snapshots.verdicts import NOT_JUDGED, Condition, StateVerdict
 
 pytestmark = pytest.mark.torch
@@ -42,6 +42,29 @@ def test_a_flipped_bit_in_any_file_is_found_by_the_manifest(name, checkpoint, fl
     assert not found.is_usable
     assert not found.verified
     assert f"{name} is damaged: its checksum is not the one written down" in found.problems
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut", "gone"])
+@pytest.mark.parametrize("name", sorted(BESIDE))
+def test_what_lies_beside_the_trainers_own_files_costs_no_checkpoint(name, damage, checkpoint, flip_bit):
+    folder = checkpoint()
+    for each in BESIDE:
+        (folder / each).write_text(json.dumps({"v": 1, "counts": {}}))
+    with_manifest(folder)
+    assert differs_beside(folder) is None
+    assert check(folder).verified
+    if damage == "flipped":
+        flip_bit(folder / name)
+    elif damage == "cut":
+        (folder / name).write_bytes(b"{")
+    else:
+        (folder / name).unlink()
+    found = check(folder)
+    assert found.is_usable
+    assert not found.verified
+    assert name in found.remarks[0]
+    assert found.remarks[1] == "counts and the history of the rules begin anew, as after a stock resume"
+    assert name in differs_beside(folder)
 
 
 def test_a_quick_look_does_not_read_the_weights_and_so_misses_a_flipped_bit(checkpoint, flip_bit):

@@ -2,7 +2,7 @@
 
 A trainer pushes checkpoints in the background and never looks at what came of it: a push that failed is lost without
 a word. Here it is looked at between steps and sent again when its pause is over; only at the end of training is
-there something to wait for.
+there something to wait for, and not for long: the Hub's own client repeats what fails too, before we hear of it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from ..trainer.wrapping import Wrapping
 from .network import Retries, may_pass
 
 NEVER = float("inf")
+WAITED_FOR_S = 120.0
+"""No attempt is begun later than this after the time that a trainer of its own waits for a push."""
+EARLY_S = 0.01
+"""A pause that is shorter by this was ended by whoever asks the run to end."""
 
 
 class HubPushes:
@@ -33,11 +37,14 @@ class HubPushes:
         self.retries = retries
         self.tell = tell
         self.retried = 0
+        self.missing: str | None = None
+        """What has not arrived and will not be sent again, in words; None where a later push has arrived."""
         self._clock = clock
         self._wrapping = Wrapping()
         self._folder: str | None = None
         """The checkpoint that is on its way; None where nothing is."""
         self._failures = 0
+        self._last_error = ""
         self._due = NEVER
         """When it is sent again."""
 
@@ -78,19 +85,38 @@ class HubPushes:
     def _around_finish(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _finish_current_push() -> None:
             original()
+            if self._due != NEVER:  # sent now: its pause was meant for steps
+                self.look(is_due=True)
+                original()
             self.look()
+            latest = self._clock() + WAITED_FOR_S
             while self._folder is not None:
-                self.retries.sleep(max(0.0, self._due - self._clock()))
+                if not self._waits_its_turn(latest):
+                    return
                 self.look(is_due=True)
                 original()
                 self.look()
 
         return _finish_current_push
 
+    def _waits_its_turn(self, latest: float) -> bool:
+        """Wait for the next attempt; say whether there is one."""
+        due = self._due
+        if due > latest:
+            self._give_up(f"the Hub did not come back within {WAITED_FOR_S:g} s after the end of training")
+            return False
+        self.retries.sleep(max(0.0, due - self._clock()))
+        if self._clock() < due - EARLY_S:
+            self._give_up("the run is asked to end")
+            return False
+        return True
+
     def _around_blocking_push(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def push_to_hub(*args: Any, **kwargs: Any) -> Any:
             before = self.retried
-            result = self.retries.call(lambda: original(*args, **kwargs), self._say_retry)
+            result = self.retries.call(
+                lambda: original(*args, **kwargs), self._say_retry, within_s=WAITED_FOR_S, clock=self._clock
+            )
             if self.retried > before:
                 self.tell("push-arrived", f"the push arrived at the Hub after {self.retried - before} failures")
             return result
@@ -123,12 +149,13 @@ class HubPushes:
             return
         if self._failures:
             self.tell("push-arrived", f"{Path(self._folder).name} arrived at the Hub after {self._failures} failures")
-        self._folder = None
+        self._folder = self.missing = None
 
     def _send_again(self) -> None:
         assert self._folder is not None, "only a push that is on its way is sent again"
         if not Path(self._folder).is_dir():
-            self.tell("push-given-up", f"{Path(self._folder).name} was deleted before it arrived at the Hub")
+            self.missing = f"{Path(self._folder).name} was deleted before it arrived at the Hub"
+            self.tell("push-given-up", self.missing)
             self._folder = None
             return
         self._send()
@@ -136,18 +163,23 @@ class HubPushes:
     def _failed(self, error: BaseException) -> None:
         """Plan another attempt, or say that there is none; a push never ends the training."""
         assert self._folder is not None, "only a push that is on its way fails"
-        name = Path(self._folder).name
         self._failures += 1
+        self._last_error = f"{type(error).__name__}: {str(error)[:200]}"
         if may_pass(error) and self._failures <= self.retries.most:
             self._due = self._clock() + self.retries.pause_s(self._failures)
             self._say_retry(error, self._failures)
             return
-        self.tell(
-            "push-given-up",
-            f"{name} did not arrive at the Hub: {type(error).__name__}: {error}. It is kept in {self._folder}; call "
-            "trainer.push_to_hub() when the Hub is reachable and the token is right.",
+        self._give_up("which waiting does not help" if not may_pass(error) else f"it was sent {self._failures} times")
+
+    def _give_up(self, because: str) -> None:
+        assert self._folder is not None, "only a push that is on its way is given up"
+        self.missing = (
+            f"{Path(self._folder).name} did not arrive at the Hub ({because}). It is kept in {self._folder}: call "
+            "trainer.push_to_hub() when the Hub is reachable and the token is right. The last error: "
+            f"{self._last_error}"
         )
-        self._folder = None
+        self.tell("push-given-up", self.missing)
+        self._folder, self._due = None, NEVER
 
     def _say_retry(self, error: BaseException, retry: int) -> None:
         self.retried += 1

@@ -9,6 +9,7 @@ anywhere in a training loop they may as well come from a barrier or a dead worke
 from __future__ import annotations
 
 import errno
+import math
 import random
 import time
 from collections.abc import Callable
@@ -128,12 +129,20 @@ class Retries:
         planned = RetryLater(attempt=retry - 1, base_s=self.base_s).wait_s
         return planned * (1.0 + self.jitter * (2.0 * self.draw() - 1.0))
 
-    def call(self, do: Callable[[], T], before_retry: Callable[[BaseException, int], None]) -> T:
+    def call(
+        self,
+        do: Callable[[], T],
+        before_retry: Callable[[BaseException, int], None],
+        *,
+        within_s: float = math.inf,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> T:
         """Call until it succeeds or fails for another reason; the last error is raised where it does not pass.
 
-        `before_retry(error, retry)` puts back what the failed attempt has changed.
+        `before_retry(error, retry)` puts back what the failed attempt has changed. No retry is begun later than
+        `within_s` after the first failure.
         """
-        retry = 0
+        retry, latest = 0, math.inf
         while True:
             try:
                 return do()
@@ -144,8 +153,13 @@ class Retries:
                 if retry > self.most:
                     error.add_note(f"self-healing: the network did not come back within {self.most} retries")
                     raise
+                pause_s = self.pause_s(retry)
+                latest = min(latest, clock() + within_s)
+                if clock() + pause_s > latest:
+                    error.add_note(f"self-healing: the network did not come back within {within_s:g} s")
+                    raise
                 before_retry(error, retry)
-            self.sleep(self.pause_s(retry))
+            self.sleep(pause_s)
 
 
 def network_reflex(retried: list[str], came_of_it: str, step: int) -> Reflex:

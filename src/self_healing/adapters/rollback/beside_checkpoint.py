@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...snapshots.checkpoint_check import differs_beside
+from ...snapshots.manifest import BESIDE
 from ..rehearsal.trainer_state import counted_names, put_count_back
 from .guard_state import GuardState
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
 
 FILE_NAME = "healing_state.json"
 TENSORS = "healing_state.safetensors"
-OURS = frozenset({FILE_NAME, TENSORS})
+OURS = BESIDE
 VERSION = 1
 
 
@@ -112,6 +114,9 @@ def _counted() -> tuple[str, ...]:
 def _read(folder: Path, device: Any) -> dict[str, Any] | None:
     from ...tensors.written import reader
 
+    damaged = differs_beside(folder)
+    if damaged is not None:  # what can still be read may be wrong all the same
+        raise CannotReadError(f"{FILE_NAME} cannot be used: {damaged}")
     try:
         said = json.loads((folder / FILE_NAME).read_text(encoding="ascii"))
         if not isinstance(said, dict) or said.get("v") != VERSION:

@@ -46,6 +46,8 @@ TOLD_BY_WRITERS = (
     "basic_ios::clear: iostream error",
 )
 """How libraries that write files themselves pass it on, without the operating system's number."""
+CRYPTIC = ("unexpected pos", "iostream error")
+"""What torch's writer says of a file that did not take what was written to it."""
 SCRATCH = ("trace_*.json", "oom_*.pickle")
 """What we have written for people to look at, and give up for a checkpoint where the disk is full."""
 CLOSING_S = 60.0
@@ -65,6 +67,15 @@ def is_trouble_with_the_disk(error: BaseException | None) -> bool:
     return False
 
 
+def in_words(error: BaseException) -> str:
+    """Return what an exception says of the disk; torch's writer only says that it stands where it should not."""
+    said = f"{type(error).__name__}: {error}"
+    is_cryptic = any(words in str(error) for words in CRYPTIC)
+    return (
+        f"the disk is full or refuses to be written to, in the words of torch's writer: {said}" if is_cryptic else said
+    )
+
+
 class CheckpointCare:
     """Stands around the saving of one trainer."""
 
@@ -76,6 +87,8 @@ class CheckpointCare:
         self.disk = DiskTier()
         self.failed: BaseException | None = None
         """Why the last checkpoint was not written; None where it was."""
+        self.not_written: dict[int, str] = {}
+        """The steps whose checkpoint could not be written, and why."""
         self._desk = desk
         self._folder = folder
         self._weights_are_finite = weights_are_finite
@@ -134,6 +147,7 @@ class CheckpointCare:
     def returned(self, to_step: int) -> None:
         """Forget the checkpoints of steps that are undone; they stay where they are, and stay sick."""
         self.disk.returned(to_step)
+        self.not_written = {step: why for step, why in self.not_written.items() if step <= to_step}
         self._is_in_trouble = False
         told = name_a_best_that_is_there(self.trainer, self.disk.states)
         if told is not None:
@@ -150,9 +164,10 @@ class CheckpointCare:
 
     def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _save_checkpoint(*args: Any, **kwargs: Any) -> Any:
-            folder = self._folder_of_now()
+            folder, step = self._folder_of_now(), int(self.trainer.state.global_step)
             existed = folder.exists()
             self.failed = None
+            self.not_written.pop(step, None)
             try:
                 return self._save(lambda: original(*args, **kwargs), folder)
             except Exception as error:  # healed below, or raised again
@@ -166,10 +181,17 @@ class CheckpointCare:
                 if not is_trouble_with_the_disk(error):
                     raise
                 self.failed = error
+                self.not_written[step] = in_words(error)
                 self._make_room(folder, existed=existed)
-                self._tell(failure, "training goes on without it, from memory where it has to return")
+                self._tell(
+                    failure, "training goes on without it, from memory where it has to return", was_written=False
+                )
                 return None
-            self._tell(failure, "it was written when it was tried again, after what was half written had been removed")
+            self._tell(
+                failure,
+                "it was written when it was tried again, after what was half written had been removed",
+                was_written=True,
+            )
             return result
 
         return _save_checkpoint
@@ -207,14 +229,14 @@ class CheckpointCare:
             for path in self._folder.glob(pattern):
                 path.unlink(missing_ok=True)
 
-    def _tell(self, error: BaseException, said: str) -> None:
-        step = int(self.trainer.state.global_step)
-        logger.error("the checkpoint of step %d could not be written: %s; %s", step, error, said)
+    def _tell(self, error: BaseException, said: str, *, was_written: bool) -> None:
+        step, why = int(self.trainer.state.global_step), in_words(error)
+        logger.error("the checkpoint of step %d could not be written: %s; %s", step, why, said)
         self._desk.reflex(
             Reflex(
                 failure=FailureType.DISK, incident="save-failed",
-                because=f"the checkpoint of step {step} could not be written: {type(error).__name__}: {error}",
-                actions=("alert", "retry-later"), said=said, step=step,
+                because=f"the checkpoint of step {step} could not be written: {why}",
+                actions=("alert", "retry-later"), said=said, step=step, helped=was_written,
             )
         )  # fmt: skip
 

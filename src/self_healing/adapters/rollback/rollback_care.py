@@ -75,10 +75,14 @@ class RollbackCare:
         keeper.loop.on_error = lambda error: self._answer(error, raised)
         keeper.loop.attach(self._wrapping)
 
-    def ended(self, exit_reason: str) -> None:
-        """Leave the newest states to the next attempt where there may be one."""
+    def ended(self, exit_reason: str, *, is_unsaved: bool = False) -> None:
+        """Leave the newest states to the next attempt where there may be one, or where the disk has none as new."""
         if self.keeper is not None:
-            self.keeper.shared.end(for_good=exit_reason in ENDED_FOR_GOOD)
+            self.keeper.shared.end(for_good=exit_reason in ENDED_FOR_GOOD and not is_unsaved)
+
+    def kept_step(self) -> int | None:
+        """Return the step of the newest state in shared memory, None where there is none."""
+        return self.keeper.shared.newest_step() if self.keeper is not None else None
 
     def detach(self) -> None:
         """Put the trainer's methods back and let go of all states."""

@@ -223,6 +223,15 @@ class SharedStates:
 
     # -- the end -------------------------------------------------------------------------------------
 
+    def newest_step(self) -> int | None:
+        """Return the step of the newest state that is published; waits for those that are about to be."""
+        if self._run is None:
+            return None
+        if self._worker is not None:
+            self._worker.wait()
+        steps = [each.state.step for each in self._submitted.values()]
+        return None if self._problem else max(steps, default=None)
+
     def end(self, *, for_good: bool) -> None:
         """Let go of shared memory: with all that is in it, or leaving what is published to the next attempt."""
         self._is_wanted = False

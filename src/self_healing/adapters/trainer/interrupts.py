@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
@@ -15,6 +16,8 @@ logger = logging.getLogger("self_healing.interrupts")
 
 FREE_FOR_USE = frozenset({signal.SIGUSR1, signal.SIGUSR2})
 """Signals that programs use as they like: where one has a handler of its own, or does not name it, it only warns."""
+SAME_REQUEST_SECONDS = 2.0
+"""A signal that comes again within this time is the same request: `timeout` and schedulers send theirs to a process and then to its group."""
 
 
 class Interrupts:
@@ -34,6 +37,10 @@ class Interrupts:
         self._before: dict[signal.Signals, Any] = {}
         self._former: dict[signal.Signals, Any] = {}
         """The handlers that were there before, also when they are back in place."""
+        self.repeats = 0
+        """How often the request to end came again at once, which counts as one."""
+        self._asked: tuple[signal.Signals, float] | None = None
+        """The first signal that asked the run to end, be it acted on or not, and when."""
         self._process = os.getpid()
 
     def install(self) -> None:
@@ -86,16 +93,33 @@ class Interrupts:
             os.kill(os.getpid(), number)
             return
         came = signal.Signals(number)
-        if self.received is not None and not self.is_warning(came):  # asked twice: do not make them wait for a step
-            handler = self._before.get(came)
-            self.restore()
-            if callable(handler):
-                handler(number, frame)
+        if not self.is_warning(came):
+            if self._asked is None:
+                self._asked = (came, time.monotonic())
+            elif self._is_repeated(came):
+                self.repeats += 1
                 return
-            os.kill(os.getpid(), number)
-            return
+            else:  # asked twice: do not make them wait for a step
+                self._end_at_once(came, frame)
+                return
+        elif self.received is not None and not self.is_warning(self.received):
+            return  # the run is saved and ends anyway
         self.received = came
         self.on_signal(number)
+
+    def _is_repeated(self, came: signal.Signals) -> bool:
+        """Say whether a signal is the first one once more, and no impatience; Ctrl-C is pressed twice on purpose."""
+        assert self._asked is not None
+        first, at = self._asked
+        return came == first and came != signal.SIGINT and time.monotonic() - at < SAME_REQUEST_SECONDS
+
+    def _end_at_once(self, came: signal.Signals, frame: FrameType | None) -> None:
+        handler = self._before.get(came)
+        self.restore()
+        if callable(handler):
+            handler(came, frame)
+            return
+        os.kill(os.getpid(), came)
 
 
 def signals_left_to_us(args: Any, preempting: Iterable[signal.Signals] = ()) -> list[signal.Signals]:

@@ -23,6 +23,8 @@ class LastAttempt:
     exit_reason: str = KILLED
     """As the attempt wrote it, `killed` where it had no time to write anything."""
     last_step: int = 0
+    last_s: float = 0.0
+    """When it last wrote something."""
     has_trained: bool = False
     run_began_s: float = 0.0
     """When the first attempt of the same run began; what is older in the folder belongs to another one."""
@@ -64,6 +66,7 @@ def _read(ledger: Path, _size: int, _changed_ns: int) -> LastAttempt | None:
             began_s, facts = (entry.time, {}) if last is None else (last.run_began_s, last.facts)
             last = LastAttempt(entry.attempt, run_began_s=began_s, facts=facts, before=that_tells(last))
             knows_facts = False
+        last.last_s = max(last.last_s, entry.time)
         if entry.kind == "config" and entry.body.get(CONTINUES) is False:
             last.run_began_s, last.facts, last.before = entry.time, {}, None
         if entry.kind == "note" and entry.name == ENDED:

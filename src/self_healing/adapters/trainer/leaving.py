@@ -53,7 +53,8 @@ def save_as_asked(session: TrainerSession) -> None:
     if not interrupts.is_warning(number):
         session.grace.answered()
     session.desk.settle()  # what is written must be known to be sick or sound
-    session.note("interrupted", f"{number.name} came; {session.emergency_checkpoint()}")
+    again = f" {interrupts.repeats + 1} times at once, which counts as one" if interrupts.repeats else ""
+    session.note("interrupted", f"{number.name} came{again}; {session.emergency_checkpoint()}")
     if interrupts.is_warning(number):
         interrupts.pass_on(number)
 
@@ -156,9 +157,12 @@ def leave_as_asked(session: TrainerSession, failed: BaseException | None, output
         session.interrupts.pass_on(number)
     elif failed is None or is_put_down_to(session, failed):
         step = int(session.trainer.state.global_step)
+        is_saved = session.is_saved(step)
+        saved = "it is saved" if is_saved else "this step is not on disk"
+        there = "there" if is_saved else "the newest state that there is"
         text = (
-            f"{number.name} has ended the training at step {step}, and it is saved: run the script again, with "
-            'train(resume_from_checkpoint="auto"), and it goes on from there'
+            f"{number.name} has ended the training at step {step}, and {saved}: run the script again, with "
+            f'train(resume_from_checkpoint="auto"), and it goes on from {there}'
         )
         logger.warning("%s", text, exc_info=failed)
         raise Preempted(text, signal=number.name, output=output) from failed

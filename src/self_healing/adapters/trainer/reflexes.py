@@ -49,6 +49,8 @@ class Reflex:
     step: int
     """Global step before the update it belongs to."""
     seconds: float = 0.0
+    helped: bool = True
+    """Whether the trouble was dealt with; else the run has only gone on in spite of it."""
     details: dict[str, object] = field(default_factory=dict)
 
     def body(self) -> dict[str, object]:

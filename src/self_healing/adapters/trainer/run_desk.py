@@ -25,7 +25,8 @@ from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
 from ...tracking.alert_office import AlertOffice
 from .calm import TOGETHER, Calm
-from .last_attempt import last_attempt
+from .killed_attempt import listed_since, reached_at_least
+from .last_attempt import LastAttempt, last_attempt
 from .reflexes import NOTE, Reflex
 
 if TYPE_CHECKING:
@@ -100,8 +101,8 @@ class RunDesk:
             self._started_s = time.time()
             if self._tells and hasattr(self.abilities, "alerted_by"):
                 self.abilities.alerted_by = self.alerts.describe
-            if was_killed:
-                self._tell_of_a_kill()
+            if before is not None and before.was_killed:
+                self._tell_of_a_kill(before)
             undo.pop_all()
 
     def close(self) -> None:
@@ -229,19 +230,23 @@ class RunDesk:
             ended_s=time.time(),
         )
 
-    def _tell_of_a_kill(self) -> None:
+    def _tell_of_a_kill(self, before: LastAttempt) -> None:
         """Write the postmortem of the attempt before this one, where its process had no time to write one."""
         ledger = self.opened.ledger
         if ledger is not None and self.args.process_index == 0:
-            self.note("killed", "the attempt before this one was killed: its postmortem is written now")
+            text = "the attempt before this one was killed: its postmortem is written now"
+            logger.warning("%s", text)
+            step = reached_at_least(before, self.args)
+            self._write("killed", step, {"text": text, "of": before.number, "last_step": step})
             self._write_postmortem(
                 exit_reason="killed",
                 exception=None,
-                last_step=None,
+                last_step=step,
+                quarantined=[record.sentence() for record in listed_since(before, self.args.output_dir)],
                 final_metrics=None,
                 started_s=None,
                 ended_s=None,
-                attempt=ledger.attempt - 1,
+                attempt=before.number,
             )
 
     def _write_postmortem(self, **told: Any) -> None:

@@ -40,6 +40,7 @@ from .step_profile import StepProfile
 from .time_spent import TimeSpent
 from .trackers import TrackerFence
 from .trl_counters import generates_for_several_steps
+from .unwritten import unwritten_checkpoints
 from .window import Window
 from .wrapping import Wrapping
 
@@ -317,6 +318,11 @@ class TrainerSession:
         """Say whether the state after a step is on disk: written by this training, or what it began with."""
         return step in self._saved_steps or (step == self._began_at and self.desk.resumes)
 
+    def newest_saved(self) -> int | None:
+        """Return the newest step whose checkpoint this training has written or begun with, None where there is none."""
+        began = {self._began_at} if self.desk.resumes else set()
+        return max(self._saved_steps | began, default=None)
+
     def mark_saved(self, step: int) -> None:
         """Take note of a checkpoint that the trainer has not written itself."""
         self._saved_steps.add(step)
@@ -330,15 +336,27 @@ class TrainerSession:
 
         return sum(not bool(torch.isfinite(p).all()) for p in self.trainer.model.parameters())
 
+    def figures_of_saving(self) -> dict[str, float]:
+        """Return how many checkpoints could not be written; nothing where all were."""
+        count = len(self.checkpoints.not_written) if self.checkpoints is not None else 0
+        return {"healing/checkpoints_not_written": count} if count else {}
+
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""
         self.desk.finish()
         self.pending.dropped(f"the run has ended ({exit_reason})")
         self._trackers.tell_losses()
-        self.rollback.ended(exit_reason)
+        if self.data.pushes.missing is not None:  # the log has it already
+            self.desk.record("not-pushed", {"text": self.data.pushes.missing})
+        unwritten = unwritten_checkpoints(self)
+        if unwritten is not None:
+            self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
+        self.rollback.ended(exit_reason, is_unsaved=unwritten is not None and unwritten.is_unsaved)
         self.spent.account.steps_over()
         self.spent.tell(self.desk)
-        self.desk.ended(exit_reason, error, {**self.log_figures.figures(), **self.memory.figures()})
+        self.desk.ended(
+            exit_reason, error, {**self.log_figures.figures(), **self.memory.figures(), **self.figures_of_saving()}
+        )
 
     def saved(self) -> None:
         """Report a checkpoint: a state that can be returned to."""

@@ -1,0 +1,94 @@
+"""A run whose disk refuses every checkpoint says so at its end, and leaves its newest state where it can be gone on from."""
+
+from __future__ import annotations
+
+import json
+import signal
+
+import pytest
+
+from self_healing import Preempted, SelfHealingTrainer
+from self_healing.adapters.rollback.checkpoint_care import in_words, is_trouble_with_the_disk
+from self_healing.drills.disk_faults import CannotMountError, small_disk
+from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.drills.trained import updates, weights
+from self_healing.report.postmortem import read_postmortem
+
+from .test_trainer_interrupts import send_at
+
+pytestmark = pytest.mark.torch
+
+SAVING = {"max_steps": 12, "save_strategy": "steps", "save_steps": 4}
+
+
+@pytest.fixture
+def full_disk(tmp_path):
+    """Return a folder on a disk that has room for a ledger and for no checkpoint, and what makes room there."""
+    try:
+        with small_disk(tmp_path / "disk", 1_000_000):
+            filler = tmp_path / "disk" / "filler"
+            filler.write_bytes(b"x" * 850_000)
+            yield tmp_path / "disk" / "run", filler
+    except CannotMountError as error:
+        pytest.skip(str(error))
+
+
+def test_a_run_that_could_save_nothing_says_so_and_can_be_gone_on_with(full_disk, tmp_path):
+    folder, filler = full_disk
+    metrics = SelfHealingTrainer(tiny_trainer(folder, **SAVING)).train().metrics
+    assert metrics["healing/checkpoints_not_written"] == 3
+    assert not list(folder.glob("checkpoint-*"))
+    told = read_postmortem(folder / "postmortem.json")
+    assert told.exit_reason == "completed"
+    assert told.final_metrics["healing/checkpoints_not_written"] == 3
+    assert (
+        "3 checkpoints could not be written (of steps 4, 8, 12), and none of this training is on disk" in told.advice[0]
+    )
+    assert (
+        'is left in shared memory, for a day at most: make room, and train(resume_from_checkpoint="auto")'
+        in (told.advice[0])
+    )
+    assert [action["outcome"] for action in told.recovery_actions] == ["failed"] * 3
+    assert [action["verdict"] for action in told.recovery_actions] == [None] * 3
+    assert told.recovery_actions[0]["failed_actions"] == ["backoff"]
+
+    filler.unlink()
+    again = tiny_trainer(folder, **SAVING)
+    SelfHealingTrainer(again).train(resume_from_checkpoint="auto")
+    entries = [json.loads(line) for line in (folder / "healing" / "ledger.jsonl").read_text().splitlines()]
+    assert any("from shared memory" in each["body"].get("text", "") for each in entries if each["name"] == "resuming")
+    assert (folder / "checkpoint-12").is_dir()
+    clean = tiny_trainer(tmp_path / "clean", **SAVING)
+    clean.train()
+    assert updates(again) == updates(clean)
+    assert (weights(again) == weights(clean)).all()
+
+
+def test_a_checkpoint_that_is_missing_between_others_is_told_and_no_state_is_kept(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    try:
+        with small_disk(folder / "checkpoint-8", 50_000):
+            SelfHealingTrainer(tiny_trainer(folder, **SAVING)).train()
+    except CannotMountError as error:
+        pytest.skip(str(error))
+    (advice,) = read_postmortem(folder / "postmortem.json").advice
+    assert "1 checkpoint could not be written (of step 8), and the newest on disk is checkpoint-12" in advice
+    assert "shared memory" not in advice
+
+
+def test_what_torch_says_of_a_full_disk_is_told_as_one():
+    error = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 64 vs 0")
+    assert is_trouble_with_the_disk(error)
+    assert in_words(error).startswith("the disk is full or refuses to be written to")
+    assert in_words(OSError(28, "No space left on device")) == "OSError: [Errno 28] No space left on device"
+
+
+def test_a_run_that_is_asked_to_end_and_cannot_be_saved_does_not_say_that_it_is(full_disk):
+    folder, _ = full_disk
+    trainer = tiny_trainer(folder, **SAVING)
+    send_at(trainer, 6, signal.SIGTERM)
+    with pytest.raises(Preempted, match=r"at step 7, and this step is not on disk: .* the newest state that there is"):
+        SelfHealingTrainer(trainer).train()
+    (advice,) = read_postmortem(folder / "postmortem.json").advice
+    assert "2 checkpoints could not be written (of steps 4, 7)" in advice
