@@ -16,9 +16,9 @@ from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
 from .delivery import Deliver, Inbox
 from .network import Retries, network_reflex
-from .quarantine import BadRecord, Limit, Quarantine, fingerprint
+from .quarantine import MOST_NAMED, BadRecord, Limit, Quarantine, fingerprint
 from .record_collating import GuardedCollator
-from .record_reading import GuardedRecords, RecordReader
+from .record_reading import CHANGED, GuardedRecords, RecordReader
 from .stream_reading import StreamCollator, StreamReader
 
 logger = logging.getLogger("self_healing.data")
@@ -52,10 +52,14 @@ class BadRecordGuard:
         self.on_reflex = on_reflex
         """Told what was done about it, once for each batch and kind of trouble."""
         self.records_left_out = 0
+        """In this attempt, those that an earlier one had found included."""
         self.network_retries = 0
         self._inbox = Inbox()
         self._wrapping = Wrapping()
         self._exchanged: list[tuple[Any, Any, Any]] = []
+        self._used_again: set[str] = set()
+        self._told_of: set[str] = set()
+        """Datasets of which it was said what earlier attempts have left out."""
 
     def attach(self) -> None:
         """Guard every data loader for training that the trainer builds from now on."""
@@ -110,14 +114,26 @@ class BadRecordGuard:
             guarded: Any = GuardedStream(reader)
             collator: Any = StreamCollator(collate, reader, deliver)
         else:
+            known = dict(self.quarantine.records) if self.leaves_out else {}
             reader = RecordReader(
-                dataset, name=name, known=dict(self.quarantine.records), limit=self.limit, retries=self.retries,
-                leaves_out=self.leaves_out,
-            )  # fmt: skip
+                dataset, name=name, known=known, limit=self.limit, retries=self.retries, leaves_out=self.leaves_out
+            )
+            self._tell_of_listed(reader)
             guarded, collator = GuardedRecords(reader), GuardedCollator(collate, reader, deliver)
         self._exchanged.append((inner, dataset, collate))
         # torch refuses a new dataset so that the sampler cannot disagree with it; this one has the same places.
         vars(inner).update(dataset=guarded, collate_fn=collator)
+
+    def _tell_of_listed(self, reader: RecordReader) -> None:
+        """Say, once for each dataset, which records are left out because an earlier attempt has found them."""
+        listed = [place for place in reader.listed() if place in self.quarantine.inherited]
+        if not listed or reader.name in self._told_of:
+            return
+        self._told_of.add(reader.name)
+        self.records_left_out += len(listed)
+        named = ", ".join(str(place) for place in listed[:MOST_NAMED]) + (", ..." if len(listed) > MOST_NAMED else "")
+        records = "record" if len(listed) == 1 else "records"
+        self.tell("records-still-left-out", f"{len(listed)} {records} left out by {self.quarantine.path}: {named}")
 
     def settle(self) -> None:
         """List what the batches used so far have brought to light.
@@ -135,6 +151,9 @@ class BadRecordGuard:
         for findings in self._inbox.take():
             for remark in findings.remarks:
                 self.tell(remark.name, remark.text)
+                if remark.name == CHANGED and remark.text not in self._used_again:  # each worker finds out for itself
+                    self._used_again.add(remark.text)
+                    self.records_left_out -= 1
             retried = [remark.text for remark in findings.remarks if remark.name == "network-retried"]
             self.network_retries += len(retried)
             if retried:

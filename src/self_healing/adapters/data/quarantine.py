@@ -1,12 +1,15 @@
 """The list of records that are left out: `healing/quarantine.jsonl`, one JSON object a line.
 
 A line names a record by its place and by a hash of its content, or, where the content could not be read, by its place
-in a dataset of this kind and size. It holds no time, so that two runs that do the same write the same file. To give a
-record another chance, delete its line.
+and the content of the record that was used instead. It holds no time, so that two runs that do the same write the same
+file. To give a record another chance, delete its line.
+
+The list is that of one run: its later attempts honour it, and another run in the same folder sets it aside.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -56,6 +59,8 @@ class BadRecord:
     message: str
     replaced_by: int | None = None
     """The place of the record that is used instead."""
+    witness: str = ""
+    """Hash of that record's content, where this one has none: it says whether the data are still the same."""
 
     def sentence(self) -> str:
         """Say what happened to it."""
@@ -149,6 +154,28 @@ class Quarantine:
         """By place. What another rank found is left out here too, from the next start on."""
         for path in sorted(folder.glob("quarantine*.jsonl")) if folder.is_dir() else []:
             self.records.update({record.index: record for record in read_list(path)})
+        self.inherited = frozenset(self.records)
+        """Places that were on the list before this attempt."""
+
+    def set_aside(self, world_size: int = 1) -> list[Path]:
+        """Begin an empty list, because this is another run; return where the lines of the earlier one are now.
+
+        Every process moves its own file, and the first one those that no process of this run would write to.
+        """
+        self.records, self.inherited = {}, frozenset()
+        mine = [self.path]
+        if self.path.name == "quarantine.jsonl":
+            own = {f"quarantine.rank{rank}.jsonl" for rank in range(1, world_size)}
+            mine += [path for path in self.path.parent.glob("quarantine.rank*.jsonl") if path.name not in own]
+        moved = []
+        for path in mine:
+            if path.is_file():
+                number = next(n for n in itertools.count(1) if not _earlier(path, n).exists())
+                try:
+                    moved.append(path.rename(_earlier(path, number)))
+                except OSError as error:  # its lines are passed over in this attempt all the same
+                    logger.warning("%s: the list of an earlier run could not be set aside: %s", path, error)
+        return moved
 
     def add(self, record: BadRecord) -> bool:
         """Put a record on the list, on the disk too; say whether it was new."""
@@ -186,6 +213,10 @@ class Quarantine:
         bad = [record for record in self.records.values() if record.dataset == dataset]
         if not limit.allows(len(bad), total):
             raise TooManyBadRecords(too_many(bad, total, limit, self.path))
+
+
+def _earlier(path: Path, number: int) -> Path:
+    return path.with_name(f"earlier_{number}_{path.name}")
 
 
 def too_many(bad: Iterable[BadRecord], total: int, limit: Limit, path: Path | None) -> str:
@@ -232,4 +263,5 @@ def _from_line(line: bytes) -> BadRecord | None:
         return None
     replaced = record.replaced_by
     is_whole = type(record.index) is int and isinstance(record.hash, str) and isinstance(record.dataset, str)
+    is_whole = is_whole and isinstance(record.witness, str)
     return record if is_whole and (replaced is None or type(replaced) is int) else None

@@ -16,6 +16,7 @@ from .data_errors import may_be_the_record
 from .network import Retries
 from .quarantine import BadRecord, Limit, NoUsableRecord, TooManyBadRecords, bad_record, content_hash, too_many
 
+CHANGED = "record-changed"
 PROBES = 8
 """Records from all over the dataset that are tried before a batch that failed as a whole is held against its records."""
 
@@ -63,9 +64,9 @@ class RecordReader:
         self._retries = retries
         self._found: list[int] = []
         of_this = {index: record for index, record in known.items() if index < self.total and record.dataset == name}
-        self._bad = {index: record for index, record in of_this.items() if not record.has_content}
-        self._unverified = {index: record for index, record in of_this.items() if record.has_content}
-        """Left out by an earlier run: still so unless the record has changed since."""
+        self._bad: dict[int, BadRecord] = {}
+        self._unverified = of_this
+        """Left out by an earlier attempt: still so unless the data have changed since."""
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -118,7 +119,9 @@ class RecordReader:
             self.leave_out(index, None, error, "dataset")
         for slot, place in enumerate(chosen):
             if isinstance(read[slot], Unreadable):
-                chosen[slot], read[slot] = self._next_good(place)
+                instead, record = self._next_good(place)
+                chosen[slot], read[slot] = instead, record
+                self._remember_witness(instead, record)
         return Fetched(read, chosen, start)
 
     def _next_good(self, index: int) -> tuple[int, Any]:
@@ -129,6 +132,13 @@ class RecordReader:
             if not isinstance(record, Unreadable):
                 return candidate, record
             self.leave_out(candidate, None, record.error, "dataset")
+
+    def _remember_witness(self, place: int, record: Any) -> None:
+        """Note what was used instead of records that have no content to be known by."""
+        for index in self._found:
+            found = self._bad[index]
+            if not found.has_content and self.in_place_of(index) == place:
+                self._bad[index] = replace(found, replaced_by=place, witness=content_hash(record))
 
     def alone(self, index: Any) -> Any:
         """Read one record by itself, twice if need be; return `Unreadable` where both attempts fail."""
@@ -164,19 +174,26 @@ class RecordReader:
         )
 
     def _verify(self, index: int) -> None:
-        """Look whether a record is the one that was left out by an earlier run; draws no random numbers."""
+        """Look whether a record is the one that was left out by an earlier attempt; draws no random numbers."""
         from ...tensors.random_state import RandomState
 
         before = RandomState.capture()
         listed = self._unverified.pop(index)
-        record = self.alone(index)
+        is_same = self._is_the_same(index, listed)
         before.restore()
-        if isinstance(record, Unreadable) or content_hash(record) == listed.hash:
+        if is_same:
             self._bad[index] = listed
         else:
-            self.remarks.append(
-                Remark("record-changed", f"record {index} has changed since it was left out: used again")
-            )
+            self.remarks.append(Remark(CHANGED, f"record {index} has changed since it was left out: used again"))
+
+    def _is_the_same(self, index: int, listed: BadRecord) -> bool:
+        if not listed.has_content and listed.witness and listed.replaced_by in range(self.total):
+            witness = self.alone(listed.replaced_by)
+            if not isinstance(witness, Unreadable) and content_hash(witness) == listed.witness:
+                return True
+        # Nothing else says that these are the same data: the record itself has to.
+        record = self.alone(index)
+        return isinstance(record, Unreadable) or (listed.has_content and content_hash(record) == listed.hash)
 
     def leave_out(self, index: int, record: Any, error: Exception, where: str) -> None:
         """Put a record on the list.
@@ -214,7 +231,16 @@ class RecordReader:
     def take_found(self) -> tuple[BadRecord, ...]:
         """Return what was left out since the last call, in the order of places, with what is used instead."""
         found, self._found = sorted(self._found), []
-        return tuple(replace(self._bad[index], replaced_by=self.in_place_of(index)) for index in found)
+        return tuple(self._replaced(self._bad[index]) for index in found)
+
+    def _replaced(self, record: BadRecord) -> BadRecord:
+        """Say what is used in the place of a record by now."""
+        place = self.in_place_of(record.index)
+        return replace(record, replaced_by=place, witness=record.witness if place == record.replaced_by else "")
+
+    def listed(self) -> list[int]:
+        """Return the places that earlier attempts have left out, as far as is known without reading them."""
+        return sorted(self._unverified)
 
     def take_remarks(self) -> tuple[Remark, ...]:
         """Return what was remarked since the last call."""

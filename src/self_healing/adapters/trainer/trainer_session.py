@@ -121,7 +121,7 @@ class TrainerSession:
         self._attached = True  # first, so that what follows is undone also if it fails half-way
         for name, text, level in self.surroundings.remarks():
             self.note(name, text, level=level)
-        self.data.attach()
+        self.data.attach(continues=self.desk.continues)
         self.rollback.attach(self.desk, partial(raised_in_the_loop, self))
         self.guard.attach()
         self.log_figures.attach(self._changes)
