@@ -17,6 +17,7 @@ from .plan import Plan
 from .settings import Settings
 from .stop import Budget, per_class, per_run
 
+COOLING_DOWN = "cooling down"
 RUN_BUDGET_FACTOR = 4
 """A run may recover this many times as often as one class of failure may within its window."""
 
@@ -107,7 +108,8 @@ class Policy:
             .for_incident(onset_step=incident.onset_step, because=incident.because)
             for action in chosen.actions
         )
-        because = _why_final(incident.fingerprint in memory.faithful_retries, exhausted) if chosen.is_final else ""
+        is_deterministic = incident.fingerprint in memory.faithful_retries
+        because = _why_final(is_deterministic, exhausted, passed_over) if chosen.is_final else ""
         return _Choice(chosen, actions, tuple(passed_over), because)
 
     def _reason_against(
@@ -153,7 +155,7 @@ class Policy:
             return None
         cool_down = now.watch * 2**record.uses
         left = record.last_used + cool_down - memory.trained_steps
-        return f"cooling down for {left} more steps after {record.uses} uses" if left > 0 else None
+        return f"{COOLING_DOWN} for {left} more steps after {record.uses} uses" if left > 0 else None
 
     def _index(self, rung: Rung, failure: FailureType, memory: Memory, now: Circumstances) -> float:
         """Return expected cost per cure in seconds."""
@@ -194,9 +196,12 @@ def _is_a_suspicion(leading: Hypothesis) -> bool:
     return leading.failure is None and any(not rung.is_final for rung in leading.remedy)
 
 
-def _why_final(is_deterministic: bool, exhausted: str | None) -> str:
+def _why_final(is_deterministic: bool, exhausted: str | None, passed_over: list[str]) -> str:
     if is_deterministic:
         return "unrecoverable: the same exception at the same place came back after a faithful retry"
     if exhausted:
         return f"budget spent: {exhausted}"
+    resting = [reason for reason in passed_over if COOLING_DOWN in reason]
+    if resting:
+        return f"what is left to try was tried a short while ago and is not repeated yet ({'; '.join(resting)})"
     return "nothing else is left to try"

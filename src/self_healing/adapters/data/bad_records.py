@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.failure import FailureType
+from ..trainer.exceptions import text_of
 from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
 from .delivery import Deliver, Inbox
 from .network import Retries, network_reflex
-from .quarantine import MOST_NAMED, BadRecord, Limit, Quarantine, fingerprint
+from .quarantine import MOST_NAMED, BadRecord, Limit, Quarantine, content_hash, fingerprint
 from .record_collating import GuardedCollator
 from .record_reading import CHANGED, GuardedRecords, RecordReader
 from .stream_reading import StreamCollator, StreamReader
@@ -58,6 +59,9 @@ class BadRecordGuard:
         self._wrapping = Wrapping()
         self._exchanged: list[tuple[Any, Any, Any]] = []
         self._used_again: set[str] = set()
+        self._readers: list[RecordReader] = []
+        self._rows_that_raised: set[str] = set()
+        """Hashes of what the model has raised on."""
         self._told_of: set[str] = set()
         """Datasets of which it was said what earlier attempts have left out."""
 
@@ -72,6 +76,7 @@ class BadRecordGuard:
         self._list_what_arrived()
         self._inbox.close()
         self._wrapping.restore()
+        self._readers.clear()
         while self._exchanged:
             loader, dataset, collate = self._exchanged.pop()
             vars(loader).update(dataset=dataset, collate_fn=collate)
@@ -119,6 +124,7 @@ class BadRecordGuard:
                 dataset, name=name, known=known, limit=self.limit, retries=self.retries, leaves_out=self.leaves_out
             )
             self._tell_of_listed(reader)
+            self._readers.append(reader)
             guarded, collator = GuardedRecords(reader), GuardedCollator(collate, reader, deliver)
         self._exchanged.append((inner, dataset, collate))
         # torch refuses a new dataset so that the sampler cannot disagree with it; this one has the same places.
@@ -134,6 +140,30 @@ class BadRecordGuard:
         named = ", ".join(str(place) for place in listed[:MOST_NAMED]) + (", ..." if len(listed) > MOST_NAMED else "")
         records = "record" if len(listed) == 1 else "records"
         self.tell("records-still-left-out", f"{len(listed)} {records} left out by {self.quarantine.path}: {named}")
+
+    def rows_raised(self, bad: list[int], used: list[int], rows: list[dict[str, Any]], error: Exception) -> bool:
+        """Take note of rows of a batch on which the model raises; say whether others may be used instead."""
+        self._rows_that_raised |= {content_hash(row) for row in rows} or {f"{self._step()}:{row}" for row in bad}
+        total = max((reader.total for reader in self._readers), default=0)
+        if not self.limit.allows(len(self._rows_that_raised), total):
+            error.add_note(
+                f"self-healing: the model has raised on {len(self._rows_that_raised)} different rows, more than may be "
+                "left out (quarantine_records, quarantine_fraction): nothing else takes their place."
+            )
+            return False
+        instead = "; ".join(f"row {other} takes the place of row {row}" for row, other in zip(bad, used, strict=True))
+        seen = f"the model raises {type(error).__name__} on row{'s' * (len(bad) > 1)} {', '.join(map(str, bad))} alone"
+        self.tell("row-left-out", f"{seen} of a batch ({text_of(error)[:200]}): {instead}")
+        self.on_reflex(
+            Reflex(
+                failure=FailureType.DATA_ERROR, incident="bad-record", because=f"{seen}: {text_of(error)[:200]}",
+                actions=("quarantine-records",), said=instead, step=self._step(), details={"rows": bad},
+            )
+        )  # fmt: skip
+        for reader in self._readers:
+            for row in rows:
+                reader.suspect(row, error)
+        return True
 
     def settle(self) -> None:
         """List what the batches used so far have brought to light.

@@ -24,6 +24,7 @@ import xxhash
 from ...core.errors import SelfHealingError
 from ...core.run_directory import healing_folder
 from ...core.secrets import Masker, strip_control
+from ..trainer.exceptions import text_of
 
 logger = logging.getLogger("self_healing.data")
 
@@ -54,7 +55,7 @@ class BadRecord:
     dataset: str
     """Fingerprint of the dataset: kind, size, columns."""
     where: str
-    """`dataset`, `collator` or `stream`."""
+    """`dataset`, `collator`, `stream` or `model`."""
     exception: str
     message: str
     replaced_by: int | None = None
@@ -84,7 +85,7 @@ def bad_record(
     *, index: int, record: Any, dataset: str, where: str, error: BaseException, has_content: bool = True
 ) -> BadRecord:
     """Describe a record that failed; without content where it could not be read."""
-    message = strip_control(Masker(os.environ).text(" ".join(str(error).split())))[:MOST_MESSAGE]
+    message = strip_control(Masker(os.environ).text(" ".join(text_of(error).split())))[:MOST_MESSAGE]
     return BadRecord(
         index=index,
         hash=content_hash(record) if has_content else content_hash([dataset, index]),

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..trainer.exceptions import text_of
 from .data_errors import may_be_the_record
 from .network import Retries
 from .quarantine import BadRecord, Limit, NoUsableRecord, TooManyBadRecords, bad_record, content_hash, too_many
+from .suspects import Suspect
 
 CHANGED = "record-changed"
+RECENT = 32
+"""Batches among whose records a row is looked for that the model has raised on."""
 PROBES = 8
 """Records from all over the dataset that are tried before a batch that failed as a whole is held against its records."""
 
@@ -63,6 +68,8 @@ class RecordReader:
         self._limit = limit
         self._retries = retries
         self._found: list[int] = []
+        self._suspects: list[Suspect] = []
+        self._recent: deque[list[int]] = deque(maxlen=RECENT)
         of_this = {index: record for index, record in known.items() if index < self.total and record.dataset == name}
         self._bad: dict[int, BadRecord] = {}
         self._unverified = of_this
@@ -78,13 +85,15 @@ class RecordReader:
         chosen = list(indices) if is_clean else [self.in_place_of(index) for index in indices]
         start = RandomState.capture()
         try:
-            return Fetched(self._with_retries(lambda: self._read(chosen), start), chosen, start)
+            fetched = Fetched(self._with_retries(lambda: self._read(chosen), start), chosen, start)
         except Exception as error:
             if not may_be_the_record(error):
                 raise
             first_error = error
+        else:
+            return self._without_suspects(fetched)
         start.restore()
-        return self._one_by_one(chosen, start, first_error)
+        return self._without_suspects(self._one_by_one(chosen, start, first_error))
 
     def one(self, index: Any) -> Any:
         """Read one record, or the one that takes its place."""
@@ -156,6 +165,33 @@ class RecordReader:
             start.restore()
         return Unreadable(error)
 
+    def suspect(self, row: Mapping[str, Any], error: Exception) -> None:
+        """Leave the record out that has become a row on which the model raises: now, or when it is next drawn.
+
+        Workers that read the data learn of it when they are made, at the beginning of an epoch.
+        """
+        suspect = Suspect.of(row, error, self.name)
+        self._suspects.append(suspect)
+        for index in dict.fromkeys(place for places in self._recent for place in places):
+            record = self.alone(index)
+            if index not in self._bad and suspect.is_made_of(record):
+                self._list(suspect.listed(index, record))
+
+    def _without_suspects(self, fetched: Fetched) -> Fetched:
+        """Read a batch once more without records that the model has raised on, where there are any in it."""
+        places = [place_of(index) for index in fetched.indices]
+        self._recent.append([place % self.total for place in places if place is not None])
+        found = False
+        for suspect in self._suspects if self.leaves_out else ():
+            for place, record in zip(places, fetched.records, strict=True):
+                if place is not None and place % self.total not in self._bad and suspect.is_made_of(record):
+                    self._list(suspect.listed(place % self.total, record))
+                    found = True
+        if not found:
+            return fetched
+        fetched.random_state.restore()
+        return self.batch(fetched.indices)
+
     # -- leaving out ---------------------------------------------------------------------------------
 
     def in_place_of(self, index: Any) -> Any:
@@ -202,10 +238,17 @@ class RecordReader:
             TooManyBadRecords: far more records are bad than may be left out, so that looking for others has no end.
 
         """
-        self._bad[index] = bad_record(
-            index=index, record=record, dataset=self.name, where=where, error=error, has_content=record is not None
+        has_content = record is not None
+        self._list(
+            bad_record(
+                index=index, record=record, dataset=self.name, where=where, error=error, has_content=has_content
+            ),
+            error,
         )
-        self._found.append(index)
+
+    def _list(self, bad: BadRecord, error: Exception | None = None) -> None:
+        self._bad[bad.index] = bad
+        self._found.append(bad.index)
         if not self._limit.allows(len(self._bad) // 2, self.total):
             raise TooManyBadRecords(too_many(self._bad.values(), self.total, self._limit, None)) from error
 
@@ -281,4 +324,4 @@ def place_of(index: Any) -> int | None:
 
 
 def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
+    return f"{type(error).__name__}: {text_of(error)}"[:200]

@@ -13,6 +13,7 @@ from ...core.failure import Effect, Mode
 from ...core.goodput import Spending, TimeAccount
 from ...core.run_directory import healing_folder
 from ...core.signal import SnapshotTaken
+from ..data.bad_rows import BadRows
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
@@ -100,6 +101,8 @@ class TrainerSession:
             tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts,
             seeds_batches=config.exact_data_resume, reward_timeout_s=config.reward_timeout_s,
         )  # fmt: skip
+        if self.data.records.leaves_out and not self.surroundings.is_one_of_several:
+            self.guard.bad_rows = BadRows(trainer, self.data.records.rows_raised)
         self._changes = Wrapping()
         self.figures = RunFigures(self)
         self._trackers = TrackerFence(trainer.args, self.note, self.figures.all)
