@@ -118,9 +118,35 @@ def test_a_dataset_that_reads_whole_batches_is_asked_for_whole_batches():
 
 def test_looking_for_a_good_record_has_an_end():
     reader = reader_of(Rows(320, bad=range(1, 200)))
-    with pytest.raises(TooManyBadRecords, match="22 of 320"):
+    with pytest.raises(TooManyBadRecords, match="11 of 320"):
         reader.batch([0, 1])
     assert len(reader.dataset.reads) < 60
+
+
+def test_where_there_is_nothing_to_compare_with_nobody_is_blamed():
+    with pytest.raises(ValueError, match="record 0") as caught:
+        reader_of(Rows(1, bad={0})).batch([0])
+    assert "cannot be said whether the records or the code" in caught.value.__notes__[0]
+    assert "of 0 others" not in caught.value.__notes__[0]
+
+
+class Unspeakable(ValueError):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def test_an_exception_that_cannot_be_told_is_still_held_against_its_record():
+    class Mute(Rows):
+        def __getitem__(self, index):
+            if index == 5:
+                raise Unspeakable
+            return super().__getitem__(index)
+
+    reader = reader_of(Mute())
+    assert taken(reader.batch([4, 5])) == [4, 6]
+    assert [(record.exception, record.message) for record in reader.take_found()] == [
+        ("Unspeakable", "its message cannot be read: RuntimeError in __str__")
+    ]
 
 
 def test_where_every_record_is_listed_it_says_so():

@@ -17,7 +17,7 @@ from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
 from .delivery import Deliver, Inbox
 from .network import Retries, network_reflex
-from .quarantine import MOST_NAMED, BadRecord, Limit, Quarantine, content_hash, fingerprint
+from .quarantine import MOST_NAMED, BadRecord, Limit, Quarantine, TooManyBadRecords, content_hash, fingerprint
 from .record_collating import GuardedCollator
 from .record_reading import CHANGED, GuardedRecords, RecordReader
 from .stream_reading import StreamCollator, StreamReader
@@ -91,7 +91,13 @@ class BadRecordGuard:
 
     def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
-            batches = original(*args, **kwargs)
+            try:
+                batches = original(*args, **kwargs)
+            except TooManyBadRecords as error:
+                self._list_what_arrived()
+                for record in error.records:
+                    self._list(record)
+                raise
             self.settle()
             return batches
 
@@ -188,14 +194,19 @@ class BadRecordGuard:
             self.network_retries += len(retried)
             if retried:
                 self.on_reflex(network_reflex(retried, "the data were read", self._step()))
-            records = [record for record in findings.records if self.quarantine.add(record)]
-            self.records_left_out += len(records)
-            for record in records:
-                self.tell("record-left-out", record.sentence())
+            records = [record for record in findings.records if self._list(record)]
             if records:
                 lost[findings.dataset] = findings.total
                 self.on_reflex(_left_out(records, self._step()))
         return lost
+
+    def _list(self, record: BadRecord) -> bool:
+        """Put a record on the list; say whether it was new."""
+        is_new = self.quarantine.add(record)
+        if is_new:
+            self.records_left_out += 1
+            self.tell("record-left-out", record.sentence())
+        return is_new
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)

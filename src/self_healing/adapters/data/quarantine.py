@@ -38,6 +38,11 @@ MOST_NAMED = 20
 class TooManyBadRecords(SelfHealingError):
     """So many records had to be left out that the dataset or its code is wrong, not the records."""
 
+    def __init__(self, message: str, records: Iterable[BadRecord] = ()) -> None:
+        super().__init__(message)
+        self.records = tuple(records)
+        """Those that were found and are not on the list yet."""
+
 
 class NoUsableRecord(SelfHealingError):
     """No record is left that could take the place of a bad one."""

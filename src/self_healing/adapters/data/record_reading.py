@@ -235,7 +235,7 @@ class RecordReader:
         """Put a record on the list.
 
         Raises:
-            TooManyBadRecords: far more records are bad than may be left out, so that looking for others has no end.
+            TooManyBadRecords: more records are bad than may be left out.
 
         """
         has_content = record is not None
@@ -249,8 +249,11 @@ class RecordReader:
     def _list(self, bad: BadRecord, error: Exception | None = None) -> None:
         self._bad[bad.index] = bad
         self._found.append(bad.index)
-        if not self._limit.allows(len(self._bad) // 2, self.total):
-            raise TooManyBadRecords(too_many(self._bad.values(), self.total, self._limit, None)) from error
+        # Workers read ahead of what is used, and the training process counts that; here, looking for others must end.
+        counted = len(self._bad) // (1 if _is_training_process() else 2)
+        if not self._limit.allows(counted, self.total):
+            found = tuple(self._bad[index] for index in self._found)
+            raise TooManyBadRecords(too_many(self._bad.values(), self.total, self._limit, None), found) from error
 
     def blame_the_code_if_all_fail(self, failed: dict[int, Exception], is_good: Callable[[int, Any], bool]) -> None:
         """Raise the error itself where records from all over the dataset fail too: that is no record's fault."""
@@ -259,6 +262,13 @@ class RecordReader:
         if 2 * good > len(probed):
             return
         error = next(iter(failed.values()))
+        if not probed:
+            error.add_note(
+                f"self-healing: all {len(failed)} records of the batch fail, and there are no others to compare them "
+                "with: it cannot be said whether the records or the code is to blame, and nothing could take their "
+                "place. Nothing was left out."
+            )
+            raise error
         error.add_note(
             f"self-healing: all {len(failed)} records of the batch fail, and {len(probed) - good} of {len(probed)} others "
             "tried: this is the code of the dataset or collator, or its settings, and not the records. Nothing was "
@@ -313,6 +323,12 @@ class GuardedRecords:
         if name.startswith("__") or name == "guarding":  # a copy under construction has no reader yet
             raise AttributeError(name)
         return getattr(self.guarding.dataset, name)
+
+
+def _is_training_process() -> bool:
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is None
 
 
 def place_of(index: Any) -> int | None:

@@ -86,7 +86,10 @@ class TrainerSession:
         self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
         self.note = self.abilities.note = self.desk.note
         folder = healing_folder(trainer.args.output_dir)
-        self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
+        self.memory = MemoryCare(
+            trainer, folder, on_reflex=self.desk.reflex, note=self.note,
+            may_split=config.settings().max_effect > Effect.NOTHING,
+        )  # fmt: skip
         self.guard.retry = self.memory.micro_batches if acts else None
         self.checkpoints = (
             CheckpointCare(trainer, self.desk, folder, self.weights_are_finite, self.guard) if may_act else None
