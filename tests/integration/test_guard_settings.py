@@ -265,3 +265,11 @@ def test_an_outlier_that_we_clip_is_told_and_one_that_the_users_limit_clips_is_n
     if is_told:
         assert clipped[0]["step"] == 30
         assert "clipped to" in clipped[0]["said"]
+
+
+def test_with_the_ceiling_nothing_no_micro_batch_is_cut(tmp_path):
+    import torch
+
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory") as caught:
+        guarded(tmp_path, "oom-above-two-rows", {"max_effect": "nothing"})
+    assert "max_effect is nothing" in "\n".join(caught.value.__notes__)

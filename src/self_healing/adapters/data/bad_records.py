@@ -97,6 +97,7 @@ class BadRecordGuard:
                 self._list_what_arrived()
                 for record in error.records:
                     self._list(record)
+                error.add_note(f"self-healing: they are listed in {self.quarantine.path}")
                 raise
             self.settle()
             return batches

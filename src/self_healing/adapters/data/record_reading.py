@@ -264,9 +264,9 @@ class RecordReader:
         error = next(iter(failed.values()))
         if not probed:
             error.add_note(
-                f"self-healing: all {len(failed)} records of the batch fail, and there are no others to compare them "
-                "with: it cannot be said whether the records or the code is to blame, and nothing could take their "
-                "place. Nothing was left out."
+                f"self-healing: each of the {len(failed)} record{'s that there are' if len(failed) > 1 else ' that there is'} "
+                "fails: it cannot be said whether the records or the code is to blame, and nothing could take their place. "
+                "Nothing was left out."
             )
             raise error
         error.add_note(
