@@ -104,7 +104,7 @@ class TrainerSession:
             tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts,
             seeds_batches=config.exact_data_resume, reward_timeout_s=config.reward_timeout_s,
         )  # fmt: skip
-        if self.data.records.leaves_out and not self.surroundings.is_one_of_several:
+        if may_act and self.data.records.leaves_out:
             self.guard.bad_rows = BadRows(trainer, self.data.records.rows_raised)
         self._changes = Wrapping()
         self.figures = RunFigures(self)
