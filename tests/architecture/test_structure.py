@@ -30,6 +30,7 @@ CORE_MAY_TOUCH_DISK = {"ledger.py", "run_directory.py"}
 FENCES = {
     "adapters/rehearsal/dry_run.py": 1,  # what the run would die of: becomes a problem of the report
     "adapters/transformers.py": 2,  # an exception left the loop: becomes a signal and part of the postmortem
+    "adapters/data/bad_rows.py": 1,  # the model raises on a batch: told and run without the rows to blame, or raised again
     "adapters/data/culprits.py": 1,  # a record is tried alone: what it raises is the finding
     "adapters/data/hub_pushes.py": 1,  # a push failed: looked at, noted and sent again, or said at the end
     "adapters/data/other_data.py": 1,  # other data are tried after an exception: what they raise is the finding
@@ -41,6 +42,7 @@ FENCES = {
     "adapters/rollback/checkpoint_care.py": 2,  # a save failed: said in the ledger where it was the disk, else raised again
     "adapters/rollback/data_windows.py": 1,  # a loader fails: its epoch is marked, and the error is raised again
     "adapters/rollback/in_loop.py": 1,  # an exception inside an epoch: an earlier state is returned to, or it is raised again
+    "adapters/trainer/exceptions.py": 1,  # an exception cannot say what it is: that is its message
     "adapters/trainer/tracker_runs.py": 3,  # a tracker refuses a run: said in the ledger, and what it raises anew is raised
     "adapters/trainer/trackers.py": 3,  # a report callback failed: said in the ledger and counted, or raised again; its page likewise
     "adapters/trainer/leaving.py": 2,  # an emergency checkpoint failed: said in the ledger, the first error stays

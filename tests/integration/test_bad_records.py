@@ -69,7 +69,9 @@ def test_the_list_is_honoured_after_a_resume_with_another_number_of_workers(faul
     resumed = tiny_trainer(tmp_path, model=tiny_model(seed=9), dataloader_num_workers=workers)
     FAULTS[fault]().plant(resumed)
     guard = train(resumed, resume=str(tmp_path / "checkpoint-40"))
-    assert guard.told == [], "nothing has to be found again"
+    assert [name for name, _ in guard.told] == ["records-still-left-out"], "nothing has to be found again"
+    assert f"1 record left out by {tmp_path / 'healing/quarantine.jsonl'}" in guard.told[0][1]
+    assert guard.records_left_out == 1
     assert listed(tmp_path) == before
     assert same(resumed, done(fault)), "as if it had never been interrupted"
 
@@ -109,7 +111,8 @@ def test_a_record_that_was_repaired_is_used_again(done, tmp_path):
     repaired = tiny_trainer(tmp_path)
     repaired.train_dataset = SpoiledRecords(repaired.train_dataset, 41, dict)
     guard = train(repaired)
-    assert [name for name, _ in guard.told] == ["record-changed"]
+    assert [name for name, _ in guard.told] == ["records-still-left-out", "record-changed"]
+    assert guard.records_left_out == 0
     assert same(repaired, done(None))
 
 

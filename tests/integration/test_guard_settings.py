@@ -279,3 +279,11 @@ def test_a_run_that_is_given_up_says_how_often_it_was_seen_and_which_budget_is_s
     assert "the limit is 2 (max_recovery_attempts = 2)" in str(error)
     told = json.loads((tmp_path / "postmortem.json").read_text())
     assert f"seen {seen} times in all" in told["exception"]["message"]
+
+
+def test_with_the_ceiling_nothing_no_micro_batch_is_cut(tmp_path):
+    import torch
+
+    with pytest.raises(torch.OutOfMemoryError, match="out of memory") as caught:
+        guarded(tmp_path, "oom-above-two-rows", {"max_effect": "nothing"})
+    assert "max_effect is nothing" in "\n".join(caught.value.__notes__)

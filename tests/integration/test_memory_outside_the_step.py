@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
 
 
-def evaluate_with_at_most(rows, trainer, *, unless=None):
+def evaluate_with_at_most(rows, trainer, *, unless=None, call=None, events=None):
     """Run an evaluation whose model cannot take more rows at a time, unless it is called with a certain argument."""
     import torch
 
@@ -33,10 +33,10 @@ def evaluate_with_at_most(rows, trainer, *, unless=None):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     handle = trainer.model.register_forward_hook(hook, with_kwargs=True)
-    wrapping, events = Wrapping(), []
+    wrapping, events = Wrapping(), [] if events is None else events
     EvaluationRetry(trainer, on_event=events.append).attach(wrapping)
     try:
-        return trainer.evaluate(), events
+        return (call or trainer.evaluate)(), events
     finally:
         wrapping.restore()
         handle.remove()
@@ -87,13 +87,47 @@ def test_what_cannot_be_cut_is_evaluated_again_with_half_the_batch(tmp_path):
     wrapping, events = Wrapping(), []
     EvaluationRetry(trainer, on_event=events.append).attach(wrapping)
     got = trainer.evaluate()["eval_loss"]
-    assert [event.tactic for event in events] == ["pieces of at most 2 rows", "pieces of at most 1 row"]
+    assert [event.kind for event in events] == ["out-of-memory", "out-of-memory", "recovered"], (
+        "told once it has worked"
+    )
+    assert events[-1].tactic == "pieces of at most 1 row"
     assert got == pytest.approx(expected, rel=0.02)
     events.clear()
     trainer.evaluate()
     assert events == [], "the batch that fits is known now"
     assert trainer.args.per_device_eval_batch_size == 4
     wrapping.restore()
+
+
+def unlabelled(batch):
+    import torch
+
+    return {name: torch.tensor([row[name] for row in batch]) for name in ("input_ids", "attention_mask")}
+
+
+def test_a_batch_without_labels_has_the_predictions_of_the_whole(tmp_path):
+    trainer = tight.make_trainer(tmp_path, per_device_eval_batch_size=6)
+    rows = [{"input_ids": [3 + place % 7, 5, 9, 4 + place], "attention_mask": [1, 1, 1, 1]} for place in range(18)]
+    trainer.data_collator = unlabelled
+    expected = trainer.predict(rows)
+    assert expected.label_ids is None
+    got, events = evaluate_with_at_most(2, trainer, call=lambda: trainer.predict(rows))
+    assert got.predictions == pytest.approx(expected.predictions, abs=1e-6)
+    assert [event.kind for event in events] == ["out-of-memory", "out-of-memory", "recovered"], "then it is known"
+    trainer.eval_dataset = rows
+    metrics, _ = evaluate_with_at_most(2, trainer)
+    assert "eval_loss" not in metrics
+
+
+def test_what_fails_with_single_rows_too_is_not_called_recovered(tmp_path):
+    import torch
+
+    trainer = tight.make_trainer(tmp_path, per_device_eval_batch_size=4)
+    trainer.eval_dataset = trainer.train_dataset
+    events = []
+    with pytest.raises(torch.OutOfMemoryError):
+        evaluate_with_at_most(0, trainer, events=events)
+    assert {event.kind for event in events} == {"out-of-memory", "gave-up"}
 
 
 def test_a_save_that_runs_out_of_memory_goes_through_the_cpu(tmp_path):

@@ -251,6 +251,8 @@ def test_checkpointing_that_does_not_suit_the_model_is_passed_over(tmp_path):
     calls = []
 
     def different_each_time(module, args, output):
+        if not module.training:  # how the loss adds up is looked at in evaluation mode
+            return output
         calls.append(1)
         return output.sigmoid().exp().log().sigmoid() if len(calls) % 2 else output + 1.0
 
@@ -286,6 +288,18 @@ def test_where_checkpointing_is_on_already_pieces_come_next(driver):
     assert [event.tactic for event in at.events] == ["whole micro-batch"] * 2 + ["pieces of at most 2 rows"]
     assert tight.relative_error(got, clean) <= 5e-6
     assert at.trainer.model.is_gradient_checkpointing
+
+
+def test_where_only_what_is_equal_to_the_bit_is_allowed_nothing_is_cut(driver):
+    import torch
+
+    at = driver("trainer")
+    clean, _ = at.gradients()
+    got, _ = at.gradients(at.retry(may_split=False), at=0, times=FOREVER, unless_checkpointing=True)
+    assert tight.equal(got, clean)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        at.gradients(at.retry(may_split=False), at=0, times=FOREVER, most_rows=2)
+    assert "max_effect is nothing" in caught.value.__notes__[0]
 
 
 def test_a_backward_pass_that_uses_up_its_gradients_is_not_repeated(tmp_path):

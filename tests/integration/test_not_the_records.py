@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from self_healing import SelfHealingTrainer
 from self_healing.adapters.data.quarantine import Limit, TooManyBadRecords
 from self_healing.drills.spoiled_data import SpoiledRecords
 from self_healing.drills.tiny_training import records, tiny_trainer
+from self_healing.report.postmortem import read_postmortem
 
 from . import guarded_data, rehearsed
 from .guarded_data import FAULTS, halved, listed, same, texts, train
@@ -110,6 +112,31 @@ def test_more_than_the_limit_stops_the_run_and_says_which(workers, tmp_path):
     resumed.train_dataset = with_bad(12)
     train(resumed, limit=Limit(records=12))
     assert resumed.state.global_step == 60
+
+
+def test_looking_for_a_good_record_ends_at_the_limit_and_the_run_at_once(tmp_path):
+    trainer = tiny_trainer(tmp_path)
+    trainer.train_dataset = Broken(records(320, 2), range(100, 140))
+    with pytest.raises(TooManyBadRecords, match="11 of 320") as caught:
+        SelfHealingTrainer(trainer).train()
+    assert len(listed(tmp_path)) == 11
+    assert f"listed in {tmp_path / 'healing' / 'quarantine.jsonl'}" in "\n".join(caught.value.__notes__)
+    told = read_postmortem(tmp_path / "postmortem.json")
+    assert [action["actions"] for action in told.recovery_actions if action["failure"] == "data_error"][-1] == ["stop"]
+    assert told.steps_lost == 0
+
+
+class Broken:
+    def __init__(self, rows, bad):
+        self.rows, self.bad = rows, set(bad)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, index):
+        if index in self.bad:
+            raise ValueError(f"record {index} is broken")
+        return self.rows[index]
 
 
 def test_what_was_found_before_the_run_ended_is_listed(tmp_path):

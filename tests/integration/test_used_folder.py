@@ -7,13 +7,16 @@ import shutil
 
 import pytest
 
-from self_healing import SelfHealingCallback, SelfHealingTrainer
+from self_healing import HealingConfig, SelfHealingCallback, SelfHealingTrainer
 from self_healing.core.errors import LedgerError
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.drills.trained import weights
 from self_healing.readers import open_recording
 from self_healing.replay import replay
 from self_healing.report.postmortem import read_postmortem
+
+from .guarded_data import FAULTS
 
 pytestmark = pytest.mark.torch
 
@@ -116,3 +119,58 @@ def test_a_callback_that_could_not_begin_leaves_the_folder_to_the_next_one(tmp_p
     with pytest.raises(ValueError, match="none"):
         trainer.train()
     SelfHealingTrainer(tiny_trainer(tmp_path, max_steps=2)).train()
+
+
+def train_on_a_bad_record(folder, steps=16, resume=None, fault="raising-record", **settings):
+    trainer = saving_trainer(folder, steps)
+    if fault is not None:
+        FAULTS[fault]().plant(trainer)
+    output = SelfHealingTrainer(trainer, HealingConfig(**settings)).train(resume_from_checkpoint=resume)
+    return trainer, output
+
+
+@pytest.fixture(scope="module")
+def left_out(tmp_path_factory):
+    """A finished run that has left out a record, which cannot be read and so is known by its place."""
+    folder = tmp_path_factory.mktemp("left-out")
+    _, output = train_on_a_bad_record(folder)
+    assert output.metrics["healing/records_left_out"] == 1
+    return folder
+
+
+@pytest.fixture
+def with_a_list(left_out, tmp_path):
+    return shutil.copytree(left_out, tmp_path / "used")
+
+
+def notes(folder):
+    return [entry.name for entry in read_ledger(folder / "healing" / "ledger.jsonl").entries if entry.kind == "note"]
+
+
+@pytest.mark.parametrize("resume", [None, False])
+def test_another_run_uses_what_an_earlier_one_has_left_out_and_keeps_its_list(resume, with_a_list, tmp_path):
+    lines = (with_a_list / "healing" / "quarantine.jsonl").read_bytes()
+    trainer, output = train_on_a_bad_record(with_a_list, resume=resume, fault=None)
+    assert output.metrics["healing/records_left_out"] == 0
+    stock = saving_trainer(tmp_path / "stock", 16)
+    stock.train()
+    assert weights(trainer).equal(weights(stock))
+    assert (with_a_list / "healing" / "earlier_1_quarantine.jsonl").read_bytes() == lines
+    assert not (with_a_list / "healing" / "quarantine.jsonl").exists()
+    assert notes(with_a_list).count("quarantine-set-aside") == 1
+    assert read_postmortem(with_a_list / "postmortem.json").data_quarantined == []
+
+
+def test_a_resumed_run_says_how_many_records_its_list_leaves_out(with_a_list):
+    _, output = train_on_a_bad_record(with_a_list, steps=20, resume="auto")
+    assert output.metrics["healing/records_left_out"] == 1
+    told = read_postmortem(with_a_list / "postmortem.json").data_quarantined
+    assert [entry["attempt"] for entry in told] == [1, 2]
+    assert told[1]["said"] == f"1 record left out by {with_a_list / 'healing' / 'quarantine.jsonl'}: 37"
+
+
+def test_below_the_ceiling_recipe_no_list_replaces_anything(with_a_list):
+    _, output = train_on_a_bad_record(with_a_list, steps=20, resume="auto", fault=None, max_effect="time")
+    assert output.metrics["healing/records_left_out"] == 0
+    assert "quarantine-not-honoured" in notes(with_a_list)
+    assert "records-still-left-out" not in notes(with_a_list)

@@ -261,6 +261,7 @@ def test_a_rung_cools_down_twice_as_long_each_time():
         book.carry_out(plan)
         book.judge(plan, VerdictKind.RECOVERED)
         steps = 0
+        assert "tried a short while ago and is not repeated yet (roll-back" in book.plan().because
         while book.plan().actions[0].name() == "stop-run":
             book.go(1)
             steps += 1

@@ -79,6 +79,19 @@ def test_every_rank_writes_its_own_file_and_reads_all(tmp_path):
     assert set(Quarantine(tmp_path, rank=1).records) == {1, 2}
 
 
+def test_another_run_sets_the_list_aside_and_every_rank_its_own(tmp_path):
+    for rank in (0, 1, 2):
+        Quarantine(tmp_path, rank).add(bad(rank))
+    first, second = Quarantine(tmp_path), Quarantine(tmp_path, 1)
+    moved = first.set_aside(world_size=2)
+    assert [path.name for path in moved] == ["earlier_1_quarantine.jsonl", "earlier_1_quarantine.rank2.jsonl"]
+    assert [path.name for path in second.set_aside(world_size=2)] == ["earlier_1_quarantine.rank1.jsonl"]
+    assert first.records == second.records == Quarantine(tmp_path).records == {}
+    first.add(bad(7))
+    assert first.set_aside()[0].name == "earlier_2_quarantine.jsonl", "nothing is overwritten"
+    assert first.set_aside() == []
+
+
 def test_a_symbolic_link_is_not_followed_and_the_run_goes_on(tmp_path, caplog):
     (tmp_path / "healing").mkdir()
     (tmp_path / "elsewhere").write_text("")

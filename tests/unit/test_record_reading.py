@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from self_healing.adapters.data.network import Retries
@@ -67,9 +69,27 @@ def test_a_listed_record_is_left_out_while_its_content_is_the_same():
     same, other = {"x": 5, "noise": 0.0}, {"x": 5, "noise": 1.0}
     assert taken(reader_of(rows, [listed(5, same)]).batch([5])) == [6]
     assert taken(reader_of(rows, [listed(5, other)]).batch([5])) == [5]
-    assert taken(reader_of(rows, [listed(5, None)]).batch([5])) == [6]
-    assert taken(reader_of(rows, [listed(5, None, dataset="another")]).batch([5])) == [5]
-    assert taken(reader_of(rows, [listed(99, None)]).batch([5])) == [5], "the dataset has become smaller"
+    assert taken(reader_of(rows, [listed(5, same, dataset="another")]).batch([5])) == [5]
+    assert taken(reader_of(rows, [listed(99, same)]).batch([5])) == [5], "the dataset has become smaller"
+
+
+def test_a_record_without_content_is_known_by_what_was_used_instead():
+    class Others(Rows):
+        def __getitem__(self, index):
+            return {**super().__getitem__(index), "x": -index}
+
+    first = reader_of(Rows(bad={5, 6}))
+    first.batch([4, 5])
+    found = first.take_found()
+    assert [(record.replaced_by, record.witness == found[0].witness != "") for record in found] == [(7, True)] * 2
+    flaky = Rows()
+    assert taken(reader_of(flaky, found).batch([5])) == [7], "it can be read by now, but the run has left it out"
+    assert 5 not in flaky.reads
+    assert taken(reader_of(Others(), found).batch([5])) == [-5], "other data of the same kind and size"
+    assert taken(reader_of(Others(bad={5}), found).batch([5])) == [-6]
+    unknown = [replace(record, witness="") for record in found]
+    assert taken(reader_of(Rows(), unknown).batch([5])) == [5], "nothing says that these are the same data"
+    assert taken(reader_of(Rows(bad={5}), unknown).batch([5])) == [6]
 
 
 def test_looking_at_a_listed_record_draws_no_random_numbers():
@@ -98,13 +118,39 @@ def test_a_dataset_that_reads_whole_batches_is_asked_for_whole_batches():
 
 def test_looking_for_a_good_record_has_an_end():
     reader = reader_of(Rows(320, bad=range(1, 200)))
-    with pytest.raises(TooManyBadRecords, match="22 of 320"):
+    with pytest.raises(TooManyBadRecords, match="11 of 320"):
         reader.batch([0, 1])
     assert len(reader.dataset.reads) < 60
 
 
+def test_where_there_is_nothing_to_compare_with_nobody_is_blamed():
+    with pytest.raises(ValueError, match="record 0") as caught:
+        reader_of(Rows(1, bad={0})).batch([0])
+    assert "cannot be said whether the records or the code" in caught.value.__notes__[0]
+    assert "of 0 others" not in caught.value.__notes__[0]
+
+
+class Unspeakable(ValueError):
+    def __str__(self):
+        raise RuntimeError("no words")
+
+
+def test_an_exception_that_cannot_be_told_is_still_held_against_its_record():
+    class Mute(Rows):
+        def __getitem__(self, index):
+            if index == 5:
+                raise Unspeakable
+            return super().__getitem__(index)
+
+    reader = reader_of(Mute())
+    assert taken(reader.batch([4, 5])) == [4, 6]
+    assert [(record.exception, record.message) for record in reader.take_found()] == [
+        ("Unspeakable", "its message cannot be read: RuntimeError in __str__")
+    ]
+
+
 def test_where_every_record_is_listed_it_says_so():
-    reader = reader_of(Rows(3), [listed(index, None) for index in range(3)])
+    reader = reader_of(Rows(3), [listed(index, {"x": index, "noise": 0.0}) for index in range(3)])
     with pytest.raises(NoUsableRecord, match="every one of the 3 records"):
         reader.batch([0])
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
@@ -36,7 +38,7 @@ class ValueFunctionLagging(Cause):
             return Evidence(weight=0.3)
         before, after = rewards[:half], rewards[half:]
         middle = sum(before) / half
-        spread = (sum((value - middle) ** 2 for value in before) / half) ** 0.5
+        spread = math.hypot(*(value - middle for value in before)) / math.sqrt(half)
         shift = abs(sum(after) / len(after) - middle)
         if shift == 0.0 and spread == 0.0:
             return None

@@ -69,7 +69,7 @@ class HealingConfig(LayeredConfig):
     mode: Annotated[Literal["off", "observe", "advise", "heal"], Word] = "heal"
     """Record only (observe), show plans (advise) or carry them out (heal)."""
     max_effect: Annotated[Literal["nothing", "time", "recipe"], Word] = "recipe"
-    """The largest effect on the result an action may have."""
+    """The largest effect on the result an action may have: `nothing` is the same to the bit, `time` to rounding."""
     max_recovery_attempts: CountOrZero = 5
     """Recoveries per class of failure and 1,000 steps; four times as many per run."""
     nan_patience: Count = 3

@@ -17,6 +17,7 @@ from .plan import Plan
 from .settings import Settings
 from .stop import Budget, per_class, per_run
 
+COOLING_DOWN = "cooling down"
 RUN_BUDGET_FACTOR = 4
 """A run may recover this many times as often as one class of failure may within its window."""
 
@@ -105,9 +106,11 @@ class Policy:
         incident = diagnosis.incident
         because = ""
         if chosen.is_final:
-            because = _why_final(
-                incident.fingerprint in memory.faithful_retries, exhausted, self.settings.max_recovery_attempts
+            is_deterministic, attempts = (
+                incident.fingerprint in memory.faithful_retries,
+                self.settings.max_recovery_attempts,
             )
+            because = _why_final(is_deterministic, exhausted, passed_over, attempts)
             if now.firings > 1:  # what an incident says of itself begins anew after a return
                 because = f"seen {now.firings} times in all; {because}"
         # Whoever is told why the run ends has no other place to read what was tried.
@@ -161,7 +164,7 @@ class Policy:
             return None
         cool_down = now.watch * 2**record.uses
         left = record.last_used + cool_down - memory.trained_steps
-        return f"cooling down for {left} more steps after {record.uses} uses" if left > 0 else None
+        return f"{COOLING_DOWN} for {left} more steps after {record.uses} uses" if left > 0 else None
 
     def _index(self, rung: Rung, failure: FailureType, memory: Memory, now: Circumstances) -> float:
         """Return expected cost per cure in seconds."""
@@ -202,9 +205,12 @@ def _is_a_suspicion(leading: Hypothesis) -> bool:
     return leading.failure is None and any(not rung.is_final for rung in leading.remedy)
 
 
-def _why_final(is_deterministic: bool, exhausted: str | None, attempts: int) -> str:
+def _why_final(is_deterministic: bool, exhausted: str | None, passed_over: list[str], attempts: int) -> str:
     if is_deterministic:
         return "unrecoverable: the same exception at the same place came back after a faithful retry"
     if exhausted:
         return f"budget spent: {exhausted} (max_recovery_attempts = {attempts})"
+    resting = [reason for reason in passed_over if COOLING_DOWN in reason]
+    if resting:
+        return f"what is left to try was tried a short while ago and is not repeated yet ({'; '.join(resting)})"
     return "nothing else is left to try"

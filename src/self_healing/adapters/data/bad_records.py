@@ -12,13 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.failure import FailureType
+from ..trainer.exceptions import text_of
 from ..trainer.reflexes import Reflex
 from ..trainer.wrapping import Wrapping
 from .delivery import Deliver, Inbox
 from .network import Retries, network_reflex
-from .quarantine import BadRecord, Limit, Quarantine, fingerprint
+from .quarantine import MOST_NAMED, BadRecord, Limit, Quarantine, TooManyBadRecords, content_hash, fingerprint
 from .record_collating import GuardedCollator
-from .record_reading import GuardedRecords, RecordReader
+from .record_reading import CHANGED, GuardedRecords, RecordReader
 from .stream_reading import StreamCollator, StreamReader
 
 logger = logging.getLogger("self_healing.data")
@@ -52,10 +53,17 @@ class BadRecordGuard:
         self.on_reflex = on_reflex
         """Told what was done about it, once for each batch and kind of trouble."""
         self.records_left_out = 0
+        """In this attempt, those that an earlier one had found included."""
         self.network_retries = 0
         self._inbox = Inbox()
         self._wrapping = Wrapping()
         self._exchanged: list[tuple[Any, Any, Any]] = []
+        self._used_again: set[str] = set()
+        self._readers: list[RecordReader] = []
+        self._rows_that_raised: set[str] = set()
+        """Hashes of what the model has raised on."""
+        self._told_of: set[str] = set()
+        """Datasets of which it was said what earlier attempts have left out."""
 
     def attach(self) -> None:
         """Guard every data loader for training that the trainer builds from now on."""
@@ -68,6 +76,7 @@ class BadRecordGuard:
         self._list_what_arrived()
         self._inbox.close()
         self._wrapping.restore()
+        self._readers.clear()
         while self._exchanged:
             loader, dataset, collate = self._exchanged.pop()
             vars(loader).update(dataset=dataset, collate_fn=collate)
@@ -82,7 +91,14 @@ class BadRecordGuard:
 
     def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
-            batches = original(*args, **kwargs)
+            try:
+                batches = original(*args, **kwargs)
+            except TooManyBadRecords as error:
+                self._list_what_arrived()
+                for record in error.records:
+                    self._list(record)
+                error.add_note(f"self-healing: they are listed in {self.quarantine.path}")
+                raise
             self.settle()
             return batches
 
@@ -110,14 +126,51 @@ class BadRecordGuard:
             guarded: Any = GuardedStream(reader)
             collator: Any = StreamCollator(collate, reader, deliver)
         else:
+            known = dict(self.quarantine.records) if self.leaves_out else {}
             reader = RecordReader(
-                dataset, name=name, known=dict(self.quarantine.records), limit=self.limit, retries=self.retries,
-                leaves_out=self.leaves_out,
-            )  # fmt: skip
+                dataset, name=name, known=known, limit=self.limit, retries=self.retries, leaves_out=self.leaves_out
+            )
+            self._tell_of_listed(reader)
+            self._readers.append(reader)
             guarded, collator = GuardedRecords(reader), GuardedCollator(collate, reader, deliver)
         self._exchanged.append((inner, dataset, collate))
         # torch refuses a new dataset so that the sampler cannot disagree with it; this one has the same places.
         vars(inner).update(dataset=guarded, collate_fn=collator)
+
+    def _tell_of_listed(self, reader: RecordReader) -> None:
+        """Say, once for each dataset, which records are left out because an earlier attempt has found them."""
+        listed = [place for place in reader.listed() if place in self.quarantine.inherited]
+        if not listed or reader.name in self._told_of:
+            return
+        self._told_of.add(reader.name)
+        self.records_left_out += len(listed)
+        named = ", ".join(str(place) for place in listed[:MOST_NAMED]) + (", ..." if len(listed) > MOST_NAMED else "")
+        records = "record" if len(listed) == 1 else "records"
+        self.tell("records-still-left-out", f"{len(listed)} {records} left out by {self.quarantine.path}: {named}")
+
+    def rows_raised(self, bad: list[int], used: list[int], rows: list[dict[str, Any]], error: Exception) -> bool:
+        """Take note of rows of a batch on which the model raises; say whether others may be used instead."""
+        self._rows_that_raised |= {content_hash(row) for row in rows} or {f"{self._step()}:{row}" for row in bad}
+        total = max((reader.total for reader in self._readers), default=0)
+        if not self.limit.allows(len(self._rows_that_raised), total):
+            error.add_note(
+                f"self-healing: the model has raised on {len(self._rows_that_raised)} different rows, more than may be "
+                "left out (quarantine_records, quarantine_fraction): nothing else takes their place."
+            )
+            return False
+        instead = "; ".join(f"row {other} takes the place of row {row}" for row, other in zip(bad, used, strict=True))
+        seen = f"the model raises {type(error).__name__} on row{'s' * (len(bad) > 1)} {', '.join(map(str, bad))} alone"
+        self.tell("row-left-out", f"{seen} of a batch ({text_of(error)[:200]}): {instead}")
+        self.on_reflex(
+            Reflex(
+                failure=FailureType.DATA_ERROR, incident="bad-record", because=f"{seen}: {text_of(error)[:200]}",
+                actions=("quarantine-records",), said=instead, step=self._step(), details={"rows": bad},
+            )
+        )  # fmt: skip
+        for reader in self._readers:
+            for row in rows:
+                reader.suspect(row, error)
+        return True
 
     def settle(self) -> None:
         """List what the batches used so far have brought to light.
@@ -135,18 +188,26 @@ class BadRecordGuard:
         for findings in self._inbox.take():
             for remark in findings.remarks:
                 self.tell(remark.name, remark.text)
+                if remark.name == CHANGED and remark.text not in self._used_again:  # each worker finds out for itself
+                    self._used_again.add(remark.text)
+                    self.records_left_out -= 1
             retried = [remark.text for remark in findings.remarks if remark.name == "network-retried"]
             self.network_retries += len(retried)
             if retried:
                 self.on_reflex(network_reflex(retried, "the data were read", self._step()))
-            records = [record for record in findings.records if self.quarantine.add(record)]
-            self.records_left_out += len(records)
-            for record in records:
-                self.tell("record-left-out", record.sentence())
+            records = [record for record in findings.records if self._list(record)]
             if records:
                 lost[findings.dataset] = findings.total
                 self.on_reflex(_left_out(records, self._step()))
         return lost
+
+    def _list(self, record: BadRecord) -> bool:
+        """Put a record on the list; say whether it was new."""
+        is_new = self.quarantine.add(record)
+        if is_new:
+            self.records_left_out += 1
+            self.tell("record-left-out", record.sentence())
+        return is_new
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)

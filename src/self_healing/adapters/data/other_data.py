@@ -24,16 +24,16 @@ def blame_the_model_if_other_data_fail(guard: TrainerGuard, error: Exception) ->
     """Run other data forward, and say on the exception if those fail as well; the trainer is as it was afterwards."""
     from ...tensors.random_state import RandomState
 
-    if not guard.is_in_micro_batch() or not may_be_the_record(error) or not _device_works(guard):
+    if not guard.is_in_micro_batch() or not may_be_the_record(error) or not device_works(guard.trainer.args.device):
         return
     trainer = guard.trainer
     counters, state = Counters.of(trainer), RandomState.capture()
     try:
-        tried = [(kind, _raised_by(trainer, inputs)) for kind, inputs in _other_data(guard)]
+        tried = [(kind, raised_by(trainer, inputs)) for kind, inputs in _other_data(guard)]
     finally:
         counters.restore(trainer)
         state.restore()
-    if tried and all(raised is not None and _is_like(raised, error) for _, raised in tried):
+    if tried and all(raised is not None and is_like(raised, error) for _, raised in tried):
         kinds = " and ".join(kind for kind, _ in tried)
         error.add_note(
             f"{NOTE} ({kinds}): this is the code of the model or its settings, and not the records. Nothing was left "
@@ -54,7 +54,8 @@ def _other_data(guard: TrainerGuard) -> Iterator[tuple[str, Any]]:
             yield "the next batch", guard.trainer._prepare_inputs(batches[0])  # noqa: SLF001  # as the loop does
 
 
-def _raised_by(trainer: Any, inputs: Any) -> Exception | None:
+def raised_by(trainer: Any, inputs: Any) -> Exception | None:
+    """Run some inputs forward without gradients; return what that raises."""
     import torch
 
     try:
@@ -65,16 +66,17 @@ def _raised_by(trainer: Any, inputs: Any) -> Exception | None:
     return None
 
 
-def _is_like(one: Exception, other: Exception) -> bool:
+def is_like(one: Exception, other: Exception) -> bool:
+    """Say whether two exceptions are of one class and come from one place."""
     first, second = describe(one), describe(other)
     return (first["exception"], first["where"]) == (second["exception"], second["where"])
 
 
-def _device_works(guard: TrainerGuard) -> bool:
+def device_works(device: Any) -> bool:
     """Say whether the device still computes: after a failed assertion on it everything fails, whatever the data."""
     import torch
 
     try:
-        return bool(torch.ones((), device=guard.trainer.args.device).item())
+        return bool(torch.ones((), device=device).item())
     except RuntimeError:
         return False

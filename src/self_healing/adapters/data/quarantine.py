@@ -1,12 +1,15 @@
 """The list of records that are left out: `healing/quarantine.jsonl`, one JSON object a line.
 
 A line names a record by its place and by a hash of its content, or, where the content could not be read, by its place
-in a dataset of this kind and size. It holds no time, so that two runs that do the same write the same file. To give a
-record another chance, delete its line.
+and the content of the record that was used instead. It holds no time, so that two runs that do the same write the same
+file. To give a record another chance, delete its line.
+
+The list is that of one run: its later attempts honour it, and another run in the same folder sets it aside.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -21,6 +24,7 @@ import xxhash
 from ...core.errors import SelfHealingError
 from ...core.run_directory import healing_folder
 from ...core.secrets import Masker, strip_control
+from ..trainer.exceptions import text_of
 
 logger = logging.getLogger("self_healing.data")
 
@@ -33,6 +37,11 @@ MOST_NAMED = 20
 
 class TooManyBadRecords(SelfHealingError):
     """So many records had to be left out that the dataset or its code is wrong, not the records."""
+
+    def __init__(self, message: str, records: Iterable[BadRecord] = ()) -> None:
+        super().__init__(message)
+        self.records = tuple(records)
+        """Those that were found and are not on the list yet."""
 
 
 class NoUsableRecord(SelfHealingError):
@@ -51,11 +60,13 @@ class BadRecord:
     dataset: str
     """Fingerprint of the dataset: kind, size, columns."""
     where: str
-    """`dataset`, `collator` or `stream`."""
+    """`dataset`, `collator`, `stream` or `model`."""
     exception: str
     message: str
     replaced_by: int | None = None
     """The place of the record that is used instead."""
+    witness: str = ""
+    """Hash of that record's content, where this one has none: it says whether the data are still the same."""
 
     def sentence(self) -> str:
         """Say what happened to it."""
@@ -79,7 +90,7 @@ def bad_record(
     *, index: int, record: Any, dataset: str, where: str, error: BaseException, has_content: bool = True
 ) -> BadRecord:
     """Describe a record that failed; without content where it could not be read."""
-    message = strip_control(Masker(os.environ).text(" ".join(str(error).split())))[:MOST_MESSAGE]
+    message = strip_control(Masker(os.environ).text(" ".join(text_of(error).split())))[:MOST_MESSAGE]
     return BadRecord(
         index=index,
         hash=content_hash(record) if has_content else content_hash([dataset, index]),
@@ -149,6 +160,28 @@ class Quarantine:
         """By place. What another rank found is left out here too, from the next start on."""
         for path in sorted(folder.glob("quarantine*.jsonl")) if folder.is_dir() else []:
             self.records.update({record.index: record for record in read_list(path)})
+        self.inherited = frozenset(self.records)
+        """Places that were on the list before this attempt."""
+
+    def set_aside(self, world_size: int = 1) -> list[Path]:
+        """Begin an empty list, because this is another run; return where the lines of the earlier one are now.
+
+        Every process moves its own file, and the first one those that no process of this run would write to.
+        """
+        self.records, self.inherited = {}, frozenset()
+        mine = [self.path]
+        if self.path.name == "quarantine.jsonl":
+            own = {f"quarantine.rank{rank}.jsonl" for rank in range(1, world_size)}
+            mine += [path for path in self.path.parent.glob("quarantine.rank*.jsonl") if path.name not in own]
+        moved = []
+        for path in mine:
+            if path.is_file():
+                number = next(n for n in itertools.count(1) if not _earlier(path, n).exists())
+                try:
+                    moved.append(path.rename(_earlier(path, number)))
+                except OSError as error:  # its lines are passed over in this attempt all the same
+                    logger.warning("%s: the list of an earlier run could not be set aside: %s", path, error)
+        return moved
 
     def add(self, record: BadRecord) -> bool:
         """Put a record on the list, on the disk too; say whether it was new."""
@@ -186,6 +219,10 @@ class Quarantine:
         bad = [record for record in self.records.values() if record.dataset == dataset]
         if not limit.allows(len(bad), total):
             raise TooManyBadRecords(too_many(bad, total, limit, self.path))
+
+
+def _earlier(path: Path, number: int) -> Path:
+    return path.with_name(f"earlier_{number}_{path.name}")
 
 
 def too_many(bad: Iterable[BadRecord], total: int, limit: Limit, path: Path | None) -> str:
@@ -232,4 +269,5 @@ def _from_line(line: bytes) -> BadRecord | None:
         return None
     replaced = record.replaced_by
     is_whole = type(record.index) is int and isinstance(record.hash, str) and isinstance(record.dataset, str)
+    is_whole = is_whole and isinstance(record.witness, str)
     return record if is_whole and (replaced is None or type(replaced) is int) else None

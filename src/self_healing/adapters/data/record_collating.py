@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from ..trainer.exceptions import text_of
 from .culprits import Trial, collated, failing_alone, odd_ones_out, trial_of
 from .data_errors import may_be_the_record
 from .delivery import Deliver
@@ -49,7 +50,7 @@ class GuardedCollator:
                 error = raised
             else:
                 if is_retry:
-                    text = f"collating a batch: {type(error).__name__}: {error}"[:200]
+                    text = f"collating a batch: {type(error).__name__}: {text_of(error)}"[:200]
                     reader.remarks.append(Remark("record-retried", f"{text}; a retry succeeded"))
                 return batch
             is_retry = False

@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ..trainer.exceptions import text_of
 from .data_errors import may_be_the_record
 from .network import Retries
 from .quarantine import BadRecord, Limit, NoUsableRecord, TooManyBadRecords, bad_record, content_hash, too_many
+from .suspects import Suspect
 
+CHANGED = "record-changed"
+RECENT = 32
+"""Batches among whose records a row is looked for that the model has raised on."""
 PROBES = 8
 """Records from all over the dataset that are tried before a batch that failed as a whole is held against its records."""
 
@@ -62,10 +68,12 @@ class RecordReader:
         self._limit = limit
         self._retries = retries
         self._found: list[int] = []
+        self._suspects: list[Suspect] = []
+        self._recent: deque[list[int]] = deque(maxlen=RECENT)
         of_this = {index: record for index, record in known.items() if index < self.total and record.dataset == name}
-        self._bad = {index: record for index, record in of_this.items() if not record.has_content}
-        self._unverified = {index: record for index, record in of_this.items() if record.has_content}
-        """Left out by an earlier run: still so unless the record has changed since."""
+        self._bad: dict[int, BadRecord] = {}
+        self._unverified = of_this
+        """Left out by an earlier attempt: still so unless the data have changed since."""
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -77,13 +85,15 @@ class RecordReader:
         chosen = list(indices) if is_clean else [self.in_place_of(index) for index in indices]
         start = RandomState.capture()
         try:
-            return Fetched(self._with_retries(lambda: self._read(chosen), start), chosen, start)
+            fetched = Fetched(self._with_retries(lambda: self._read(chosen), start), chosen, start)
         except Exception as error:
             if not may_be_the_record(error):
                 raise
             first_error = error
+        else:
+            return self._without_suspects(fetched)
         start.restore()
-        return self._one_by_one(chosen, start, first_error)
+        return self._without_suspects(self._one_by_one(chosen, start, first_error))
 
     def one(self, index: Any) -> Any:
         """Read one record, or the one that takes its place."""
@@ -118,7 +128,9 @@ class RecordReader:
             self.leave_out(index, None, error, "dataset")
         for slot, place in enumerate(chosen):
             if isinstance(read[slot], Unreadable):
-                chosen[slot], read[slot] = self._next_good(place)
+                instead, record = self._next_good(place)
+                chosen[slot], read[slot] = instead, record
+                self._remember_witness(instead, record)
         return Fetched(read, chosen, start)
 
     def _next_good(self, index: int) -> tuple[int, Any]:
@@ -129,6 +141,13 @@ class RecordReader:
             if not isinstance(record, Unreadable):
                 return candidate, record
             self.leave_out(candidate, None, record.error, "dataset")
+
+    def _remember_witness(self, place: int, record: Any) -> None:
+        """Note what was used instead of records that have no content to be known by."""
+        for index in self._found:
+            found = self._bad[index]
+            if not found.has_content and self.in_place_of(index) == place:
+                self._bad[index] = replace(found, replaced_by=place, witness=content_hash(record))
 
     def alone(self, index: Any) -> Any:
         """Read one record by itself, twice if need be; return `Unreadable` where both attempts fail."""
@@ -145,6 +164,33 @@ class RecordReader:
                 error = raised
             start.restore()
         return Unreadable(error)
+
+    def suspect(self, row: Mapping[str, Any], error: Exception) -> None:
+        """Leave the record out that has become a row on which the model raises: now, or when it is next drawn.
+
+        Workers that read the data learn of it when they are made, at the beginning of an epoch.
+        """
+        suspect = Suspect.of(row, error, self.name)
+        self._suspects.append(suspect)
+        for index in dict.fromkeys(place for places in self._recent for place in places):
+            record = self.alone(index)
+            if index not in self._bad and suspect.is_made_of(record):
+                self._list(suspect.listed(index, record))
+
+    def _without_suspects(self, fetched: Fetched) -> Fetched:
+        """Read a batch once more without records that the model has raised on, where there are any in it."""
+        places = [place_of(index) for index in fetched.indices]
+        self._recent.append([place % self.total for place in places if place is not None])
+        found = False
+        for suspect in self._suspects if self.leaves_out else ():
+            for place, record in zip(places, fetched.records, strict=True):
+                if place is not None and place % self.total not in self._bad and suspect.is_made_of(record):
+                    self._list(suspect.listed(place % self.total, record))
+                    found = True
+        if not found:
+            return fetched
+        fetched.random_state.restore()
+        return self.batch(fetched.indices)
 
     # -- leaving out ---------------------------------------------------------------------------------
 
@@ -164,33 +210,50 @@ class RecordReader:
         )
 
     def _verify(self, index: int) -> None:
-        """Look whether a record is the one that was left out by an earlier run; draws no random numbers."""
+        """Look whether a record is the one that was left out by an earlier attempt; draws no random numbers."""
         from ...tensors.random_state import RandomState
 
         before = RandomState.capture()
         listed = self._unverified.pop(index)
-        record = self.alone(index)
+        is_same = self._is_the_same(index, listed)
         before.restore()
-        if isinstance(record, Unreadable) or content_hash(record) == listed.hash:
+        if is_same:
             self._bad[index] = listed
         else:
-            self.remarks.append(
-                Remark("record-changed", f"record {index} has changed since it was left out: used again")
-            )
+            self.remarks.append(Remark(CHANGED, f"record {index} has changed since it was left out: used again"))
+
+    def _is_the_same(self, index: int, listed: BadRecord) -> bool:
+        if not listed.has_content and listed.witness and listed.replaced_by in range(self.total):
+            witness = self.alone(listed.replaced_by)
+            if not isinstance(witness, Unreadable) and content_hash(witness) == listed.witness:
+                return True
+        # Nothing else says that these are the same data: the record itself has to.
+        record = self.alone(index)
+        return isinstance(record, Unreadable) or (listed.has_content and content_hash(record) == listed.hash)
 
     def leave_out(self, index: int, record: Any, error: Exception, where: str) -> None:
         """Put a record on the list.
 
         Raises:
-            TooManyBadRecords: far more records are bad than may be left out, so that looking for others has no end.
+            TooManyBadRecords: more records are bad than may be left out.
 
         """
-        self._bad[index] = bad_record(
-            index=index, record=record, dataset=self.name, where=where, error=error, has_content=record is not None
+        has_content = record is not None
+        self._list(
+            bad_record(
+                index=index, record=record, dataset=self.name, where=where, error=error, has_content=has_content
+            ),
+            error,
         )
-        self._found.append(index)
-        if not self._limit.allows(len(self._bad) // 2, self.total):
-            raise TooManyBadRecords(too_many(self._bad.values(), self.total, self._limit, None)) from error
+
+    def _list(self, bad: BadRecord, error: Exception | None = None) -> None:
+        self._bad[bad.index] = bad
+        self._found.append(bad.index)
+        # Workers read ahead of what is used, and the training process counts that; here, looking for others must end.
+        counted = len(self._bad) // (1 if _is_training_process() else 2)
+        if not self._limit.allows(counted, self.total):
+            found = tuple(self._bad[index] for index in self._found)
+            raise TooManyBadRecords(too_many(self._bad.values(), self.total, self._limit, None), found) from error
 
     def blame_the_code_if_all_fail(self, failed: dict[int, Exception], is_good: Callable[[int, Any], bool]) -> None:
         """Raise the error itself where records from all over the dataset fail too: that is no record's fault."""
@@ -199,6 +262,13 @@ class RecordReader:
         if 2 * good > len(probed):
             return
         error = next(iter(failed.values()))
+        if not probed:
+            error.add_note(
+                f"self-healing: each of the {len(failed)} record{'s that there are' if len(failed) > 1 else ' that there is'} "
+                "fails: it cannot be said whether the records or the code is to blame, and nothing could take their place. "
+                "Nothing was left out."
+            )
+            raise error
         error.add_note(
             f"self-healing: all {len(failed)} records of the batch fail, and {len(probed) - good} of {len(probed)} others "
             "tried: this is the code of the dataset or collator, or its settings, and not the records. Nothing was "
@@ -214,7 +284,16 @@ class RecordReader:
     def take_found(self) -> tuple[BadRecord, ...]:
         """Return what was left out since the last call, in the order of places, with what is used instead."""
         found, self._found = sorted(self._found), []
-        return tuple(replace(self._bad[index], replaced_by=self.in_place_of(index)) for index in found)
+        return tuple(self._replaced(self._bad[index]) for index in found)
+
+    def _replaced(self, record: BadRecord) -> BadRecord:
+        """Say what is used in the place of a record by now."""
+        place = self.in_place_of(record.index)
+        return replace(record, replaced_by=place, witness=record.witness if place == record.replaced_by else "")
+
+    def listed(self) -> list[int]:
+        """Return the places that earlier attempts have left out, as far as is known without reading them."""
+        return sorted(self._unverified)
 
     def take_remarks(self) -> tuple[Remark, ...]:
         """Return what was remarked since the last call."""
@@ -246,6 +325,12 @@ class GuardedRecords:
         return getattr(self.guarding.dataset, name)
 
 
+def _is_training_process() -> bool:
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is None
+
+
 def place_of(index: Any) -> int | None:
     """Return an index of a sampler as a plain number, or None for a key of another kind."""
     try:
@@ -255,4 +340,4 @@ def place_of(index: Any) -> int | None:
 
 
 def _told(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:200]
+    return f"{type(error).__name__}: {text_of(error)}"[:200]

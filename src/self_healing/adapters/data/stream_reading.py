@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ..trainer.exceptions import text_of
 from .culprits import collated, failing_alone, odd_ones_out, trial_of
 from .data_errors import may_be_the_record
 from .delivery import Deliver
@@ -111,7 +112,7 @@ class StreamReader:
         )
 
     def _before_retry(self, error: BaseException, retry: int) -> None:
-        text = f"reading data: {type(error).__name__}: {error}"[:200]
+        text = f"reading data: {type(error).__name__}: {text_of(error)}"[:200]
         self.remarks.append(Remark("network-retried", f"{text}; retry {retry}"))
 
     def _go_on_after(self, raised: list[Exception]) -> None:

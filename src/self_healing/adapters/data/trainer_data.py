@@ -56,14 +56,29 @@ class TrainerData:
         self._push_retried: list[str] = []
         """What was said of each retry of the push that is on its way."""
 
-    def attach(self) -> None:
-        """Guard the data loaders, reward functions and pushes from now on, as far as the ceiling allows."""
+    def attach(self, *, continues: bool = True) -> None:
+        """Guard the data loaders, reward functions and pushes from now on, as far as the ceiling allows.
+
+        What an earlier run in the same folder has left out is no concern of one that does not continue it.
+        """
         if self._acts:
+            self._look_at_the_list(continues=continues)
             self.records.attach()
             self.pushes.attach()
             self.rewards.attach()
         if self.seeded is not None:
             self.seeded.attach()
+
+    def _look_at_the_list(self, *, continues: bool) -> None:
+        quarantine = self.records.quarantine
+        if not continues:
+            for path in quarantine.set_aside(self.trainer.args.world_size):
+                text = f"this is another run: what an earlier one in this folder has left out is used again; its list is {path}"
+                self._tell("quarantine-set-aside", text)
+        elif quarantine.records and not self.records.leaves_out:
+            number = len(quarantine.records)
+            text = f"{number} on {quarantine.path} are read all the same: max_effect allows no record to be left out"
+            self._tell("quarantine-not-honoured", text)
 
     def detach(self) -> None:
         """Put everything back as it was."""

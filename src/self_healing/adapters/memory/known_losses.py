@@ -6,6 +6,7 @@ from typing import Any
 
 from ..family import Family, families
 from .batch_cuts import Layout, Weight, layout_of
+from .loss_weights import is_known_to_shift
 
 
 class LossRule:
@@ -32,7 +33,12 @@ def loss_rule(trainer: Any, inputs: Any, *, num_items: Any) -> LossRule | str:
     if refusal is not None:
         return refusal
     layout = layout_of(inputs, is_paired=family.is_paired(inputs), whole=family.whole_fields)
-    return layout if isinstance(layout, str) else LossRule(family, layout, family.weight(trainer, num_items=num_items))
+    if isinstance(layout, str):
+        return layout
+    weight = family.weight(trainer, num_items=num_items)
+    if weight is Weight.LABELS and "labels" in inputs and not is_known_to_shift(trainer):
+        weight = None  # whether the first label of a row counts is up to the model
+    return LossRule(family, layout, weight)
 
 
 def definer_of_loss(trainer: Any) -> str | None:

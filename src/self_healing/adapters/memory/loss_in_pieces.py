@@ -17,7 +17,7 @@ from ..trainer.wrapping import Wrapping
 from .batch_cuts import Weight
 from .gradient_marks import GradientMarks, SetAside
 from .known_losses import LossRule, loss_rule
-from .loss_weights import WeightFinder, label_counts, piece_weight
+from .loss_weights import NO_LABEL, WeightFinder, label_counts, piece_weight
 from .piece_metrics import PieceMetrics
 from .whole_batch_baseline import WholeBatchBaseline
 
@@ -144,9 +144,9 @@ class LossInPieces:
                 raise CannotSplitError(found)
             self._weight, self._counts = found
         elif rule.weight is Weight.LABELS:
-            self._counts = label_counts(self.trainer, inputs, rule.layout)
+            self._counts = label_counts(inputs, rule.layout)
             if self._counts is None or min(self._counts) == 0:
-                raise CannotSplitError("a row without any label that counts has no loss of its own")
+                raise CannotSplitError(NO_LABEL)
         if rule.family.whole_batch_call:
             self._baseline = WholeBatchBaseline(rule.layout, dict(inputs), self._most_rows)
         self._metrics = PieceMetrics(self.trainer, rule.family)

@@ -4,25 +4,55 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
+from ..trainer.trl_counters import Counters
+from .adding_up import AddingUp, are_alike, best_pair, thinned, ways_to_add_up
 from .batch_cuts import Layout, Weight
 
+NO_LABEL = "a row without any label that counts has no loss of its own"
+MOST_WATCHED = 6
+"""Parameters, the last of the model, whose gradients tell how a loss adds up."""
+MOST_ELEMENTS = 2**22
+"""Larger ones, such as the head of a large vocabulary, are not watched."""
 
-def label_counts(trainer: Any, inputs: Mapping[str, Any], layout: Layout) -> list[int] | None:
-    """Return how many labels of each row count; None where the batch has no labels. Waits for the device."""
+MOST_PAIRS = 4
+"""Pairs of rows that are tried until one way to add up is left."""
+
+LossOf = Callable[[dict[str, Any]], Any]
+
+
+def label_counts(inputs: Mapping[str, Any], layout: Layout) -> list[int] | None:
+    """Return how many labels of each row count where the next one is predicted; None where the batch has no labels.
+
+    Only for losses that are known to count so. Waits for the device.
+    """
     if "completion_mask" in inputs and "labels" not in inputs:
         mask = inputs["completion_mask"]
     elif "shift_labels" in inputs:
         mask = inputs["shift_labels"].ne(-100)
-    elif "labels" in inputs and getattr(inputs["labels"], "ndim", 0) > 0:
-        labels = inputs["labels"]
-        shifts = labels.ndim > 1 and _shifts_labels(trainer)
-        mask = (labels[..., 1:] if shifts else labels).ne(-100)
+    elif "labels" in inputs and getattr(inputs["labels"], "ndim", 0) > 1:
+        mask = inputs["labels"][..., 1:].ne(-100)
     else:
         return None
     counts = mask.reshape(mask.shape[0], -1).sum(1).tolist()
     return [int(count) for count in counts[: layout.rows]]
+
+
+def is_known_to_shift(trainer: Any) -> bool:
+    """Say whether the model is one of transformers' own that predict the next label, and no class derived from one.
+
+    What another class does with its labels cannot be read off its name, and transformers' own flag is False for some that
+    shift them.
+    """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    if hasattr(model, "get_base_model"):  # adapters of peft hand everything on
+        model = model.get_base_model()
+    cls = type(model)
+    is_own = cls.__module__.partition(".")[0] == "transformers"
+    return is_own and cls.__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def piece_weight(weight: Weight, counts: list[int] | None, start: int, end: int, rows: int) -> float:
@@ -34,67 +64,165 @@ def piece_weight(weight: Weight, counts: list[int] | None, start: int, end: int,
     return sum(counts[start:end]) / sum(counts)
 
 
+class _Seen(NamedTuple):
+    """What was computed for some rows."""
+
+    loss: float
+    gradient: Any
+    """Of a few parameters, in one vector; None where only the loss is to be had."""
+
+
 class WeightFinder:
     """Finds out how a loss adds up its rows, by computing it for two rows apart and together.
 
-    The model is in evaluation mode for that, so that dropout does not disturb the comparison, and no gradient is made.
-    What was found is remembered.
+    It is their gradients that are compared: two rows may have the same loss by chance, but never the same gradient, so
+    that ways to add up which would give another gradient are told apart. The model is in evaluation mode for that, so
+    that dropout does not disturb the comparison. What was ruled out is remembered; where what is left would not give every
+    piece of a batch the same weight, its rows are tried too.
     """
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, *, has_gradients: bool = True) -> None:
         self.trainer = trainer
         self.rows_run = 0
         """Rows that had to be run forward for this so far."""
-        self._found: Weight | None = None
-        self._is_mean = False
-        """It is a mean; over rows or over labels could not be told yet, since all rows had as many labels."""
+        self._has_gradients = has_gradients
+        self._possible: set[str] = set()
+        """Names of the ways to add up that were not ruled out; empty before the first trial."""
 
-    def find(
-        self, loss_of: Callable[[dict[str, Any]], Any], inputs: Mapping[str, Any], layout: Layout
-    ) -> tuple[Weight, list[int]] | str:
-        """Return the weight and the labels that count in each row, or a sentence that says that no rule fits."""
-        given = label_counts(self.trainer, inputs, layout)
-        counts = [1] * layout.rows if given is None else given
-        if self._found is None and not (self._is_mean and len(set(counts)) == 1):
-            refusal = self._try(loss_of, inputs, layout, counts)
-            if refusal is not None:
-                return refusal
-        weight = self._found or Weight.LABELS
-        if weight is Weight.LABELS and min(counts) == 0:
-            return "a row without any label that counts has no loss of its own"
-        return weight, counts
+    def find(self, loss_of: LossOf, inputs: Mapping[str, Any], layout: Layout) -> tuple[Weight, list[int]] | str:
+        """Return the weight and what each row counts for, or a sentence that says why that is not certain."""
+        found = self.possible(loss_of, inputs, layout)
+        if isinstance(found, str):
+            return found
+        if not are_alike(found):
+            names = " and ".join(way.name for way in found)
+            return f"{names} would each explain the loss of two rows together, and would cut this batch differently"
+        return found[0].weight, list(found[0].amounts)
+
+    def possible(self, loss_of: LossOf, inputs: Mapping[str, Any], layout: Layout) -> list[AddingUp] | str:
+        """Return the ways to add up that cannot be told apart, or a sentence that says that there is none."""
+        ways = ways_to_add_up(self.trainer, inputs, layout)
+        left = [way for way in ways if way.name in self._possible]
+        if not left or not are_alike(left):
+            tried = self._try(loss_of, inputs, layout, left or ways)
+            if isinstance(tried, str):
+                return tried
+            left = tried
+            self._possible = {way.name for way in left}
+        return NO_LABEL if any(min(way.amounts) == 0 for way in left) else left
 
     def _try(
-        self, loss_of: Callable[[dict[str, Any]], Any], inputs: Mapping[str, Any], layout: Layout, counts: list[int]
-    ) -> str | None:
-        order = sorted((row for row in range(layout.rows) if counts[row]), key=lambda row: counts[row])
-        if len(order) < 2:
-            return "fewer than two rows have a label that counts"
-        first, second = order[0], order[-1]  # rows that differ most in labels tell the rules apart best
-        parts = [layout.part(inputs, row, row + 1) for row in (first, second)]
+        self, loss_of: LossOf, inputs: Mapping[str, Any], layout: Layout, ways: list[AddingUp]
+    ) -> list[AddingUp] | str:
+        for _ in range(MOST_PAIRS):  # another pair where several of them give the two rows the same share
+            tried = len(ways)
+            fitting = self._fitting(loss_of, inputs, layout, ways, best_pair(ways))
+            if isinstance(fitting, str) or are_alike(fitting):
+                return fitting
+            ways = fitting
+            if len(ways) == tried:
+                break
+        fewer = thinned(inputs, layout)
+        if fewer is None:
+            return ways
+        names = {way.name for way in ways}
+        of_fewer = [way for way in ways_to_add_up(self.trainer, fewer[0], layout) if way.name in names]
+        told = self._fitting(loss_of, fewer[0], layout, of_fewer, fewer[1])
+        if isinstance(told, str):
+            return told
+        names = {way.name for way in told}
+        return [way for way in ways if way.name in names]
+
+    def _fitting(
+        self, loss_of: LossOf, inputs: Mapping[str, Any], layout: Layout, ways: list[AddingUp], pair: tuple[int, int]
+    ) -> list[AddingUp] | str:
+        """Return the ways that explain two rows together by each of them alone, or say that none does."""
+        parts = [layout.part(inputs, row, row + 1) for row in pair]
         both = {name: _join(parts[0][name], parts[1][name], inputs[name]) for name in inputs}
+        counters = [Counters.of(self.trainer, mode) for mode in ("train", "eval")]
         with _evaluating(self.trainer.model), _without_preparation():
-            one, two, together = (float(loss_of(part)) for part in (*parts, both))
+            one, two, together = self._look(loss_of, (*parts, both))
+        for counter in counters:
+            counter.restore(self.trainer)
         self.rows_run += 4
-        share = counts[first] / (counts[first] + counts[second])
-        expected = {Weight.ONE: one + two, Weight.LABELS: share * one + (1.0 - share) * two}
-        if share != 0.5:
-            expected[Weight.ROWS] = 0.5 * (one + two)
-        margin = _tolerance(self.trainer) * max(abs(one), abs(two))
-        fitting = [weight for weight, value in expected.items() if abs(value - together) <= margin]
-        if len(fitting) != 1:
-            several = " and ".join(fitting) if fitting else "no rule"
-            return f"{several} would explain the loss of two rows together ({together:.6g}; apart {one:.6g}, {two:.6g})"
-        self._is_mean = fitting[0] is not Weight.ONE
-        self._found = None if self._is_mean and share == 0.5 else fitting[0]
-        return None
+        margin = tolerance(self.trainer)
+        fitting = [way for way in ways if _explains(way.pair(*pair), one, two, together, margin)]
+        if fitting:
+            return fitting
+        apart = f"({together.loss:.6g}; apart {one.loss:.6g}, {two.loss:.6g})"
+        return f"no rule would explain the loss of two rows together {apart}"
+
+    def _look(self, loss_of: LossOf, parts: tuple[dict[str, Any], ...]) -> list[_Seen]:
+        import torch
+
+        if not self._has_gradients:
+            with torch.no_grad():
+                return [_Seen(float(loss_of(part).mean()), None) for part in parts]
+        with _watching(self.trainer.model) as watched, torch.enable_grad():
+            seen = [_gradient(loss_of(part), watched) for part in parts]
+        used = [
+            all(gradients) for gradients in zip(*([g is not None for g in found] for _, found in seen), strict=True)
+        ]
+        return [
+            _Seen(loss, _flat([gradient for gradient, is_used in zip(found, used, strict=True) if is_used]))
+            for loss, found in seen
+        ]
 
 
-def _tolerance(trainer: Any) -> float:
-    """Return the relative error of a loss in the precision it is computed in."""
+def tolerance(trainer: Any) -> float:
+    """Return the relative error of a gradient in the precision it is computed in."""
+    import torch
+
     parameter = next(trainer.model.parameters())
     is_exact = parameter.element_size() >= 4 and trainer.accelerator.mixed_precision == "no"
+    is_exact = is_exact and not (parameter.is_cuda and torch.backends.cuda.matmul.allow_tf32)
     return 1e-4 if is_exact else 2e-2
+
+
+def _explains(shares: tuple[float, float], one: _Seen, two: _Seen, together: _Seen, margin: float) -> bool:
+    first, second = shares
+    error = abs(first * one.loss + second * two.loss - together.loss)
+    if not error <= margin * max(abs(one.loss), abs(two.loss)):
+        return False
+    if together.gradient is None:
+        return True
+    error = float((first * one.gradient + second * two.gradient - together.gradient).norm())
+    return error <= margin * max(float(one.gradient.norm()), float(two.gradient.norm()))
+
+
+@contextmanager
+def _watching(model: Any) -> Iterator[list[Any]]:
+    """Have gradients made for a few of the last parameters only, so that the passes keep hardly anything."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    small = [parameter for parameter in reversed(trained) if parameter.numel() <= MOST_ELEMENTS]
+    watched = (small or sorted(trained, key=lambda parameter: int(parameter.numel())))[:MOST_WATCHED]
+    names = {id(parameter) for parameter in watched}
+    others = [parameter for parameter in trained if id(parameter) not in names]
+    for parameter in others:
+        parameter.requires_grad_(requires_grad=False)
+    try:
+        yield watched
+    finally:
+        for parameter in others:
+            parameter.requires_grad_(requires_grad=True)
+
+
+def _gradient(loss: Any, watched: list[Any]) -> tuple[float, list[Any]]:
+    import torch
+
+    if not loss.requires_grad:
+        return float(loss), [None] * len(watched)  # nothing here is trained by this loss
+    found = torch.autograd.grad(loss, watched, allow_unused=True)
+    return float(loss.detach()), [None if gradient is None else gradient.detach() for gradient in found]
+
+
+def _flat(gradients: list[Any]) -> Any:
+    """Return gradients as one vector; None where there are none."""
+    import torch
+
+    if not gradients:
+        return None
+    return torch.cat([gradient.flatten().cpu().double() for gradient in gradients])
 
 
 def _join(first: Any, second: Any, whole: Any) -> Any:
@@ -107,17 +235,14 @@ def _join(first: Any, second: Any, whole: Any) -> Any:
 
 @contextmanager
 def _evaluating(model: Any) -> Iterator[None]:
-    """Switch to evaluation mode without gradients, and put every module's mode and the random state back."""
-    import torch
-
+    """Switch to evaluation mode, and put every module's mode and the random state back."""
     from ...tensors.random_state import RandomState
 
     training = [module for module in model.modules() if module.training]
     state = RandomState.capture()
     model.eval()
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
         for module in training:
             module.training = True
@@ -135,13 +260,3 @@ def _without_preparation() -> Iterator[None]:
         yield
     finally:
         torch.backends.cuda.enable_cudnn_sdp(enabled=is_on)
-
-
-def _shifts_labels(trainer: Any) -> bool:
-    """Say whether the loss predicts the next label, so that the first of each row does not count."""
-    known = getattr(trainer, "_loss_shifts_labels", None)
-    if isinstance(known, bool):
-        return known
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-    return type(trainer.accelerator.unwrap_model(trainer.model)).__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()

@@ -28,9 +28,17 @@ def describe(error: BaseException) -> Described:
     return Described(
         exception=name_of(type(error)),
         bases=tuple(dict.fromkeys(names[1:])),
-        message=str(error)[:MOST_TEXT],
+        message=text_of(error)[:MOST_TEXT],
         where=_where(error),
     )
+
+
+def text_of(error: BaseException) -> str:
+    """Return an exception's message, also of one whose own `__str__` raises."""
+    try:
+        return str(error)
+    except Exception as raised:  # noqa: BLE001  # a bug of the exception's class, told in the place of its message
+        return f"its message cannot be read: {type(raised).__name__} in __str__"
 
 
 def remarks_on(error: BaseException) -> list[str]:

@@ -36,6 +36,7 @@ from .window import MicroBatch, Window
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
+    from ..data.bad_rows import BadRows
     from ..memory.micro_batch_retry import MicroBatchRetry
 
 
@@ -64,6 +65,8 @@ class TrainerGuard:
         self.making_up = MakeUp(self)
         self.retry: MicroBatchRetry | None = None
         """Gets micro-batches through when memory runs out; None leaves that to the trainer."""
+        self.bad_rows: BadRows | None = None
+        """Gets micro-batches through when the model raises on some of their rows."""
         self.buffers = StepBuffers(trainer.model)
         self._wrapping = Wrapping()
         self._window: Window | None = None
@@ -168,18 +171,22 @@ class TrainerGuard:
             if self.retry is not None:
                 self._micro_batch.put_back = self._putting_back(window.buffers if place == 0 else self.buffers.copies())
             window.micro_batches.append(self._micro_batch)
+            attempt = partial(self._attempt, model, self._micro_batch, place, *args, **kwargs)
             try:
                 with already_training(model, self.walks.modules, looks=place == 0):
-                    if self.retry is None:
-                        loss: Tensor = original(model, inputs, *args, **kwargs)
-                    else:
-                        num_items = args[0] if args else kwargs.get("num_items_in_batch")
-                        loss = self.retry.run(original, model, self._micro_batch, num_items, place=place)
+                    loss = attempt() if self.bad_rows is None else self.bad_rows.run(attempt, self._micro_batch)
             finally:
                 self._micro_batch = None
             return self._account(window, loss)
 
         return training_step
+
+    def _attempt(self, model: Any, micro_batch: MicroBatch, place: int, *args: Any, **kwargs: Any) -> Tensor:
+        run = self.original_training_step
+        if self.retry is None:
+            return run(model, micro_batch.inputs, *args, **kwargs)  # type: ignore[no-any-return]
+        num_items = args[0] if args else kwargs.get("num_items_in_batch")
+        return self.retry.run(run, model, micro_batch, num_items, place=place)  # type: ignore[no-any-return]
 
     def _account(self, window: Window, loss: Tensor) -> Tensor:
         """Add a loss to its window; a non-finite one counts as zero, so that it cannot spoil the logged mean."""

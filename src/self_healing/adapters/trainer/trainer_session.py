@@ -13,6 +13,7 @@ from ...core.failure import Effect, Mode
 from ...core.goodput import Spending, TimeAccount
 from ...core.run_directory import healing_folder
 from ...core.signal import SnapshotTaken
+from ..data.bad_rows import BadRows
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
@@ -86,7 +87,10 @@ class TrainerSession:
         self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
         self.note = self.abilities.note = self.desk.note
         folder = healing_folder(trainer.args.output_dir)
-        self.memory = MemoryCare(trainer, folder, on_reflex=self.desk.reflex, note=self.note)
+        self.memory = MemoryCare(
+            trainer, folder, on_reflex=self.desk.reflex, note=self.note,
+            may_split=config.settings().max_effect > Effect.NOTHING,
+        )  # fmt: skip
         self.guard.retry = self.memory.micro_batches if acts else None
         self.checkpoints = (
             CheckpointCare(trainer, self.desk, folder, self.weights_are_finite, self.guard) if may_act else None
@@ -101,6 +105,8 @@ class TrainerSession:
             tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts,
             seeds_batches=config.exact_data_resume, reward_timeout_s=config.reward_timeout_s,
         )  # fmt: skip
+        if may_act and self.data.records.leaves_out:
+            self.guard.bad_rows = BadRows(trainer, self.data.records.rows_raised)
         self._changes = Wrapping()
         self.figures = RunFigures(self)
         self._trackers = TrackerFence(trainer.args, self.note, self.figures.all)
@@ -122,7 +128,7 @@ class TrainerSession:
         self._attached = True  # first, so that what follows is undone also if it fails half-way
         for name, text, level in self.surroundings.remarks():
             self.note(name, text, level=level)
-        self.data.attach()
+        self.data.attach(continues=self.desk.continues)
         self.rollback.attach(self.desk, partial(raised_in_the_loop, self))
         self.guard.attach()
         self.log_figures.attach(self._changes)

@@ -1,0 +1,132 @@
+"""A forward pass that raises because of single rows of its batch: another row takes the place of each.
+
+An `IndexError` in an embedding may be one record with a token that the model does not know, or a model that was not
+resized. Rows that fail alone, beside others that do not, are to blame themselves; where all fail, or none does by
+itself, nothing is replaced and the exception goes its way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ..family import family_of, forget_offloaded, names_in_all
+from ..memory.batch_cuts import Layout, layout_of
+from ..memory.memory_errors import phase_of
+from ..trainer.trl_counters import Counters
+from .data_errors import may_be_the_record
+from .other_data import device_works, is_like, raised_by
+
+if TYPE_CHECKING:
+    from ..trainer.window import MicroBatch
+
+MOST_TRIALS = 64
+"""Passes over parts of a batch that the search for bad rows may take."""
+
+Tell = Callable[[list[int], list[int], list[dict[str, Any]], Exception], bool]
+"""Told of bad rows, those used instead, what they hold and why; says whether they may be replaced."""
+
+
+class BadRows:
+    """Runs the micro-batches of one trainer and gets them through when the model raises on some of their rows."""
+
+    def __init__(self, trainer: Any, tell: Tell) -> None:
+        self.trainer = trainer
+        self._tell = tell
+
+    def run(self, attempt: Callable[[], Any], micro_batch: MicroBatch) -> Any:
+        """Run one micro-batch, once more without the rows that the model raises on."""
+        counters = Counters.of(self.trainer)
+        try:
+            return attempt()
+        except Exception as error:
+            if not self._may_be_rows(error):
+                raise
+            failure = error
+        instead = self._without_bad_rows(micro_batch, failure)
+        if instead is None:
+            raise failure
+        counters.restore(self.trainer)
+        self._put_back(micro_batch)
+        micro_batch.inputs, micro_batch.prepared, micro_batch.counted = instead, None, {}
+        return attempt()
+
+    def _may_be_rows(self, error: Exception) -> bool:
+        """Say whether single rows can be to blame, and their pass be begun anew."""
+        trainer = self.trainer
+        if any(hasattr(trainer, name) for name in names_in_all("generated")):  # the rows were made from others
+            return False
+        return phase_of(error) == "forward" and may_be_the_record(error) and device_works(trainer.args.device)
+
+    def _without_bad_rows(self, micro_batch: MicroBatch, error: Exception) -> dict[str, Any] | None:
+        inputs = micro_batch.again() or micro_batch.inputs
+        family = family_of(self.trainer)
+        is_paired = isinstance(inputs, Mapping) and family.is_paired(inputs)
+        layout = layout_of(inputs, is_paired=is_paired, whole=family.whole_fields)
+        if isinstance(layout, str):
+            return None
+        bad = self._bad_rows(inputs, layout, micro_batch, error)
+        if not bad or 2 * len(bad) > layout.rows:
+            return None
+        good = [row for row in range(layout.rows) if row not in bad]
+        used = [min(good, key=lambda other: (other - row) % layout.rows) for row in bad]  # called at once
+        holding = [] if is_paired else [_content(inputs, row, layout.rows) for row in bad]
+        if not self._tell(bad, used, holding, error):
+            return None
+        order = list(range(layout.rows))
+        for row, other in zip(bad, used, strict=True):
+            order[row] = other
+        return {name: _reordered(value, order, layout, name) for name, value in inputs.items()}
+
+    def _bad_rows(
+        self, inputs: Mapping[str, Any], layout: Layout, micro_batch: MicroBatch, error: Exception
+    ) -> list[int]:
+        """Return the rows that raise the same by themselves; none where the batch does not raise a second time."""
+        from ...tensors.random_state import RandomState
+
+        now, counters = RandomState.capture(), Counters.of(self.trainer)
+        left = MOST_TRIALS
+
+        def bad_of(start: int, end: int) -> list[int]:
+            nonlocal left
+            left -= 1
+            raised = raised_by(self.trainer, layout.part(inputs, start, end)) if left >= 0 else None
+            if raised is None or not is_like(raised, error):
+                return []
+            middle = (start + end) // 2
+            return [start] if end - start == 1 else bad_of(start, middle) + bad_of(middle, end)
+
+        try:
+            found = bad_of(0, layout.rows)
+        finally:
+            counters.restore(self.trainer)
+            self._put_back(micro_batch)
+            now.restore()
+        return found if left >= 0 else []
+
+    def _put_back(self, micro_batch: MicroBatch) -> None:
+        """Make it as though the pass had not been begun."""
+        if micro_batch.random_state is not None:
+            micro_batch.random_state.restore()
+        if micro_batch.put_back is not None:
+            micro_batch.put_back()
+        forget_offloaded(self.trainer)
+
+
+def _reordered(value: Any, order: list[int], layout: Layout, name: str) -> Any:
+    """Return an input with other rows in the place of some."""
+    size = len(value) if isinstance(value, list | tuple) else int(value.shape[0]) if getattr(value, "ndim", 0) else None
+    if size is None or name in layout.whole:
+        return value
+    if layout.is_paired and size == 2 * layout.rows:
+        order = [*order, *(layout.rows + row for row in order)]
+    return value[order] if hasattr(value, "ndim") else type(value)(value[row] for row in order)
+
+
+def _content(inputs: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:
+    """Return what a row holds, as plain numbers."""
+    return {
+        name: value[row].detach().cpu().tolist()
+        for name, value in inputs.items()
+        if getattr(value, "ndim", 0) > 0 and value.shape[0] == rows
+    }

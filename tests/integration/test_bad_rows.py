@@ -1,0 +1,110 @@
+"""Single rows on which the model raises: others take their place, and the record behind a row is left out from then on."""
+
+from __future__ import annotations
+
+import pytest
+
+from self_healing import HealingConfig, SelfHealingTrainer
+from self_healing.adapters.data.suspects import Suspect
+from self_healing.drills.tiny_training import records, tiny_trainer
+from self_healing.report.postmortem import read_postmortem
+
+from .guarded_data import listed
+
+pytestmark = pytest.mark.torch
+UNKNOWN = 999
+"""A token that the model does not know."""
+
+
+def trainer_with(folder, places, **arguments):
+    """Return a trainer of 40 records, some of which hold a token that the model does not know."""
+    rows = records(40, 2)
+    for place in places:
+        rows[place] = {**rows[place], "input_ids": [*rows[place]["input_ids"][:-1], UNKNOWN]}
+    trainer = tiny_trainer(folder, max_steps=20, **arguments)
+    trainer.train_dataset = rows
+    return trainer
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_record_with_an_unknown_token_is_left_out_in_every_epoch(workers, tmp_path):
+    trainer = trainer_with(tmp_path, [9], dataloader_num_workers=workers)
+    output = SelfHealingTrainer(trainer).train()
+    assert trainer.state.global_step == 20, "four epochs of five steps"
+    assert trainer.state.epoch == 4
+    assert [(line["index"], line["where"], line["exception"]) for line in listed(tmp_path)] == [
+        (9, "model", "IndexError")
+    ]
+    assert output.metrics["healing/records_left_out"] == 1
+    assert output.metrics["healing/recovery_attempts"] == 0, "nothing had to be returned to"
+    told = [entry["said"] for entry in read_postmortem(tmp_path / "postmortem.json").data_quarantined]
+    assert len(told) == 2
+    assert "takes the place of row" in told[0]
+    assert "record 9 raised IndexError in the model" in told[1]
+
+
+def test_the_other_rows_of_the_batch_are_trained_on_as_they_would_have_been(tmp_path):
+    """Row 1 of a batch in the place of row 0 is the batch with row 1 twice."""
+    import torch
+
+    from self_healing.drills.trained import weights
+
+    def trained(folder, rows):
+        trainer = tiny_trainer(folder, max_steps=1)
+        trainer.train_dataset = rows
+        trainer._get_train_sampler = lambda data, *_: torch.utils.data.SequentialSampler(data)
+        SelfHealingTrainer(trainer).train()
+        return weights(trainer)
+
+    rows = records(8, 2)
+    bad = {**rows[0], "input_ids": [UNKNOWN] * len(rows[0]["input_ids"])}
+    assert trained(tmp_path / "bad", [bad, *rows[1:]]).equal(trained(tmp_path / "twice", [rows[1], *rows[1:]]))
+
+
+def test_a_model_that_raises_whatever_it_is_given_stops_at_once(tmp_path):
+    trainer = trainer_with(tmp_path, [])
+    calls = []
+
+    def spoil(module, args, kwargs):
+        calls.append(1)
+        kwargs["input_ids"] = kwargs["input_ids"] + UNKNOWN * (len(calls) > 12)
+        return args, kwargs
+
+    trainer.model.register_forward_pre_hook(spoil, with_kwargs=True)
+    with pytest.raises(IndexError) as caught:
+        SelfHealingTrainer(trainer).train()
+    assert "other data fail in the same way" in "\n".join(caught.value.__notes__)
+    assert trainer.state.global_step == 12
+    assert listed(tmp_path) == []
+    assert read_postmortem(tmp_path / "postmortem.json").data_quarantined == []
+
+
+@pytest.mark.parametrize(
+    ("config", "places"), [({"max_effect": "time"}, [9]), ({"quarantine_records": 1}, [0, 9, 17, 25])]
+)
+def test_where_no_more_may_be_left_out_the_exception_is_raised(config, places, tmp_path):
+    trainer = trainer_with(tmp_path, places)
+    with pytest.raises(IndexError):
+        SelfHealingTrainer(trainer, HealingConfig(max_recovery_attempts=0, **config)).train()
+    assert len(listed(tmp_path)) <= 1
+
+
+@pytest.mark.parametrize(
+    ("record", "is_it"),
+    [
+        ({"input_ids": [5, 6, 7], "labels": [5, 6, 7]}, True),
+        ({"input_ids": [5, 6, 7]}, True),
+        ({"input_ids": [5, 6, 7], "labels": [5, 6, 8]}, False),
+        ({"input_ids": [5, 6]}, False),
+        ({"input_ids": [6, 7]}, False),
+        ({"input_ids": [5, 6, 7, 0, 0, 0]}, False),
+        ({"text": "five six seven"}, False),
+        ([5, 6, 7], False),
+    ],
+)
+def test_a_record_is_known_by_the_row_it_has_become_padding_aside(record, is_it):
+    right = {"input_ids": [5, 6, 7, 0, 0], "attention_mask": [1, 1, 1, 0, 0], "labels": [5, 6, 7, -100, -100]}
+    left = {name: [*values[3:], *values[:3]] for name, values in right.items()}
+    unmasked = {name: values for name, values in right.items() if name != "attention_mask"}
+    for row in (right, left, unmasked):
+        assert Suspect.of(row, ValueError("x"), "data").is_made_of(record) is is_it, row
