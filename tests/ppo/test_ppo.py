@@ -18,11 +18,28 @@ from self_healing import HealingConfig, SelfHealingTrainer, healing
 from self_healing.core.errors import Preempted, UnrecoverableError
 from self_healing.drills.tiny_ppo import tiny_ppo
 
+from .ppo_faults import (
+    FAULTS,
+    MICRO_BATCHES,
+    SAMPLES,
+    at_step_end,
+    count_steps,
+    is_finite,
+    is_same,
+    ledger,
+    logged,
+    nan_gradient,
+    on_forward,
+    once,
+    out_of_memory,
+    postmortem,
+    weights,
+    without_pads,
+)
+
 pytestmark = pytest.mark.torch
 
 UPDATES = 5
-MICRO_BATCHES = 4
-"""Forward passes with gradients in each update: two micro-batches, twice."""
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -34,122 +51,12 @@ def quiet_frameworks():
     transformers.logging.set_verbosity_error()
 
 
-def weights(trainer):
-    return {name: value.clone() for name, value in trainer.model.state_dict().items()}
-
-
-def logged(trainer):
-    """Return what was logged but for its clock."""
-    return [{name: value for name, value in entry.items() if name != "eps"} for entry in trainer.state.log_history]
-
-
-def is_same(one, other):
-    import torch
-
-    return all(torch.equal(one[name], other[name]) for name in one)
-
-
-def is_finite(trainer):
-    import torch
-
-    return all(bool(torch.isfinite(value).all()) for value in weights(trainer).values())
-
-
-def ledger(trainer):
-    with open(f"{trainer.args.output_dir}/healing/ledger.jsonl") as lines:
-        return [json.loads(line) for line in lines]
-
-
-def notes(trainer, name):
-    return [entry["body"] for entry in ledger(trainer) if entry["name"] == name]
-
-
-def postmortem(trainer):
-    with open(f"{trainer.args.output_dir}/postmortem.json") as file:
-        return json.load(file)
-
-
 @pytest.fixture(scope="module")
 def stock(tmp_path_factory):
     """The same training without the healer and without a fault."""
     trainer = tiny_ppo(tmp_path_factory.mktemp("stock"), updates=UPDATES, num_sample_generations=2)
     trainer.train()
     return weights(trainer), logged(trainer)
-
-
-# -- faults, through the model ---------------------------------------------------------------------------
-
-
-def out_of_memory():
-    import torch
-
-    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
-
-
-def on_forward(trainer, do, *, trains):
-    """Call `do(output, input_ids)` after each forward pass of the policy, with gradients or without."""
-    import torch
-
-    def hook(_module, _args, kwargs, output):
-        if torch.is_grad_enabled() == trains:
-            return do(output, kwargs["input_ids"])
-        return None
-
-    trainer.model.policy.register_forward_hook(hook, with_kwargs=True)
-
-
-def once(trainer, do, *, trains, at):
-    """Do something at one forward pass only, counted over all attempts."""
-    seen = []
-
-    def count(output, _ids):
-        seen.append(None)
-        if len(seen) == at:
-            do(output)
-
-    on_forward(trainer, count, trains=trains)
-
-
-def raising(exception):
-    def do(_output):
-        raise exception
-
-    return do
-
-
-def nan_gradient(output):
-    output.logits.register_hook(lambda gradient: gradient * math.nan)
-
-
-def oom_in_backward(output):
-    output.logits.register_hook(lambda _gradient: out_of_memory())
-
-
-def of_update(update, micro_batch=2):
-    return (update - 1) * MICRO_BATCHES + micro_batch
-
-
-def break_a_weight(trainer, update):
-    import torch
-
-    def do(_output):
-        with torch.no_grad():
-            next(trainer.model.value_model.parameters())[0, 0] = math.nan
-
-    once(trainer, do, trains=True, at=of_update(update, MICRO_BATCHES))
-
-
-FAULTS = {
-    "oom in generation": lambda t, _: once(t, lambda _o: out_of_memory(), trains=False, at=40),
-    "oom in forward": lambda t, u: once(t, lambda _o: out_of_memory(), trains=True, at=of_update(u)),
-    "oom in backward": lambda t, u: once(t, oom_in_backward, trains=True, at=of_update(u)),
-    "gradient not finite": lambda t, u: once(t, nan_gradient, trains=True, at=of_update(u)),
-    "an exception": lambda t, u: once(t, raising(RuntimeError("a cable was pulled")), trains=True, at=of_update(u)),
-    "weight not finite": break_a_weight,
-}
-
-
-# -- tests ---------------------------------------------------------------------------------------------
 
 
 def test_a_healthy_run_is_the_stock_run_to_the_bit_and_leaves_the_trainer_as_it_was(stock, tmp_path):
@@ -180,6 +87,22 @@ def test_what_comes_once_leaves_no_trace(fault, update, stock, tmp_path):
     assert trainer.state.global_step == trainer.state.max_steps == UPDATES
     assert vars(trainer.args) == arguments
     assert postmortem(trainer)["final_metrics"]["healing/repeated_updates"] == 1
+
+
+def test_samples_are_made_again_where_memory_ran_out_once(stock, tmp_path):
+    trainer = tiny_ppo(tmp_path, updates=UPDATES, num_sample_generations=2)
+    once(trainer, lambda _o: out_of_memory(), trains=False, update=4, at=SAMPLES // 2)  # after the third
+    SelfHealingTrainer(trainer).train()
+    assert is_same(stock[0], weights(trainer))
+    assert stock[1] == logged(trainer)
+
+
+def test_samples_are_left_out_where_memory_does_not_suffice(tmp_path):
+    trainer = tiny_ppo(tmp_path, updates=2, num_sample_generations=2)
+    on_forward(trainer, lambda _output, ids: out_of_memory() if len(ids) > 2 else None, trains=False)
+    SelfHealingTrainer(trainer).train()
+    assert trainer.state.global_step == 2
+    assert len([entry for entry in ledger(trainer) if entry["name"] == "no-samples"]) == 2
 
 
 def test_the_block_guards_too(stock, tmp_path):
@@ -243,23 +166,6 @@ def test_a_run_that_is_never_finite_again_is_stopped_with_finite_weights(tmp_pat
     assert postmortem(trainer)["exit_reason"] == "unrecoverable"
 
 
-def without_pads(trainer):
-    """Have the policy never say the words that end an answer, so that all are equally long."""
-    trainer.model.policy.lm_head.register_forward_hook(
-        lambda _module, _args, logits: logits.index_fill(-1, logits.new_tensor([0, 1]).long(), -30.0)
-    )
-
-
-def count_steps(trainer):
-    import torch
-
-    taken = []
-    torch.optim.Optimizer.register_step_post_hook(
-        trainer.optimizer.optimizer, lambda *_: taken.append(trainer.state.global_step)
-    )
-    return taken
-
-
 def test_micro_batches_are_halved_where_memory_suffices_for_no_more(tmp_path):
     import torch
 
@@ -316,20 +222,50 @@ def test_what_comes_every_time_ends_the_run_at_the_last_whole_update(exception, 
     assert postmortem(trainer)["exit_reason"] == "exception"
 
 
-def at_step_end(step, do):
-    from transformers import TrainerCallback
+def test_a_run_whose_weights_break_every_time_ends_with_those_of_the_last_whole_update(tmp_path):
+    import torch
 
-    class AtStepEnd(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == step:
-                do()
+    trainer = tiny_ppo(tmp_path, updates=UPDATES)
+    kept = []
 
-    return AtStepEnd()
+    def spoil(_output, _ids):
+        if trainer.state.global_step == 2:
+            with torch.no_grad():
+                next(trainer.model.value_model.parameters())[0, 0] = math.nan
+
+    trainer.add_callback(at_step_end(2, lambda: kept.append(weights(trainer))))
+    on_forward(trainer, spoil, trains=True)
+    with pytest.raises(UnrecoverableError):
+        SelfHealingTrainer(trainer).train()
+    assert is_same(kept[0], weights(trainer))
+    assert trainer.state.global_step == 2
+    assert (tmp_path / "checkpoint-2").is_dir()
+
+
+def test_checkpointing_goes_on_after_a_generation_that_has_failed(tmp_path):
+    found = []
+    for name in ("stock", "healed"):
+        trainer = tiny_ppo(tmp_path / name, updates=2)
+        trainer.model.gradient_checkpointing_enable()
+        if name == "healed":
+            once(trainer, lambda _o: out_of_memory(), trains=False, update=1, at=3)
+        (trainer if name == "stock" else SelfHealingTrainer(trainer)).train()
+        assert trainer.model.is_gradient_checkpointing
+        assert trainer.model.policy.is_gradient_checkpointing
+        found.append(weights(trainer))
+    assert is_same(*found)
+
+
+def test_checkpoints_of_the_run_are_written_as_asked(tmp_path):
+    trainer = tiny_ppo(tmp_path, updates=3, save_strategy="steps", save_steps=2)
+    FAULTS["oom in backward"](trainer, 3)
+    SelfHealingTrainer(trainer).train()
+    assert {folder.name for folder in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
 
 
 def test_sigterm_saves_after_the_update(tmp_path):
     trainer = tiny_ppo(tmp_path, updates=UPDATES)
-    once(trainer, lambda _o: os.kill(os.getpid(), signal.SIGTERM), trains=True, at=of_update(2))
+    once(trainer, lambda _o: os.kill(os.getpid(), signal.SIGTERM), trains=True, update=2)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(Preempted, match="cannot resume"):
         SelfHealingTrainer(trainer).train()
@@ -345,7 +281,7 @@ def test_who_only_watches_changes_nothing(tmp_path):
     runs = []
     for name in ("stock", "watched"):
         trainer = tiny_ppo(tmp_path / name, updates=3)
-        once(trainer, nan_gradient, trains=True, at=of_update(3, MICRO_BATCHES))
+        once(trainer, nan_gradient, trains=True, update=3, at=MICRO_BATCHES)
         (trainer if name == "stock" else SelfHealingTrainer(trainer, HealingConfig(mode="observe"))).train()
         runs.append(trainer)
     assert not is_finite(runs[0])

@@ -25,8 +25,13 @@ def tiny_ppo(folder: str | Path, *, updates: int = 5, callbacks: Any = None, **s
     data = Dataset.from_list(rows)
 
     def shape(**more: Any) -> Any:
-        sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-        tokens = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
+        sizes: dict[str, Any] = {
+            "hidden_size": 32,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+        }
+        tokens: dict[str, Any] = {"pad_token_id": 0, "eos_token_id": 1, "bos_token_id": None}
         return LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **sizes, **tokens, **more)
 
     set_seed(0)
@@ -37,7 +42,7 @@ def tiny_ppo(folder: str | Path, *, updates: int = 5, callbacks: Any = None, **s
         "gradient_accumulation_steps": 2, "num_mini_batches": 1, "num_ppo_epochs": 2, "response_length": 6,
         "local_rollout_forward_batch_size": 2, "stop_token": "eos", "missing_eos_penalty": 1.0, "learning_rate": 1e-3,
         "num_sample_generations": 0, "logging_steps": 1, "save_strategy": "no", "report_to": "none", "use_cpu": True,
-        "bf16": False, "disable_tqdm": True, **settings,
+        "bf16": False, "disable_tqdm": True, "per_device_eval_batch_size": 4, **settings,
     })  # fmt: skip
     return trainer_class(
         args=args,

@@ -44,6 +44,10 @@ class Saving:
         self._state.put_back()
         return self.save_now()
 
+    def save_at_stop(self) -> str:
+        """Save what a run ends with that is stopped after an update: that update, or the one before where it was harmed."""
+        return self.save_last_update() if self._guard.broken_weights() and self._state.is_kept else self.save_now()
+
     def save_now(self) -> str:
         """Save the state of this moment, which is that after an update; say in a sentence what came of it."""
         trainer = self.trainer

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.failure import FailureType, Mode
 from ...core.goodput import Spending, TimeAccount
 from ...core.signal import Raised
+from ..memory.memory_errors import RETRIABLE, is_out_of_memory, let_go
 from ..trainer.exceptions import describe
 from ..trainer.interrupts import Interrupts, signals_left_to_us
 from ..trainer.log_figures import GOODPUT
@@ -226,12 +227,26 @@ class OwnLoopSession:
 
         def around(original: Callable[..., Any]) -> Callable[..., Any]:
             def generate_completions(*args: Any, **kwargs: Any) -> Any:
-                return original(*args, **kwargs) if (self.step() - 1) % every == 0 else None
+                self.guard.phase = "samples"
+                is_due = (self.step() - 1) % every == 0
+                return self._show_samples(lambda: original(*args, **kwargs)) if is_due else None
 
             return generate_completions
 
         self._changes.replace(trainer, "sample_generations_freq", 1)
         self._changes.wrap(trainer, "generate_completions", around)
+
+    def _show_samples(self, generate: Callable[[], Any]) -> Any:
+        """Have samples made; the run does not need them, so that none are shown where memory does not suffice."""
+        try:
+            return generate()
+        except RETRIABLE as error:
+            if not is_out_of_memory(error) or (self.state.is_kept and "memory-samples" not in self._tried):
+                raise
+            failed = error
+        let_go(failed)
+        self.desk.note("no-samples", f"memory does not suffice for samples after update {self.step()}: none are shown")
+        return None
 
     # -- when an update has failed -------------------------------------------------------------------
 
@@ -259,7 +274,9 @@ class OwnLoopSession:
         """Have a plan made for an exception and carried out; say whether an update is begun anew."""
         self.abilities.left_by = error
         try:
-            self.desk.signal(Raised(step=self.state.step, time_s=time.time(), rank=0, **describe(error)))
+            step = self.state.step if self.state.is_kept else self.step()
+            rank = int(self.trainer.args.process_index)
+            self.desk.signal(Raised(step=step, time_s=time.time(), rank=rank, **describe(error)))
         finally:
             self.abilities.left_by = None
         move = self.pending.take()
@@ -283,9 +300,6 @@ class OwnLoopSession:
     def _put_back(self) -> None:
         move, self._returns = self._returns, None
         assert move is not None, "train() is entered again only to return"
-        adapter = getattr(self.trainer, "ref_adapter_name", None)
-        if adapter:  # the loop leaves the reference's in place where it is left in the middle
-            self.trainer.model.policy.set_adapter(self.trainer.model_adapter_name or "default")
         from_step = self.step()
         self.state.put_back()
         self.spent.account.steps_begin(self.step())

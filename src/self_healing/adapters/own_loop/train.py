@@ -52,6 +52,8 @@ def _train_until_done(session: OwnLoopSession, train: Callable[[], Any]) -> Any:
         except LeaveUpdate:
             if not session.is_returning():  # a signal, or a plan that stops the run: in good order
                 trainer = session.trainer
+                if session.abilities.stop_reason is not None:
+                    session.desk.note("emergency", session.saving.save_at_stop())
                 trainer.control = trainer.callback_handler.on_train_end(trainer.args, trainer.state, trainer.control)
                 return None
         except UnsoundUpdate as unsound:

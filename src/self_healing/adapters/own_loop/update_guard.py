@@ -13,7 +13,7 @@ from ..trainer.wrapping import Wrapping
 if TYPE_CHECKING:
     from torch import Tensor
 
-Phase = Literal["rollout", "training"]
+Phase = Literal["rollout", "training", "samples"]
 
 
 class UnsoundUpdate(Exception):  # no error: it only unwinds the loop

@@ -23,6 +23,7 @@ class UpdateState:
         self._memory = MemorySnapshots(trainer, slots=1)
         self._capture: TrainerCapture | None = None
         self._micro_batches = 0
+        self._saves_activations = False
 
     @property
     def is_kept(self) -> bool:
@@ -48,6 +49,7 @@ class UpdateState:
         self._capture = self._memory.present()
         self.step = int(trainer.state.global_step)
         self._micro_batches = int(trainer.accelerator.step)
+        self._saves_activations = bool(getattr(trainer.model, "is_gradient_checkpointing", False))
 
     def put_back(self) -> None:
         """Return to it; it stays, and can be returned to again.
@@ -60,11 +62,20 @@ class UpdateState:
         if not self._capture.copies.verify():
             raise SnapshotDamagedError(f"{self.key} was changed in memory since it was taken; nothing was put back")
         trainer = self.trainer
+        self._leave_the_rollout()
         self._capture.restore()
         trainer.accelerator.step = self._micro_batches
         # The loop counts the episodes of an update just before it fetches, where the state was taken.
         trainer.state.episode -= int(trainer.args.batch_size)
         weights_were_changed(trainer)
+
+    def _leave_the_rollout(self) -> None:
+        """Do what the loop does at the end of a generation and of the reference's turn, where it has come to neither."""
+        trainer = self.trainer
+        if self._saves_activations and not trainer.model.is_gradient_checkpointing:
+            trainer.model.gradient_checkpointing_enable()
+        if getattr(trainer, "ref_adapter_name", None):
+            trainer.model.policy.set_adapter(trainer.model_adapter_name or "default")
 
     def forget(self) -> None:
         """Give the memory back."""
