@@ -10,8 +10,12 @@ from pathlib import Path
 import pytest
 
 from self_healing import SelfHealingTrainer
+from self_healing.adapters.own_loop.abilities import OwnLoopAbilities
 from self_healing.adapters.own_loop.batches import LoaderEmptyError
 from self_healing.adapters.own_loop.recognised import has_own_loop, why_only_watched
+from self_healing.adapters.own_loop.update_guard import UpdateGuard
+from self_healing.adapters.own_loop.update_state import UpdateState
+from self_healing.adapters.trainer.wrapping import Wrapping
 from self_healing.drills.tiny_training import records, tiny_model
 
 pytestmark = pytest.mark.torch
@@ -174,6 +178,27 @@ def test_a_loop_that_lacks_what_is_needed_is_only_watched(path, make):
 def test_a_loop_that_has_all_of_it_is_guarded(make):
     trainer = make("whole")
     assert why_only_watched(trainer) is None
+
+
+def test_gradients_are_clipped_only_where_a_plan_has_asked_for_it(make):
+    trainer = make("clipped")
+    guard, changes = UpdateGuard(trainer, acts=True, lets_through=False), Wrapping()
+    abilities = OwnLoopAbilities(trainer, guard, UpdateState(trainer, memory_fraction=0.5), None)
+    norms = []
+
+    def measure(*_):
+        norms.append(float(sum(p.grad.square().sum() for p in trainer.model.parameters()).sqrt()))
+        limit = abilities.tighten_clipping(factor=0.5, initial=0.2)
+        assert limit == pytest.approx(0.2 * 0.5 ** (len(norms) - 1))
+
+    trainer.optimizer.optimizer.register_step_pre_hook(measure)
+    guard.attach(changes)
+    trainer.train()
+    changes.restore()
+    assert norms[0] > 0.2
+    assert norms[1:4] == pytest.approx([0.2, 0.1, 0.05], rel=1e-3)
+    before = guard.limit
+    assert abilities.tighten_clipping(factor=2.0, initial=0.2) == pytest.approx(2 * before)
 
 
 def test_a_loader_without_a_batch_is_an_error_and_no_endless_loop(make):

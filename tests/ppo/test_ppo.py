@@ -163,6 +163,7 @@ def test_a_run_that_is_never_finite_again_is_stopped_with_finite_weights(tmp_pat
         SelfHealingTrainer(trainer, HealingConfig(nan_patience=1, max_consecutive_skips=3)).train()
     assert trainer.state.global_step < 12
     assert is_finite(trainer)
+    assert any("is left out" in str(entry["body"]) for entry in ledger(trainer) if entry["kind"] == "outcome")
     assert postmortem(trainer)["exit_reason"] == "unrecoverable"
 
 
@@ -261,6 +262,22 @@ def test_checkpoints_of_the_run_are_written_as_asked(tmp_path):
     FAULTS["oom in backward"](trainer, 3)
     SelfHealingTrainer(trainer).train()
     assert {folder.name for folder in tmp_path.glob("checkpoint-*")} == {"checkpoint-2", "checkpoint-3"}
+
+
+def test_a_save_that_fails_leaves_the_whole_model_in_place(tmp_path):
+    trainer = tiny_ppo(tmp_path, updates=2)
+    (tmp_path / "checkpoint-1").write_text("in the way")
+    model = trainer.model
+
+    def fail(_output, _ids):
+        if trainer.state.global_step == 1:
+            raise KeyError("labels")
+
+    on_forward(trainer, fail, trains=True)
+    with pytest.raises(KeyError):
+        SelfHealingTrainer(trainer).train()
+    assert trainer.model is model
+    assert "the emergency checkpoint failed" in str([e["body"] for e in ledger(trainer) if e["name"] == "emergency"])
 
 
 def test_sigterm_saves_after_the_update(tmp_path):

@@ -37,8 +37,9 @@ class OwnLoopAbilities(LoopAbilities):
     def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
         """Ask for a return to the beginning of the update at hand, the only state there is."""
         state = self.state
-        too_new = before_step is not None and state.step >= before_step
-        if not state.is_kept or too_new or depth or (min_steps or 0) > 1:
+        # What was not finite in earlier updates was never applied: the state before this one is as good as any.
+        is_clean = before_step is None or state.step < before_step or self.guard.skipped_now > 0
+        if not state.is_kept or not is_clean or depth or (min_steps or 0) > 1:
             raise ActionFailed(f"a {type(self.loop).__name__} returns to the beginning of its update, and no further")
         self.pending.ask(ReturnTo(state.key, onset=before_step))
         return ReturnAsked(state.key, state.step)

@@ -45,6 +45,8 @@ class UpdateGuard:
         """How many pieces a micro-batch of the user's settings is trained in."""
         self._piece = 0
         self.skipped_steps = 0
+        self.skipped_now = 0
+        """Of these, those of the update at hand."""
         self.nan_count = 0
         """Steps whose loss or gradients were not finite."""
         # Without a limit nothing is changed: what such a loop takes for usual varies much from step to step.
@@ -68,7 +70,7 @@ class UpdateGuard:
     def update_begins(self) -> None:
         """Forget what was seen of the update before, or of the attempt before."""
         self.phase = "rollout"
-        self._piece = 0
+        self._piece = self.skipped_now = 0
         self._loss = None
         self._losses.clear()
         self._norms.clear()
@@ -133,6 +135,7 @@ class UpdateGuard:
                 update = int(self.trainer.state.global_step) + 1
                 raise UnsoundUpdate("gradient", f"a loss or a gradient of update {update} is not finite")
             self.skipped_steps += 1
+            self.skipped_now += 1
             return None  # the loop clears the gradients next
 
         return step
