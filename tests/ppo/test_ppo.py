@@ -206,11 +206,13 @@ def test_rollouts_are_halved_where_memory_suffices_for_no_more(tmp_path):
 )
 def test_what_comes_every_time_ends_the_run_at_the_last_whole_update(exception, tmp_path):
     trainer = tiny_ppo(tmp_path, updates=UPDATES)
-    kept = []
+    kept, passes = [], []
 
     def fail(_output, _ids):
         if trainer.state.global_step == 2:
-            raise exception
+            passes.append(None)
+            if len(passes) % 3 == 0:  # after an optimizer step of the update, each time
+                raise exception
 
     trainer.add_callback(at_step_end(2, lambda: kept.append(weights(trainer))))
     on_forward(trainer, fail, trains=True)
