@@ -89,6 +89,38 @@ def test_what_comes_once_leaves_no_trace(fault, update, stock, tmp_path):
     assert postmortem(trainer)["final_metrics"]["healing/repeated_updates"] == 1
 
 
+def lora():
+    from peft import LoraConfig
+
+    return {"peft_config": LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")}
+
+
+RECIPES = {
+    "lora": lora,
+    "two mini-batches": lambda: {"num_mini_batches": 2},
+    "a step for each mini-batch": lambda: {
+        "per_device_train_batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "num_mini_batches": 2,
+    },
+}
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_other_recipes_are_exact_too(recipe, tmp_path):
+    found = []
+    for name in ("stock", "healed"):
+        trainer = tiny_ppo(tmp_path / name, updates=3, **RECIPES[recipe]())
+        if name == "healed":
+            FAULTS["oom in backward"](trainer, 2)
+            FAULTS["gradient not finite"](trainer, 3)
+        (trainer if name == "stock" else SelfHealingTrainer(trainer)).train()
+        found.append(trainer)
+    assert is_same(*map(weights, found))
+    assert logged(found[0]) == logged(found[1])
+    assert postmortem(found[1])["final_metrics"]["healing/repeated_updates"] == 2
+
+
 def test_samples_are_made_again_where_memory_ran_out_once(stock, tmp_path):
     trainer = tiny_ppo(tmp_path, updates=UPDATES, num_sample_generations=2)
     once(trainer, lambda _o: out_of_memory(), trains=False, update=4, at=SAMPLES // 2)  # after the third

@@ -13,7 +13,9 @@ UPDATE = 4
 """Rows of an update: an epoch is three of them."""
 
 
-def tiny_ppo(folder: str | Path, *, updates: int = 5, callbacks: Any = None, **settings: Any) -> Any:
+def tiny_ppo(
+    folder: str | Path, *, updates: int = 5, callbacks: Any = None, peft_config: Any = None, **settings: Any
+) -> Any:
     """Return a PPOTrainer for a few updates of two micro-batches of two rows; keyword arguments go to its configuration."""
     from datasets import Dataset
     from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification, set_seed
@@ -54,4 +56,5 @@ def tiny_ppo(folder: str | Path, *, updates: int = 5, callbacks: Any = None, **s
         train_dataset=data,
         eval_dataset=data.select(range(4)),
         callbacks=callbacks,
+        peft_config=peft_config,
     )
