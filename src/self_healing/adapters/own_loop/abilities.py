@@ -93,6 +93,10 @@ class OwnLoopAbilities(LoopAbilities):
         size = min(int(args.per_device_train_batch_size), int(args.local_mini_batch_size))
         if size // 2 < max(1, floor) or size % 2:
             raise ActionFailed(f"a micro-batch of {size} cannot be halved, with {floor} as the smallest allowed")
+        if not hasattr(trainer.accelerator, "_do_sync"):
+            raise ActionFailed(
+                "this version of accelerate says nowhere when gradients are added up: more steps could be made"
+            )
         pieces = 2 * int(args.gradient_accumulation_steps)
         self._changes.replace(args, "per_device_train_batch_size", size // 2)
         self._changes.replace(args, "gradient_accumulation_steps", pieces)

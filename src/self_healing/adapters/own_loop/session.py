@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.failure import FailureType, Mode
 from ...core.goodput import Spending, TimeAccount
-from ...core.signal import Raised
+from ...core.signal import Raised, SnapshotDropped, SnapshotTaken
 from ..memory.memory_errors import RETRIABLE, is_out_of_memory, let_go
 from ..trainer.exceptions import describe
 from ..trainer.interrupts import Interrupts, signals_left_to_us
@@ -165,8 +165,13 @@ class OwnLoopSession:
             self.desk.note("no-room", f"{why}: an update that fails ends the run")
             self.state.forget()
         elif self.state.is_kept or self.step() == 0:
+            before = self.state.key if self.state.is_kept else None
             with self.spent.spent_on(Spending.SNAPSHOTTING):
                 self.state.take()
+            if before is not None:
+                self.desk.signal(SnapshotDropped(step=self.step(), time_s=time.time(), key=before))
+            # The rules go back to what they knew then, where a whole update is undone.
+            self.desk.signal(SnapshotTaken(step=self.step(), time_s=time.time(), key=self.state.key))
         self.guard.may_return = self.state.is_kept
 
     def _around_log(self, original: Callable[..., Any]) -> Callable[..., Any]:
