@@ -5,12 +5,13 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-oldest check soak drills bench clean help
+.PHONY: demo test test-oldest test-ppo check soak drills bench clean help
 
 help:
 	@echo "make demo    set up, then train a small model while faults hit it, with and without the healer"
 	@echo "make test    set up and run the test suite (what CI runs)"
 	@echo "make test-oldest  the drills against the oldest supported transformers and trl, in an environment of its own"
+	@echo "make test-ppo  PPO trainings met by faults, with the last trl that has a PPOTrainer, in an environment of its own"
 	@echo "make check   lint, types and the tests that need no torch, in seconds"
 	@echo "make drills  every trainer met by every kind of fault, as a table, and all drills"
 	@echo "make bench   the speed and detection figures"
@@ -56,6 +57,16 @@ test-oldest: $(OLDEST)/.test
 	$(OLDEST)/bin/python -m pytest -q -n 2 -m "not soak" $(addprefix tests/integration/test_, going_on.py going_on_exactly.py) \
 		-k "killed_training_ends or five_times or stock_checkpoint or asked_to_end or taken_away or workers_draw_is"
 
+# trl has had no PPOTrainer since 1.13: this is the last version with one.
+PPO := .venv-ppo
+$(PPO)/.test: pyproject.toml constraints.txt constraints-ppo.txt
+	test -x $(PPO)/bin/python || $(PYTHON) -m venv $(PPO)
+	$(PPO)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -c constraints-ppo.txt -e '.[test]'
+	@touch $@
+
+test-ppo: $(PPO)/.test
+	$(PPO)/bin/python -m pytest -q -n 2 tests/ppo tests/integration/test_own_loop.py
+
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,4 +89,4 @@ drills: $(VENV)/.test
 	$(BIN)/python -m pytest -q tests/integration
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(OLDEST) $(PPO) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

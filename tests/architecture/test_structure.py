@@ -39,6 +39,8 @@ FENCES = {
     "adapters/data/record_reading.py": 2,  # a record cannot be read: likewise
     "adapters/data/stream_reading.py": 3,  # a stream fails: the record is left out, or the error is raised again
     "adapters/data/reward_functions.py": 3,  # a reward function fails: called again, noted, or raised again
+    "adapters/own_loop/saving.py": 1,  # an emergency checkpoint failed: said in the ledger, the first error stays
+    "adapters/own_loop/train.py": 2,  # an exception left a loop of its own: becomes a signal and part of the postmortem
     "adapters/rollback/checkpoint_care.py": 2,  # a save failed: said in the ledger where it was the disk, else raised again
     "adapters/rollback/data_windows.py": 1,  # a loader fails: its epoch is marked, and the error is raised again
     "adapters/rollback/in_loop.py": 1,  # an exception inside an epoch: an earlier state is returned to, or it is raised again

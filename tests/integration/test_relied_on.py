@@ -67,7 +67,13 @@ def test_every_private_name_the_adapter_uses_is_in_the_table():
     for path in ADAPTERS.rglob("*.py"):
         used |= {next(filter(None, groups)) for groups in private.findall(path.read_text())}
     assert {"_prepare_inputs", "_set_sync_gradients", "_save_checkpoint", "_maybe_log_save_evaluate"} <= used
-    asked_for_before_it_is_used = {"_tr_loss", "_clip_grad_norm", "_calculate_rewards", "_total_train_tokens"}
+    asked_for_before_it_is_used = {
+        "_tr_loss",
+        "_clip_grad_norm",
+        "_calculate_rewards",
+        "_total_train_tokens",
+        "_do_sync",
+    }
     returning = {"_run_epoch", "_load_rng_state"}  # which is done only where `_run_epoch` is as known
     assert used - {needed.name for needed in RELIED_ON} == asked_for_before_it_is_used | returning
 

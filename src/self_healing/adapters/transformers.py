@@ -10,12 +10,15 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import DeviceLost, UnrecoverableError, give_up
 from ..core.failure import Mode
 from ..core.goodput import TimeAccount
 from .given import given_config, given_trainer
+from .own_loop.recognised import has_own_loop
+from .own_loop.train import train_own_loop
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .rollback.going_on import GoingOn
 from .rollback.left_state import StateDoesNotFitError
@@ -64,6 +67,8 @@ class SelfHealingTrainer:
 
     def dry_run(self, num_steps: int = 2) -> DryRunReport:
         """Rehearse a few steps, an evaluation batch and a save; the trainer is untouched afterwards."""
+        if has_own_loop(self.trainer):
+            raise ValueError(f"a {type(self.trainer).__name__} runs a loop of its own, which cannot be rehearsed")
         return dry_run(self.trainer, num_steps)
 
     def __getattr__(self, name: str) -> Any:
@@ -119,6 +124,12 @@ def train_guarded(
     if (args[1] if len(args) > 1 else kwargs.get("trial")) is not None:
         logger.warning(NOT_GUARDED)
         return train(*args, **kwargs)
+    if has_own_loop(trainer):
+        _guarded_now.add(id(trainer))
+        try:
+            return train_own_loop(trainer, config, mode, partial(train, *args, **kwargs))
+        finally:
+            _guarded_now.discard(id(trainer))
     account = TimeAccount(time.perf_counter)
     wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
     going_on = GoingOn(trainer, config, wanted) if mode is Mode.HEAL else None

@@ -94,8 +94,9 @@ class Care:
         return wish
 
     def is_attentive(self) -> bool:
-        """Say whether something is open that the next observation may change."""
-        return bool(len(self.cases) or self.trials or self.awaited or self.undos.are_owed)
+        """Say whether something is under way that the next observation may change; a warning that was told is not."""
+        is_under_way = self.trials or self.awaited or self.undos.are_owed
+        return bool(is_under_way) or any(case.is_under_way for case in self.cases)
 
     def is_busy(self) -> bool:
         """Say whether an incident is young enough for every observation around it to be worth keeping."""

@@ -14,6 +14,8 @@ from .verdict import Reference
 
 RECENT = 8
 """Newest values of the watched metric that are compared with the reference."""
+YOUNG = 32
+"""Observations for which a case that nobody acts on is watched closely all the same."""
 
 
 class Phase(StrEnum):
@@ -83,6 +85,16 @@ class Case:
     def key(self) -> Key:
         """Return what tells this case from others."""
         return key_of(self.incident)
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether more is to be expected than that it stays as it is: it is new, grave, or being acted on."""
+        return (
+            self.age < YOUNG
+            or self.wants_plan
+            or self.phase is not Phase.OPEN
+            or self.incident.severity >= Severity.ERROR
+        )
 
     def move(self, phase: Phase) -> None:
         """Go to another phase; a transition that the table does not have is a programming error."""

@@ -64,6 +64,8 @@ class GradientGate:
         """Norm that the newest one was compared with; zero until the baseline is ready."""
         self.skip = torch.zeros(())
         """One where the update must not be applied: it is unsound, or one before it still has to be made up."""
+        self.is_skipped: bool | None = None
+        """The same as the host knows it; None where only the device does."""
         self._baseline = LogNormBaseline()
         self._fused: FusedJudge | None = None
         self._device: torch.device | None = None
@@ -144,6 +146,7 @@ class GradientGate:
             limit, max_norm = self._limit(norms, max_norm).to(torch.float32), None
         self._row = fused.judge(norms.total, loss=loss, limit=limit, max_norm=max_norm, row=row, flags=flags)
         self.found_inf, self.skip, self.z = fused.found_inf, fused.skip, fused.z
+        self.is_skipped = None
         self.is_outlier, self.typical = fused.is_outlier, fused.typical
         return fused.coefficient.to(norms.as_torch.dtype)
 
@@ -163,7 +166,7 @@ class GradientGate:
         self.z, self.typical = torch.tensor(found.z), torch.tensor(found.typical)
         self.found_inf = self._zero if found.is_finite else self._one
         self.is_outlier = self._one if found.is_outlier else self._zero
-        self.skip = self._one if is_skipped else self._zero
+        self.skip, self.is_skipped = self._one if is_skipped else self._zero, is_skipped
         share = 1.0 if coefficient is None else coefficient.item()
         row = (value, is_sound, not is_skipped, norm, share, found.z, not found.is_finite, found.is_outlier)
         self._row = torch.tensor((*row, found.typical), dtype=torch.float32)

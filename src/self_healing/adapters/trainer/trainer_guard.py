@@ -263,7 +263,10 @@ class TrainerGuard:
         window.rates = [float(group["lr"]) for group in groups]
         rates = [rate * self.rate_scale.value for rate in window.rates] or [0.0]
         with self.rate_scale.applied(groups):
-            result = SkippingOptimizer(optimizer).step_unless(self.gate.skip, step) if self._may_skip() else step()
+            if self.gate.is_skipped is False or not self._may_skip():
+                result = step()
+            else:
+                result = SkippingOptimizer(optimizer).step_unless(self.gate.skip, step)
         if self.acts:
             self.kept.append(window)
         self.ring.push(window.step + 1, self.gate.telemetry())
