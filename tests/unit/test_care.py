@@ -165,18 +165,6 @@ def test_after_a_plan_the_evidence_starts_anew_and_quiet_means_recovered():
     assert run.able.scale == 0.5
 
 
-def test_what_is_new_grave_or_acted_on_is_watched_closely_and_a_warning_that_was_told_is_not():
-    run = Run(Alarm(), Alarm=(rung(Alert(about="alarm"), success=0.1), *CUT))
-    run.feed(3, alarm=0.0)
-    assert not run.healer.care.is_attentive()
-    run.feed(1, alarm=1.0)
-    assert run.healer.care.is_attentive(), "it is new"
-    run.feed(60, alarm=1.0)
-    assert not run.healer.care.is_attentive(), "it is told and stays as it is"
-    run.feed(1, alarm=2.0)
-    assert run.healer.care.is_attentive(), "it is grave, and acted on"
-
-
 def test_two_classes_at_once_get_one_plan_after_the_other():
     run = Run(Alarm(), OtherAlarm(), Alarm=CUT, OtherAlarm=(rung(RollBack(), success=0.9),))
     run.feed(1, alarm=2.0, other=2.0)

@@ -11,7 +11,7 @@ from self_healing.core.failure import FailureType, Severity
 from self_healing.core.healer import Healer
 from self_healing.core.incident import Incident
 from self_healing.core.ledger import MemoryLedger
-from self_healing.core.lifecycle import Case
+from self_healing.core.lifecycle import YOUNG, Case
 from self_healing.core.memory import Memory
 from self_healing.core.plan import ActionResult, Outcome, Plan
 from self_healing.core.policy import Policy
@@ -64,6 +64,21 @@ def test_what_comes_back_after_a_return_is_neither_over_nor_normal_and_may_begin
     assert (case.age, case.quiet) == (0, 0)
     case.fire(replace(INCIDENT, onset_step=2))
     assert case.incident.onset_step == 2
+
+
+def test_what_is_new_grave_or_acted_on_is_under_way_and_a_warning_that_was_told_is_not():
+    case = Case(incident=replace(INCIDENT, severity=Severity.WARNING))
+    case.wants_plan = False
+    assert case.is_under_way, "it is new"
+    case.age = YOUNG
+    assert not case.is_under_way
+    case.wants_plan = True
+    assert case.is_under_way
+    case.start_acting(PLAN)
+    assert case.is_under_way
+    grave = Case(incident=replace(INCIDENT, severity=Severity.ERROR), age=YOUNG)
+    grave.wants_plan = False
+    assert grave.is_under_way
 
 
 def test_noise_is_not_worse():
