@@ -3,64 +3,26 @@
 A device carries transfers to the host one after the other, in the order in which they were asked for: a single number
 that training reads waits for all of a snapshot that was sent at once. So a snapshot is sent in chunks, each when the
 one before has arrived. A loop of torch's own does that, which needs python's lock for a group of chunks only once.
+Small chunks go together, and one group of them is asked for while the one before is on its way.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from .chunks import Group, groups_of
 from .host_layout import Piece
 from .side_stream import measuring_stream, side_stream
 from .staging import Staging
 
-CHUNK_BYTES = 32 << 20
-"""Little more than half a millisecond over PCIe 5, behind which the host's bookkeeping for the next one hardly shows."""
-SMALL_BYTES = CHUNK_BYTES // 2
-"""Below this the bookkeeping does show: such chunks are sent together."""
-CHUNKS_AT_ONCE = 4
-"""After so many it is looked whether somebody is in a hurry."""
 LOOK_S = 2e-4
 """How often it is looked whether a device has come to where a snapshot was taken."""
-
-
-Chunk = tuple[Tensor, Tensor]
-"""Where to, and where from."""
-
-
-@dataclass(slots=True, eq=False)
-class Group:
-    """Chunks that are copied before it is looked whether somebody is in a hurry."""
-
-    small: list[Chunk] = field(default_factory=list)
-    large: list[Chunk] = field(default_factory=list)
-    small_bytes: int = 0
-
-    def add(self, chunk: Chunk) -> None:
-        """Add one."""
-        nbytes = chunk[0].nbytes
-        is_small = nbytes < SMALL_BYTES
-        (self.small if is_small else self.large).append(chunk)
-        self.small_bytes += nbytes if is_small else 0
-
-    @property
-    def is_full(self) -> bool:
-        """Whether it is time to look, or training's transfers had to queue behind too many small ones."""
-        return len(self.large) >= CHUNKS_AT_ONCE or self.small_bytes >= CHUNK_BYTES
-
-    @torch.no_grad()
-    def copy(self, *, is_waited_for: bool) -> None:
-        """Copy all of them; each large one, else the last, is waited for before the next one is sent."""
-        ahead, waited_for = (self.small, self.large) if self.large else (self.small[:-1], self.small[-1:])
-        for chunks, is_waited in ((ahead, False), (waited_for, is_waited_for)):
-            targets, sources = [target for target, _ in chunks], [source for _, source in chunks]
-            if targets:
-                torch._foreach_copy_(targets, sources, non_blocking=not is_waited)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,25 +38,11 @@ class Load:
     squares: Tensor | None = None
     """... and the sums of squares that came of it."""
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterable[Group]:
         """Return everything in chunks."""
-        group = Group()
-        for target, source in self._parts():
-            step = CHUNK_BYTES // target.element_size()
-            for chunk in zip(target.split(step), source.split(step), strict=True):
-                group.add(chunk)
-                if group.is_full:
-                    yield group
-                    group = Group()
-        if group.small or group.large:
-            yield group
-
-    def _parts(self) -> Iterator[Chunk]:
-        if self.memory is not None:
-            yield self.piece.memory, self.memory
-            return
-        for run in self.piece.runs:
-            yield from zip(run.views(self.piece.memory, self.piece.start), run.flat(), strict=True)
+        if self.memory is None:
+            return self.piece.groups()
+        return groups_of([(self.piece.memory, self.memory)])
 
 
 def staged(piece: Piece, staging: Staging | None) -> Load | None:
@@ -116,16 +64,26 @@ class Shipment:
 
     def __init__(self) -> None:
         self.loads: list[Load] = []
+        self._being_read: list[Load] = []
+        """Those without a copy of their own: they keep the memory that a device may not have read yet."""
         self.devices: dict[torch.device, torch.cuda.Event] = {}
         """When each has read everything; recorded by the time that everything is sent."""
         self._is_sent = threading.Event()
         self._has_arrived = False
         self._failure: RuntimeError | None = None
 
-    def carry(self) -> None:
-        """Carry everything to the host. The memory of each piece is the device's again as soon as it was read."""
+    def carry(self, measure: Callable[[Load], None]) -> None:
+        """Carry everything to the host, and measure it on the way.
+
+        The memory of each piece is the device's again as soon as it was read.
+        """
         while self.loads:
-            _carry(self.loads.pop(0))
+            load = self.loads.pop(0)
+            if load.memory is None:
+                self._being_read.append(load)
+            _carry(load, measure)
+            if load.memory is not None:
+                load.memory.record_stream(side_stream(load.piece.device))
 
     def all_sent(self) -> None:
         """Note that nothing more will be read, be it to measure it."""
@@ -152,6 +110,7 @@ class Shipment:
             raise RuntimeError(f"this snapshot did not arrive in host memory: {self._failure}") from self._failure
         for event in self.devices.values():
             event.synchronize()
+        self._being_read.clear()
         self._has_arrived = True
 
     def wait_before_write(self) -> None:
@@ -193,23 +152,33 @@ class _Hurry:
 _hurry = _Hurry()
 
 
-def _carry(load: Load) -> None:
-    """Carry a piece to the host chunk by chunk; returns when it is there, or sent in a hurry."""
+def _carry(load: Load, measure: Callable[[Load], None]) -> None:
+    """Carry a piece to the host group by group; returns when it is there, or sent in a hurry."""
     side = side_stream(load.piece.device)
     while not (_hurry.is_on() or (load.ready.query() and side.query())):  # what waits within torch cannot be told to
         _hurry.wait(LOOK_S)
     with _after(load) as side:
-        for group in load.groups():
-            _copy(group, side, is_waited_for=not _hurry.is_on())
-        _keep_until_read(load, side)
+        before: torch.cuda.Event | None = None
+        for number, group in enumerate(load.groups()):
+            is_together = number == 0 or group.is_all_small
+            _copy(group, side, is_waited_for=not (is_together or _hurry.is_on()))
+            if number == 0:
+                measure(load)
+            if is_together:
+                sent = side.record_event(torch.cuda.Event(blocking=True))
+                if before is not None and not _hurry.is_on():
+                    before.synchronize()
+                before = sent
 
 
 def carry_at_once(load: Load) -> None:
-    """Send a piece on its way."""
+    """Send a piece without a copy of its own on its way; whoever is given its memory has to wait until it was read."""
     with _after(load) as side:
         for group in load.groups():
             group.copy(is_waited_for=False)
-        _keep_until_read(load, side)
+        for place in (place for run in load.piece.runs for place in run.places):
+            if place.source is not None:
+                place.source.record_stream(side)
 
 
 @contextmanager
@@ -227,13 +196,3 @@ def _copy(group: Group, side: torch.cuda.Stream, *, is_waited_for: bool) -> None
     group.copy(is_waited_for=is_waited_for and not is_watched)
     if is_waited_for and is_watched:
         side.record_event(torch.cuda.Event(blocking=True)).synchronize()
-
-
-def _keep_until_read(load: Load, side: torch.cuda.Stream) -> None:
-    """Let nobody be given the memory before it was read."""
-    if load.memory is not None:
-        load.memory.record_stream(side)
-        return
-    for place in (place for run in load.piece.runs for place in run.places):
-        if place.source is not None:
-            place.source.record_stream(side)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from .chunks import Group, groups_of
 from .copies import has_shared_elements
 from .host_memory import HostBlock
 
@@ -149,6 +150,8 @@ class Piece:
     is_direct: bool
     runs: list[Run] = field(default_factory=list)
     end: int = 0
+    _groups: list[Group] | None = None
+    """Where it is read without a copy in between: made once, because python's lock is needed for it."""
 
     @property
     def memory(self) -> Tensor:
@@ -169,6 +172,17 @@ class Piece:
         """Copy all of its tensors to memory on their device that is as large as its part of the block."""
         for run in self.runs:
             run.copy_to(memory, self.start)
+
+    def groups(self) -> list[Group]:
+        """Return all of its tensors in chunks, with where each goes to."""
+        if self._groups is not None:
+            return self._groups
+        memory = self.memory
+        parts = (part for run in self.runs for part in zip(run.views(memory, self.start), run.flat(), strict=True))
+        groups = list(groups_of(parts))
+        if self.is_direct:
+            self._groups = groups
+        return groups
 
 
 class Filling:

@@ -346,11 +346,10 @@ class HostCopies(Copies):
 
     @torch.no_grad()
     def _arrive(self, found: list[Measured]) -> None:
-        """Measure, and carry everything to the host: in a thread of its own, which leaves it to another one to hash."""
+        """Carry everything to the host, and measure it: in a thread of its own, which leaves it to another to hash."""
         shipment = self._shipment
         try:
-            self._measure(found)
-            shipment.carry()
+            shipment.carry(lambda load: self._measure(load, found))
             shipment.all_sent()
             shipment.wait()
             self._norms.update(read(found, self.slot.numbers))
@@ -363,9 +362,9 @@ class HostCopies(Copies):
         finally:
             self._let_go_of_sources()
 
-    def _measure(self, found: list[Measured]) -> None:
+    def _measure(self, load: Load, found: list[Measured]) -> None:
         try:
-            found += measure_loads(self._shipment.loads) if self._measures else []
+            found += measure_loads([load]) if self._measures else []
         except torch.cuda.OutOfMemoryError as error:
             logger.warning("a snapshot is not measured, the device has no room for it: %s", error)
 
