@@ -83,18 +83,17 @@ class Sorted:
         arrived, ordered = self.arrived, self.ordered
         arrived.append(x)
         insort(ordered, x)
-        while len(arrived) > longest:
+        while len(ordered) > longest:
             del ordered[bisect_left(ordered, arrived.popleft())]
 
     def quantile(self, q: float) -> float:
         """Return the interpolated quantile; the list must not be empty."""
         ordered = self.ordered
-        position = q * (len(ordered) - 1)
+        last = len(ordered) - 1
+        position = q * last
         low = int(position)
         value = ordered[low]
-        if low + 1 < len(ordered):
-            value += (position - low) * (ordered[low + 1] - value)
-        return value
+        return value + (position - low) * (ordered[low + 1] - value) if low < last else value
 
     def refill(self, values: deque[float]) -> None:
         """Start over from `values`."""
@@ -176,7 +175,8 @@ class BaselineTracker(Tracker):
     @property
     def doubt(self) -> float:
         """How little is known of the series' memory: 1 at the start, 0 once it has shown enough."""
-        return max(0.0, 1.0 - self.wandered / UNDECIDED)
+        wandered = self.wandered
+        return 0.0 if wandered >= UNDECIDED else 1.0 - wandered / UNDECIDED
 
     @property
     def typical(self) -> float:
@@ -233,22 +233,24 @@ class BaselineTracker(Tracker):
         self._refresh_level()
 
     def _absorb(self, value: float, level: float) -> None:
-        known = len(self._values.arrived)
-        if known >= 4:
-            self._residuals.push(value - level, self.spec.memory)
+        spec = self.spec
+        if len(self._values.ordered) >= 4:
+            self._residuals.push(value - level, spec.memory)
         self._learn_wandering(value)
         # A short window at first: early curves fall fast, and a long one would lag by most of the fall.
-        window = max(SHORTEST, min(self.spec.window, (self.count - self.spec.gap) // 4))
-        self._values.push(value, window)
+        window = (self.count - spec.gap) // 4
+        self._values.push(value, spec.window if window > spec.window else window if window > SHORTEST else SHORTEST)
         self._refresh_level()
         self.absorbed += 1
         if self.absorbed % LAG == 0:
             self._learn_drift()
 
     def _refresh_level(self) -> None:
-        self.level = self._values.quantile(0.5)
-        self.top = max(self.top, abs(self.level))
-        self._refresh_scale()
+        self.level = level = self._values.quantile(0.5)
+        size = abs(level)
+        if size > self.top:
+            self.top = size
+        self._refresh_scale(size)
 
     def _learn_drift(self) -> None:
         """Remember by how much the level changes over a window, once that is too long ago to be part of a new ramp."""
@@ -275,37 +277,45 @@ class BaselineTracker(Tracker):
             return
         near = abs(value - 2.0 * path[-2] + path[-3])
         far = abs(value - 2.0 * path[LAG] + path[0])
-        self.wandered = min(self.wandered + 1, self.spec.memory)
-        weight = 1.0 / (self.wandered + LAG) if self.wandered < self.spec.memory - LAG else 1.0 / self.spec.memory
-        self.wander_near += weight * (min(near, 4.0 * self.wander_near + TINY) - self.wander_near)
-        self.wander_far += weight * (min(far, 4.0 * self.wander_far + TINY) - self.wander_far)
+        memory, wandered = self.spec.memory, self.wandered
+        if wandered < memory:
+            self.wandered = wandered = wandered + 1
+        weight = 1.0 / (wandered + LAG) if wandered < memory - LAG else 1.0 / memory
+        usual_near, usual_far = self.wander_near, self.wander_far
+        self.wander_near = usual_near + weight * (min(near, 4.0 * usual_near + TINY) - usual_near)
+        self.wander_far = usual_far + weight * (min(far, 4.0 * usual_far + TINY) - usual_far)
 
-    def _refresh_scale(self) -> None:
+    def _refresh_scale(self, size: float) -> None:
+        """Learn scale and inflation, in plain comparisons: this is done for every metric of every step."""
         residuals = self._residuals
-        n = len(residuals.arrived)
+        n = len(residuals.ordered)
         if n < 4:
             return
+        doubt, near, far = self.doubt, self.wander_near, self.wander_far
         # The far differences of an early curve are mostly curvature, so they may not say much more than the near ones.
-        far = min(self.wander_far, (2.5 - self.doubt) * self.wander_near)
-        wander = MEAN_ABS_TO_SIGMA / SECOND_DIFFERENCE * max(far, self.wander_near)
+        most = (2.5 - doubt) * near
+        trusted = most if most < far else far
+        wander = MEAN_ABS_TO_SIGMA / SECOND_DIFFERENCE * (near if near > trusted else trusted)
         width = wander
         if n >= 32:
             width = (residuals.quantile(0.9) - residuals.quantile(0.5)) / NORMAL_Q90
         # Quantiles of few samples are too narrow as often as too wide; only one of the errors costs a false alarm.
-        width = max(width, 0.75 * wander) * (1.0 + 12.0 / (n + 4))
-        self.scale = max(width, 1e-3 * abs(self.level), 1e-4 * self.top, TINY)
-        self.inflation = self._inflation()
+        least = 0.75 * wander
+        width = (least if least > width else width) * (1.0 + 12.0 / (n + 4))
+        self.scale = max(width, 1e-3 * size, 1e-4 * self.top, TINY)
+        measured = self._measured_inflation(near, far) if near > 0.0 and self.wandered > 0 else 1.0
+        self.inflation = measured + doubt * (ASSUMED_INFLATION - measured)
 
-    def _inflation(self) -> float:
+    @staticmethod
+    def _measured_inflation(near: float, far: float) -> float:
         """Square root of the ratio of long-run to marginal variance, as for a first-order autoregression.
 
         The mean squared second differences at lag 1 and at a long lag stand as (1-rho)(3-rho) to 3, which solves to
         the rho below. Second differences, because first ones of a falling curve are mostly trend.
         """
-        measured = 1.0
-        if self.wander_near > 0.0 and self.wandered > 0:
-            ratio = (self.wander_far / self.wander_near) ** 2
-            rho = min(2.0 - math.sqrt(1.0 + 3.0 / max(ratio, 1.0)), LARGEST_RHO)
-            if rho >= DEAD_ZONE:
-                measured = math.sqrt((1.0 + rho) / (1.0 - rho))
-        return measured + self.doubt * (ASSUMED_INFLATION - measured)
+        ratio = (far / near) ** 2
+        rho = 2.0 - math.sqrt(1.0 + 3.0 / (ratio if ratio > 1.0 else 1.0))
+        if rho < DEAD_ZONE:
+            return 1.0
+        rho = LARGEST_RHO if rho > LARGEST_RHO else rho
+        return math.sqrt((1.0 + rho) / (1.0 - rho))

@@ -6,9 +6,9 @@ into the baselines unless an open incident withholds them.
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Collection, Iterable, Mapping
+from math import isfinite
 
 from .incident import Incident
 from .series import Series
@@ -39,6 +39,8 @@ class History:
         self.phase = ""
         """What the run said it was doing in its last heartbeat."""
         self._series: dict[str, Series] = {}
+        self._paths: dict[str, tuple[Series, list[Tracker]]] = {}
+        """Where the values of each metric go to, for every step asks."""
         self._unsettled: dict[str, float] = {}
         self._build(needs)
 
@@ -63,34 +65,39 @@ class History:
         self.step, self.time_s = step, time_s
         if self.last_beat_s is not None:  # a completed step is a sign of life too
             self.last_beat_s = time_s
-        self._unsettled = {}
+        self._unsettled = unsettled = {}
+        paths = self._paths
         for metric, value in values.items():
-            series = self._series_of(metric)
-            if series is None:
+            path = paths.get(metric) or self._path_of(metric)
+            if path is None:
                 continue
+            series, trackers = path
             series.latest = value
-            if not math.isfinite(value):
+            if not isfinite(value):
                 series.nonfinite += 1
                 series.nonfinite_run += 1
                 continue
             series.finite += 1
             series.nonfinite_run = 0
             series.steps.append(step)
-            self._unsettled[metric] = value
-            for tracker in self._by_metric.get(metric, ()):
+            unsettled[metric] = value
+            for tracker in trackers:
                 tracker.see(value)
 
     def settle(self, held: Collection[str] = ()) -> None:
         """Let the values just seen into the baselines, except those of `held` metrics, which wait."""
         unsettled, self._unsettled = self._unsettled, {}
+        paths = self._paths
         for metric, value in unsettled.items():
-            series = self._series[metric]
+            path = paths.get(metric) or self._path_of(metric)
+            assert path is not None, f"{metric} was not seen"
+            series, trackers = path
             if metric in held:
                 series.withheld.append(value)
                 continue
             series.count += 1
             series.admitted.append(value)
-            for tracker in self._by_metric.get(metric, ()):
+            for tracker in trackers:
                 tracker.admit(value)
 
     def release(self, metric: str) -> None:
@@ -124,11 +131,18 @@ class History:
 
     def stat(self, declaration: Tracked[TrackerT]) -> TrackerT:
         """Return the tracker of a declared statistic."""
+        tracker = self._by_identity.get(id(declaration))
+        if tracker is not None:
+            return tracker  # type: ignore[return-value]  # `build` made it
         try:
-            return self._trackers[declaration]
+            tracker = self._trackers[declaration]
         except KeyError:
             msg = f"{declaration} was not declared: list it in the rule's `needs`"
             raise KeyError(msg) from None
+        if len(self._asked_for) < MOST_METRICS:
+            self._asked_for.append(declaration)
+            self._by_identity[id(declaration)] = tracker
+        return tracker
 
     def latest(self, metric: str) -> float | None:
         """Return the newest value, finite or not; None if there was none."""
@@ -221,12 +235,24 @@ class History:
                 tracker.load_state_dict(saved)
 
     def _build(self, needs: Iterable[Statistic]) -> None:
+        self._paths.clear()
         self._trackers = Trackers()
         for declaration in needs:
             self._trackers.add(declaration)
+        self._by_identity: dict[int, Tracker] = {}
+        """Trackers by the numbers of declarations, which take long to compare; kept alive in `_asked_for`."""
+        self._asked_for: list[Statistic] = []
         self._by_metric: dict[str, list[Tracker]] = {}
         for declaration, tracker in self._trackers.by_declaration.items():
             self._by_metric.setdefault(declaration.metric, []).append(tracker)
+
+    def _path_of(self, metric: str) -> tuple[Series, list[Tracker]] | None:
+        """Return where the values of a metric go to; None for one too many."""
+        series = self._series_of(metric)
+        if series is None:
+            return None
+        path = self._paths[metric] = (series, self._by_metric.get(metric, []))
+        return path
 
     def _series_of(self, metric: str) -> Series | None:
         series = self._series.get(metric)

@@ -6,6 +6,7 @@ no clock: `time_s` is whatever clock the adapter uses, and silence arrives as `T
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -200,17 +201,20 @@ def _ends(text: str) -> str:
 def to_json(signal: Signal) -> dict[str, object]:
     """Return the fields of a signal that its ledger line does not already carry."""
     body: dict[str, object] = {}
-    for item in fields(signal):
-        if item.name in ("step", "rank"):
-            continue
-        value = getattr(signal, item.name)
-        body[item.name] = dict(value) if isinstance(value, Mapping) else value
+    for name in _names_of(type(signal)):
+        value = getattr(signal, name)
+        body[name] = dict(value) if isinstance(value, Mapping) else value
     return body
+
+
+@functools.cache
+def _names_of(kind: type[Signal]) -> tuple[str, ...]:
+    return tuple(item.name for item in fields(kind) if item.name not in ("step", "rank"))
 
 
 def from_json(kind: str, body: Mapping[str, object], *, step: int, rank: int) -> Signal:
     """Rebuild a signal from its ledger line; unknown fields are left out, so a newer minor writer can be read."""
     cls = Signal.kinds[kind]
-    known = {item.name for item in fields(cls)} - {"step", "rank"}
+    known = _names_of(cls)
     kwargs = {name: tuple(v) if isinstance(v, list) else v for name, v in body.items() if name in known}
     return cls(step=step, rank=rank, **kwargs)  # type: ignore[arg-type]  # the ledger's schema fixes the types
