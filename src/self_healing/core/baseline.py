@@ -239,7 +239,7 @@ class BaselineTracker(Tracker):
         self._learn_wandering(value)
         # A short window at first: early curves fall fast, and a long one would lag by most of the fall.
         window = (self.count - spec.gap) // 4
-        self._values.push(value, spec.window if window > spec.window else window if window > SHORTEST else SHORTEST)
+        self._values.push(value, spec.window if window > spec.window else max(SHORTEST, window))
         self._refresh_level()
         self.absorbed += 1
         if self.absorbed % LAG == 0:
@@ -248,8 +248,7 @@ class BaselineTracker(Tracker):
     def _refresh_level(self) -> None:
         self.level = level = self._values.quantile(0.5)
         size = abs(level)
-        if size > self.top:
-            self.top = size
+        self.top = max(self.top, size)
         self._refresh_scale(size)
 
     def _learn_drift(self) -> None:
@@ -294,14 +293,14 @@ class BaselineTracker(Tracker):
         doubt, near, far = self.doubt, self.wander_near, self.wander_far
         # The far differences of an early curve are mostly curvature, so they may not say much more than the near ones.
         most = (2.5 - doubt) * near
-        trusted = most if most < far else far
-        wander = MEAN_ABS_TO_SIGMA / SECOND_DIFFERENCE * (near if near > trusted else trusted)
+        trusted = min(far, most)
+        wander = MEAN_ABS_TO_SIGMA / SECOND_DIFFERENCE * max(trusted, near)
         width = wander
         if n >= 32:
             width = (residuals.quantile(0.9) - residuals.quantile(0.5)) / NORMAL_Q90
         # Quantiles of few samples are too narrow as often as too wide; only one of the errors costs a false alarm.
         least = 0.75 * wander
-        width = (least if least > width else width) * (1.0 + 12.0 / (n + 4))
+        width = max(width, least) * (1.0 + 12.0 / (n + 4))
         self.scale = max(width, 1e-3 * size, 1e-4 * self.top, TINY)
         measured = self._measured_inflation(near, far) if near > 0.0 and self.wandered > 0 else 1.0
         self.inflation = measured + doubt * (ASSUMED_INFLATION - measured)
@@ -314,8 +313,8 @@ class BaselineTracker(Tracker):
         the rho below. Second differences, because first ones of a falling curve are mostly trend.
         """
         ratio = (far / near) ** 2
-        rho = 2.0 - math.sqrt(1.0 + 3.0 / (ratio if ratio > 1.0 else 1.0))
+        rho = 2.0 - math.sqrt(1.0 + 3.0 / max(1.0, ratio))
         if rho < DEAD_ZONE:
             return 1.0
-        rho = LARGEST_RHO if rho > LARGEST_RHO else rho
+        rho = min(rho, LARGEST_RHO)
         return math.sqrt((1.0 + rho) / (1.0 - rho))

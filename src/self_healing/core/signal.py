@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from .naming import kebab_case
 
@@ -208,7 +208,7 @@ def to_json(signal: Signal) -> dict[str, object]:
 
 
 @functools.cache
-def _names_of(kind: type[Signal]) -> tuple[str, ...]:
+def _names_of(kind: Any) -> tuple[str, ...]:
     return tuple(item.name for item in fields(kind) if item.name not in ("step", "rank"))
 
 
