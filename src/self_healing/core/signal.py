@@ -6,11 +6,10 @@ no clock: `time_s` is whatever clock the adapter uses, and silence arrives as `T
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from .naming import kebab_case
 
@@ -207,9 +206,15 @@ def to_json(signal: Signal) -> dict[str, object]:
     return body
 
 
-@functools.cache
-def _names_of(kind: Any) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(kind) if item.name not in ("step", "rank"))
+def _names_of(kind: type[Signal]) -> tuple[str, ...]:
+    names = _names.get(kind)
+    if names is None:
+        names = _names[kind] = tuple(item.name for item in fields(kind) if item.name not in ("step", "rank"))
+    return names
+
+
+_names: dict[type[Signal], tuple[str, ...]] = {}
+"""Fields that a ledger line has in its body, by kind: every step asks."""
 
 
 def from_json(kind: str, body: Mapping[str, object], *, step: int, rank: int) -> Signal:

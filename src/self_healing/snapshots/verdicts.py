@@ -132,17 +132,25 @@ def verdict_when_taken(
 
 
 def after_observation(
-    states: Iterable[SavedState], step: int, *, healthy: bool, needed: Mapping[Tier, int] = GOOD_AFTER
+    states: tuple[SavedState, ...], step: int, *, healthy: bool, needed: Mapping[Tier, int] = GOOD_AFTER
 ) -> tuple[SavedState, ...]:
-    """Return the states after an observation of a step: healthy ones add up to good, one that is not starts again."""
+    """Return the states after an observation of a step: healthy ones add up to good, one that is not starts again.
+
+    The same tuple where none is on trial.
+    """
+    if not any([state.verdict.condition is Condition.INTACT and step > state.step for state in states]):  # noqa: C419
+        return states
     return tuple(
-        _observed(state, healthy=healthy, needed=needed[state.tier]) if step > state.step else state for state in states
+        [
+            _observed(state, healthy=healthy, needed=needed[state.tier])
+            if state.verdict.condition is Condition.INTACT and step > state.step
+            else state
+            for state in states
+        ]
     )
 
 
 def _observed(state: SavedState, *, healthy: bool, needed: int) -> SavedState:
-    if state.verdict.condition is not Condition.INTACT:
-        return state
     if not healthy:
         return replace(state, healthy=0)
     state = replace(state, healthy=state.healthy + 1)

@@ -117,7 +117,7 @@ class _Reader(Generic[StateT]):
     def read(self) -> StateT:
         """Return the state; the same object as before where nothing was drawn since."""
         known, seen = self._known, self._look()
-        if known is not None and seen is not None and known[0] == seen:
+        if known is not None and known[0] == seen:  # what cannot be told is never known
             return known[1]
         state = self._copy()
         # What another thread has drawn in between belongs to neither.
@@ -145,13 +145,14 @@ class _PythonReader(_Reader["tuple[Any, ...]"]):
     def __init__(self) -> None:
         super().__init__()
         self._generator = getattr(random.getstate, "__self__", None)
-        self._address = self._find()
+        address = self._find()
+        self._memory = _memory_at(address) if address else None
 
     def _look(self) -> object:
-        if not self._address:
+        if self._memory is None:
             return None
         # Half of a pair of normal numbers is kept outside of that memory.
-        return ctypes.string_at(self._address, TWISTER_BYTES), self._generator.gauss_next  # type: ignore[union-attr]
+        return self._memory.raw, self._generator.gauss_next  # type: ignore[union-attr]
 
     def _copy(self) -> tuple[Any, ...]:
         return random.getstate()
@@ -175,6 +176,11 @@ class _NumpyReader(_Reader["Mapping[str, Any] | None"]):
     numbers, when that half was the last thing drawn.
     """
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._of: object = None
+        self._memory: Any = None
+
     def read(self) -> Mapping[str, Any] | None:
         """Return the state as numpy gives it; the same object as before where nothing was drawn since."""
         state = super().read()
@@ -185,13 +191,19 @@ class _NumpyReader(_Reader["Mapping[str, Any] | None"]):
     def _look(self) -> object:
         numpy: Any = sys.modules.get("numpy.random")
         generator: Any = numpy.get_bit_generator() if hasattr(numpy, "get_bit_generator") else None
-        if type(generator).__name__ != "MT19937":
-            return None
-        return ctypes.string_at(generator.ctypes.state_address, TWISTER_BYTES)
+        if generator is not self._of:  # kept, so that no other one can take its place in memory
+            is_known = type(generator).__name__ == "MT19937"
+            self._of, self._memory = generator, _memory_at(generator.ctypes.state_address) if is_known else None
+        return None if self._memory is None else self._memory.raw
 
     def _copy(self) -> Mapping[str, Any] | None:
         numpy: Any = sys.modules.get("numpy.random")
         return None if numpy is None else numpy.get_state(legacy=False)
+
+
+def _memory_at(address: int) -> ctypes.Array[ctypes.c_char]:
+    """Return the memory of a generator; what `raw` copies of it is there much sooner than by `string_at`."""
+    return (ctypes.c_char * TWISTER_BYTES).from_address(address)
 
 
 _python_reader = _PythonReader()

@@ -178,6 +178,7 @@ class PinnedPool:
         return torch.empty(self.CHUNK_BYTES, dtype=torch.uint8, pin_memory=self._pin)
 
 
+_CONTAINERS = (dict, list, tuple, UserDict, Mapping)
 _pinned = PinnedPool()
 _streams: dict[Any, Any] = {}
 
@@ -201,6 +202,10 @@ def _copied_array(leaf: Any) -> Any:
 
 def _rebuilt(value: Any, of: Callable[[Any], Any]) -> Any:
     """Return containers made anew all the way down, with `of` applied to what they hold."""
+    if type(value) is dict:  # as nearly all are, in every step
+        return {key: _rebuilt(inner, of) for key, inner in value.items()}
+    if not isinstance(value, _CONTAINERS):
+        return of(value)
     if isinstance(value, UserDict):  # what tokenizers and processors return
         other = copy.copy(value)
         other.data = {key: _rebuilt(inner, of) for key, inner in value.data.items()}
@@ -210,9 +215,7 @@ def _rebuilt(value: Any, of: Callable[[Any], Any]) -> Any:
     if isinstance(value, tuple):
         inner = [_rebuilt(each, of) for each in value]
         return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
-    if isinstance(value, list):
-        return [_rebuilt(each, of) for each in value]
-    return of(value)
+    return [_rebuilt(each, of) for each in value]
 
 
 def _size(kept: Any) -> int:

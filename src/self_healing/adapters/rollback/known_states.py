@@ -49,12 +49,12 @@ class KnownStates:
     def observed(self, step: int, incidents: Iterable[Incident], *, good_after: int) -> None:
         """Count a step, with what is open at its end."""
         known = list(incidents)
-        harmful = [each for each in known if may_have_harmed(each)]
+        harmful = [each for each in known if may_have_harmed(each)] if known else []
         for incident in harmful:
             self._suspect(incident)
         if not harmful:
             self.open = None
-        healthy = not any(map(is_unhealthy, known))
+        healthy = not known or not any(map(is_unhealthy, known))
         self.states = after_observation(self.states, step, healthy=healthy, needed={Tier.MEMORY: good_after})
 
     def newest_good(self) -> SavedState | None:

@@ -134,10 +134,10 @@ class RollbackCare:
         """Say whether the state of this moment is to be taken, for which all steps before it must be known."""
         return self.keeper is not None and self.keeper.is_due()
 
-    def step_begins(self, step_time_s: float) -> None:
+    def step_begins(self, step_time_s: float, *, is_due: bool) -> None:
         """Take the state before the step where it is time."""
         if self.keeper is not None:
-            self.keeper.step_begins(step_time_s)
+            self.keeper.step_begins(step_time_s, is_due=is_due)
 
     def step_ends(self, incidents: Iterable[Incident]) -> None:
         """Judge the states by what is open at the end of a step."""

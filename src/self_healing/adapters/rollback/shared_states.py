@@ -62,7 +62,7 @@ class SharedStates:
         self._worker: Worker | None = None
         self._submitted: dict[str, _Submitted] = {}
         """What is published or is about to be, by the key of its state."""
-        self._last: tuple[object, ...] = ()
+        self._last: object = None
         self._log_text: Any = None
         self._problem = ""
         """What went wrong in the other thread."""
@@ -124,12 +124,12 @@ class SharedStates:
         if self._problem:
             self._give_up(self._problem)
             return
-        known = {state.key: state for state in states}
         left_out = left_out_of(self._loop.data)
-        now = *((key, state.verdict) for key, state in known.items()), left_out
+        now = [(state.key, state.verdict) for state in states], left_out
         if now == self._last:
             return
         self._last = now
+        known = {state.key: state for state in states}
         shared = {key: state for key, state in known.items() if self._is_shared(get(key))}
         good, intact = newest_for_an_incident(shared.values(), None), newest_for_a_crash(shared.values())
         wanted = {state.key: state for state in (good, intact) if state is not None}  # the safer one first
@@ -237,7 +237,7 @@ class SharedStates:
         self._is_wanted = False
         run, self._run = self._run, None
         self._submitted.clear()
-        self._last = ()
+        self._last = None
         if run is None:
             return
         if self._worker is not None:

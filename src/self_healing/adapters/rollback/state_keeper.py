@@ -111,11 +111,11 @@ class StateKeeper:
         )  # does it come back there?
         return is_time and self._has_room() and self.loop.snapshots.has_memory(wait=self.schedule.is_exact)
 
-    def step_begins(self, step_time_s: float) -> None:
-        """Take the state between two steps where it is time; the next step's data must be there already."""
+    def step_begins(self, step_time_s: float, *, is_due: bool) -> None:
+        """Take the state between two steps where it is due; the next step's data must be there already."""
         step = self._step()
         self.schedule.stepped(step, step_time_s)
-        if not self.is_due():
+        if not is_due:
             return
         began_s = time.perf_counter()
         try:

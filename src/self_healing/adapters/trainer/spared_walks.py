@@ -7,9 +7,9 @@ that the trainer does: nobody is to find ours in a copy of the model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Self
 
 from .wrapping import Wrapping
 
@@ -52,21 +52,15 @@ class SparedWalks:
         return on_optimizer_step
 
 
-@contextmanager
-def already_training(model: Any, modules: KnownModules, *, looks: bool = True) -> Iterator[None]:
+def already_training(model: Any, modules: KnownModules, *, looks: bool = True) -> AbstractContextManager[object]:
     """Let the next `model.train()` return at once where every module is in that mode."""
     if "train" in vars(model) or not modules.are_training(model, looks=looks):
-        yield
-        return
+        return nullcontext()
 
     def train(mode: bool = True) -> Any:
         return model if mode else model.train(mode)
 
-    once = _ForOneCall(model, "train", train)
-    try:
-        yield
-    finally:
-        once.take_back()
+    return _ForOneCall(model, "train", train)
 
 
 def dropping_gradients(model: Any, modules: KnownModules) -> Callable[[], None]:
@@ -101,6 +95,12 @@ class _ForOneCall:
         call = self._call
         self.take_back()
         return call(*args, **kwargs)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.take_back()
 
     def take_back(self) -> None:
         """Give the model its own method back, and hold on to nothing."""

@@ -12,6 +12,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
+from operator import attrgetter
 from types import NoneType
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,9 @@ from .wrapping import Wrapping
 if TYPE_CHECKING:
     from ..data.bad_rows import BadRows
     from ..memory.micro_batch_retry import MicroBatchRetry
+
+_gradient = attrgetter("grad")
+_PLAIN_GRADIENTS = frozenset({Tensor, NoneType})
 
 
 class TrainerGuard:
@@ -235,7 +239,7 @@ class TrainerGuard:
 
         def _clip_grad_norm(model: Any) -> Any:
             parameters = self.walks.modules.parameters_seen(model)
-            if any(type(parameter.grad) not in {Tensor, NoneType} for parameter in parameters):  # sharded
+            if not _PLAIN_GRADIENTS.issuperset(map(type, map(_gradient, parameters))):  # sharded
                 return original(model)
             return self.trainer.accelerator.clip_grad_norm_(parameters, self.trainer.args.max_grad_norm)
 
@@ -349,15 +353,16 @@ class TrainerGuard:
             reading = StepReading(
                 step=step, loss=row["loss"], is_sound=row["is_sound"] > 0.5, is_applied=row["is_applied"] > 0.5,
                 norm=row["norm"], coefficient=row["coefficient"], z=row["z"], is_outlier=row["is_outlier"] > 0.5,
-                rate=rate, largest_rate=largest_rate, is_routine_overflow=self._is_routine_overflow(row),
+                rate=rate, largest_rate=largest_rate,
+                is_routine_overflow=row["found_inf"] >= 0.5 and self._is_routine_overflow(row["loss"]),
             )  # fmt: skip
             if self.acts and reading.is_applied and self.kept:
                 self.making_up.spare = self.kept.popleft()
             yield reading
 
-    def _is_routine_overflow(self, row: dict[str, float]) -> bool:
+    def _is_routine_overflow(self, loss: float) -> bool:
         accelerator = self.trainer.accelerator
-        if row["found_inf"] < 0.5 or not has_scaler(accelerator) or not math.isfinite(row["loss"]):
+        if not has_scaler(accelerator) or not math.isfinite(loss):
             return False
         # Only asked after an overflow, so waiting for the device is cheap. At a scale below one nothing is scaled up.
         return bool(accelerator.scaler.get_scale() >= 1.0)

@@ -201,9 +201,9 @@ class TrainerSession:
         self.profile.step_begins(self._step() + 1)
         if self.rollback.is_due():
             with self.spent.spent_on(Spending.SNAPSHOTTING):
-                self.rollback.step_begins(self._step_time_s)
+                self.rollback.step_begins(self._step_time_s, is_due=True)
         else:
-            self.rollback.step_begins(self._step_time_s)
+            self.rollback.step_begins(self._step_time_s, is_due=False)
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it."""

@@ -23,7 +23,11 @@ class Counters:
     @classmethod
     def of(cls, trainer: Any, mode: str = "train") -> Counters:
         """Note where the counting stands."""
-        lengths = {key: len(values) for key, values in _lists(trainer, mode)}
+        lengths: dict[tuple[str, str], int] = {}
+        for attribute in names_in_all("metric_lists"):
+            metrics = getattr(trainer, attribute, None)
+            if isinstance(metrics, dict):
+                lengths.update({(attribute, name): len(values) for name, values in metrics.get(mode, {}).items()})
         return cls(lengths, getattr(trainer, "_total_train_tokens", None), mode)
 
     def added(self, trainer: Any) -> Counted:
