@@ -11,6 +11,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Iterable, Mapping
+from types import NoneType
 
 import torch
 from torch import Tensor
@@ -21,6 +22,8 @@ TRAIN_IS_OF = frozenset({"torch.nn.modules.module", "transformers.modeling_utils
 """Whose `train` does nothing to a module that is in training mode, with all that it holds."""
 
 _is_training = operator.attrgetter("training")
+_gradient = operator.attrgetter("grad")
+_PLAIN = frozenset({Tensor, NoneType})
 
 
 class KnownModules:
@@ -78,6 +81,11 @@ class KnownModules:
     def _is_as_before(self) -> bool:
         now = [*itertools.chain.from_iterable(self._held)]
         return len(now) == len(self._seen) and not any(self._empty) and all(map(operator.is_, now, self._seen))
+
+
+def gradients_are_plain(parameters: Iterable[Tensor]) -> bool:
+    """Say whether all gradients that there are lie whole on one device."""
+    return _PLAIN.issuperset(map(type, map(_gradient, parameters)))
 
 
 @functools.cache

@@ -126,14 +126,16 @@ class CheckpointCare:
             return
         self._desk.go_on_with(history)
 
-    def step_ends(self, step: int, incidents: Iterable[Incident]) -> None:
-        """Judge the checkpoints by what is open at the end of a step."""
+    def steps_end(self, steps: Iterable[int], incidents: Iterable[Incident]) -> None:
+        """Judge the checkpoints by what is open after some steps."""
         known = list(incidents)
         harmful = self._suspect(known)
         if self._is_in_trouble and not harmful:
             self.disk.incidents_over()
         self._is_in_trouble = bool(harmful)
-        self.disk.observed(step, is_healthy=not any(map(is_unhealthy, known)))
+        is_healthy = not any(map(is_unhealthy, known))
+        for step in steps:
+            self.disk.observed(step, is_healthy=is_healthy)
 
     def _suspect(self, incidents: Iterable[Incident]) -> list[Incident]:
         """Mark what holds harmed steps, and whatever is written from now on; return what may have harmed them."""

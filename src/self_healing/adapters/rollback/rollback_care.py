@@ -139,10 +139,10 @@ class RollbackCare:
         if self.keeper is not None:
             self.keeper.step_begins(step_time_s, is_due=is_due)
 
-    def step_ends(self, incidents: Iterable[Incident]) -> None:
-        """Judge the states by what is open at the end of a step."""
+    def steps_end(self, steps: Iterable[int], incidents: Iterable[Incident]) -> None:
+        """Judge the states by what is open after some steps."""
         if self.keeper is not None:
-            self.keeper.observed(incidents)
+            self.keeper.observed(steps, incidents)
             if self.keeper.loop.old is not None:
                 self.keeper.loop.old.settle()
 

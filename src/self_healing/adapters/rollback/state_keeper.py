@@ -234,13 +234,14 @@ class StateKeeper:
 
     # -- judging -------------------------------------------------------------------------------------
 
-    def observed(self, incidents: Iterable[Incident]) -> None:
-        """Count a step, with what is open at its end."""
+    def observed(self, steps: Iterable[int], incidents: Iterable[Incident]) -> None:
+        """Count steps, with what is open after them."""
         furthest = self.loop.snapshots.furthest
         if furthest is not None and self.updates > furthest.updates:
             self.loop.snapshots.furthest = None  # the run is beyond it again
         self._judge_what_is_measured()
-        self.known.observed(self._step(), incidents, good_after=self.settings.good_after)
+        for step in steps:
+            self.known.observed(step, incidents, good_after=self.settings.good_after)
         self._share()
 
     def first_loss(self, step: int, loss: float) -> ReturnTo | None:

@@ -1,7 +1,7 @@
-"""Tell in a microsecond whether the numbers of a step can wait to be looked at.
+"""Tell in a microsecond whether the numbers of a step can wait to be taken in.
 
-A look takes four times as long in the middle of a step, when nothing that it needs is in the processor's caches, as right
-after another look. Steps like those before them are therefore looked at together, any other at once, with all that wait
+That takes four times as long in the middle of a step, when nothing that it needs is in the processor's caches, as right
+after another one. Steps like those before them are therefore taken in together, any other at once, with all that wait
 before it: a sudden trouble is found as early as ever, and one that builds up slowly at most three steps later.
 """
 
@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
 
 TOGETHER = 4
-"""Steps that are looked at together where all of them are usual."""
+"""Steps that are taken in together where all of them are usual."""
 MEMORY = 16
 """A step is usual where nothing of it is above all of so many before it: of usual steps that is said of 12 in 100."""
 
@@ -24,9 +23,8 @@ class Calm:
         self._losses: deque[float] = deque(maxlen=MEMORY)
         self._norms: deque[float] = deque(maxlen=MEMORY)
 
-    def is_usual(self, values: Mapping[str, float]) -> bool:
+    def is_usual(self, loss: float, norm: float) -> bool:
         """Say whether the numbers of a step are like those before it; the first ones never are, nor is what is not finite."""
-        loss, norm = values.get("loss", 0.0), values.get("grad_norm", 0.0)
         losses, norms = self._losses, self._norms
         usual = len(losses) == MEMORY and 0.0 != loss <= max(losses) and 0.0 != norm <= max(norms)
         if usual or (math.isfinite(loss) and math.isfinite(norm)):

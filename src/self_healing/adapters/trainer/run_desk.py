@@ -24,7 +24,6 @@ from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
 from ...tracking.alert_office import AlertOffice
-from .calm import TOGETHER, Calm
 from .killed_attempt import listed_since, reached_at_least
 from .last_attempt import LastAttempt, last_attempt
 from .reflexes import NOTE, Reflex
@@ -63,11 +62,10 @@ class RunDesk:
         """What was cut short in the folder is not gone on with, because the user says so."""
         self.continues = resumes
         """The folder's last attempt belongs to the same run; known for good once it is open."""
+        self.unread: deque[Callable[[], None]] = deque()
+        """What takes in the steps that nobody has taken note of yet, before anything else is looked at."""
         self.waiting: deque[Signal] = deque()
         """What was seen and is looked at when everything is in order for what may follow from it."""
-        self._calm = Calm()
-        self._is_calm = True
-        """Nothing that waits is out of the ordinary."""
         self.last_metrics: dict[str, float] = {}
         self.seconds_acting = 0.0
         """The time that plans and reflexes have taken."""
@@ -118,7 +116,6 @@ class RunDesk:
         """Let the metrics of a step wait for `settle`."""
         self.last_metrics = values
         self.waiting.append(Metrics(step=step, time_s=time.time(), values=values))
-        self._is_calm = self._calm.is_usual(values) and self._is_calm
 
     def look(self, values: Mapping[str, Any] | None) -> None:
         """Look at metrics now; what is not a number is left out."""
@@ -157,25 +154,27 @@ class RunDesk:
         else:
             self.signal(seen)
 
-    def settle_in_time(self) -> None:
-        """Settle unless what waits can wait for more: in a run without trouble, steps are looked at together."""
-        if not self._is_calm or len(self.waiting) >= TOGETHER or self.healer.care.is_attentive():
-            self.settle()
-
     def settle(self) -> None:
         """Look at the observations that wait, in their order, and do what follows from each before the next one."""
-        self._is_calm = True
+        self.take_in_the_unread()
         while self.waiting:
             self._carry_out(self.healer.observe(self.waiting.popleft()))
 
     def forget_what_waits(self) -> None:
         """Let go of what was seen and not looked at yet: the steps it was seen of are undone."""
+        self.unread.clear()
         self.waiting.clear()
 
     def finish(self) -> None:
         """Look at what is left at the end of a run; what would follow from it is not done any more."""
+        self.take_in_the_unread()
         while self.waiting:
             self.healer.observe(self.waiting.popleft())
+
+    def take_in_the_unread(self) -> None:
+        """Take in the steps that have waited, so that there is something to look at of each."""
+        while self.unread:
+            self.unread.popleft()()
 
     def _carry_out(self, wish: Plan | None) -> Plan | None:
         healer = self.healer

@@ -12,8 +12,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
-from operator import attrgetter
-from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +19,7 @@ from torch import Tensor
 
 from ...tensors.fused import READING
 from ...tensors.gate import GradientGate
+from ...tensors.known_modules import gradients_are_plain
 from ...tensors.random_state import RandomState, devices_of, draws_on
 from ...tensors.skip import SkippingOptimizer
 from ...tensors.telemetry import TelemetryRing
@@ -39,9 +38,6 @@ from .wrapping import Wrapping
 if TYPE_CHECKING:
     from ..data.bad_rows import BadRows
     from ..memory.micro_batch_retry import MicroBatchRetry
-
-_gradient = attrgetter("grad")
-_PLAIN_GRADIENTS = frozenset({Tensor, NoneType})
 
 
 class TrainerGuard:
@@ -239,7 +235,7 @@ class TrainerGuard:
 
         def _clip_grad_norm(model: Any) -> Any:
             parameters = self.walks.modules.parameters_seen(model)
-            if not _PLAIN_GRADIENTS.issuperset(map(type, map(_gradient, parameters))):  # sharded
+            if not gradients_are_plain(parameters):  # sharded
                 return original(model)
             return self.trainer.accelerator.clip_grad_norm_(parameters, self.trainer.args.max_grad_norm)
 

@@ -27,16 +27,17 @@ from .examination import Examiner
 from .grace import GraceWatch
 from .gradient_gate import gate_of
 from .interrupts import Interrupts, nobody_listens, signals_left_to_us
-from .leaving import answer_interrupt, emergency_checkpoint, leave_at_once, save_as_asked, secure_in_time
+from .leaving import emergency_checkpoint, leave_at_once, save_as_asked, secure_in_time
 from .log_figures import LogFigures
 from .logged_health import LoggedHealth, judgement_facts
 from .make_up import AppliedStep
 from .moves import LeaveLoop, ReturnTo, RollBackTo
 from .raising import raised_in_the_loop
-from .reflexes import WITH_OTHER_DATA, clipping_of
+from .reflexes import WITH_OTHER_DATA
 from .reflexes import made_up as made_up_reflex
 from .run_desk import RunDesk, facts_of_run
 from .run_figures import RunFigures
+from .step_intake import StepIntake
 from .step_profile import StepProfile
 from .time_spent import TimeSpent
 from .trackers import TrackerFence
@@ -113,8 +114,8 @@ class TrainerSession:
         # One process is enough: all would write to the same files.
         self.profile = StepProfile(config.profile_steps if trainer.args.process_index == 0 else (), folder)
         self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures, self.spent.goodput)
-        self._step_began = time.perf_counter()
-        self._step_time_s = 0.0
+        self._step_began, self._step_time_s = time.perf_counter(), 0.0
+        self.intake = StepIntake(self)
         self._attached = False
         self._saved_steps: set[int] = set()
         """Checkpoints of this training; others in the same folder may be another run's."""
@@ -173,6 +174,7 @@ class TrainerSession:
             if self.checkpoints is not None:
                 self.checkpoints.close()
                 self.checkpoints = None
+            del self.intake  # which holds the session
             self.figures.close()
             self.pending.close()
             self.rollback.close()
@@ -183,6 +185,7 @@ class TrainerSession:
     def begin_training(self) -> None:
         """Note how steps can be skipped and what is known of the run."""
         self._began_at = self._step()
+        self.intake.ended.clear()
         way = self.guard.attach_optimizer()
         if self.checkpoints is not None:
             self.checkpoints.training_begins()
@@ -213,15 +216,19 @@ class TrainerSession:
         self.profile.step_ends(self._step())
         now = time.perf_counter()
         self._step_time_s, self._step_began = now - self._step_began, now
-        if not self._must_know():
-            self._take_readings(must_know=False)
-        if self._must_know():  # also where a plan has just asked for a checkpoint
-            self._take_readings(must_know=True)
-        incidents = [case.incident for case in self.desk.healer.care.cases]
-        self.rollback.step_ends(incidents)
-        if self.checkpoints is not None:
-            self.checkpoints.step_ends(self._step(), incidents)
-            self.rollback.secure(incidents, self.checkpoints)
+        must_know = self._must_know()
+        self.intake.read(step_time_s=self._step_time_s, wait=must_know)
+        self.intake.ended.append(self._step())
+        if not must_know and self.intake.can_wait():
+            return
+        self.intake.take_in()
+        if not must_know and self._must_know():  # a plan has just asked for a checkpoint
+            self._know_everything()
+        self.intake.judge_by_steps()
+
+    def _know_everything(self) -> None:
+        self.intake.read(step_time_s=self._step_time_s, wait=True)
+        self.intake.take_in()
 
     def _must_know(self) -> bool:
         """Say whether everything about the steps so far has to be known: what comes next is written, or taken as a state."""
@@ -242,44 +249,9 @@ class TrainerSession:
 
     def end_of_epoch(self) -> None:
         """Leave nothing to be made up: logs, checkpoints and evaluations of an epoch come next."""
-        self._take_readings(must_know=True)
+        self._know_everything()
 
-    def _take_readings(self, *, must_know: bool) -> None:
-        readings = list(self.guard.readings(wait=must_know))
-        unsound = [reading.step for reading in readings if not reading.is_sound]
-        for reading in readings:
-            self.rollback.read(reading)
-        made_up: list[AppliedStep] = []
-        if any(not reading.is_applied for reading in readings) and self.mode is Mode.HEAL:
-            made_up = self._make_up(unsound)
-        if any(reading.is_outlier for reading in readings):
-            self.rollback.suspect()
-        for reading in readings:
-            # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
-            is_unknown = reading.is_routine_overflow or (self.surroundings.only_measures and not reading.norm)
-            self._report(reading.step, reading.loss, None if is_unknown else reading.norm, reading.rate)
-            self.figures.read(reading, norm_is_known=not is_unknown)
-            clipped = clipping_of(reading, self.trainer.args.max_grad_norm)
-            if clipped is not None:
-                self.figures.total_clips += 1
-                self.desk.reflex(clipped)
-        for applied in made_up:  # after what was seen of the first attempts
-            self._report(applied.step, applied.loss, applied.norm, self.guard.rate)
-            self.rollback.made_up(applied, self.guard.rate)
-            self.figures.made_up(applied)
-        if must_know or unsound:
-            self.desk.settle()
-        else:
-            self.desk.settle_in_time()
-        answer_interrupt(self)
-
-    def _report(self, step: int, loss: float, norm: float | None, rate: float) -> None:
-        values = {"loss": loss, "learning_rate": rate, "step_time_s": self._step_time_s}
-        if norm is not None:
-            values["grad_norm"] = norm
-        self.desk.look_later(step, values)
-
-    def _make_up(self, unsound: list[int]) -> list[AppliedStep]:
+    def make_up(self, unsound: list[int]) -> list[AppliedStep]:
         """Have skipped steps made up and write that down; return those that were applied."""
         self._found_unsound = False
         began, making_up = time.perf_counter(), self.guard.making_up
@@ -376,6 +348,7 @@ class TrainerSession:
         """Go on from an earlier state: what is counted since then has not happened."""
         to_step = arrival.snapshot.step
         self.spent.account.returned(to_step)
+        self.intake.ended.clear()
         self._saved_steps = {step for step in self._saved_steps if step <= to_step}
         self.log_figures.begin()
         self.figures.returned(to_step)
