@@ -92,6 +92,8 @@ class WeightFinder:
         self.trainer = trainer
         self.rows_run = 0
         """Rows that had to be run forward for this so far."""
+        self.refused: str | None = None
+        """Why the loss does not add up, where that was seen."""
         self._has_gradients = has_gradients
         self._is_own = is_of_own_making(trainer)
         self._kinds = RowKinds()
@@ -190,7 +192,8 @@ class WeightFinder:
             return fitting
         number = "two" if len(rows) == 2 else str(len(rows))
         losses = f"({together.loss:.6g}; apart {', '.join(f'{one.loss:.6g}' for one in apart)})"
-        return f"no rule would explain the loss of {number} rows together {losses}"
+        self.refused = f"no rule would explain the loss of {number} rows together {losses}"
+        return self.refused
 
     def _compare(
         self,
@@ -260,8 +263,9 @@ def is_of_own_making(trainer: Any) -> bool:
     definer = next((cls for cls in type(trainer).__mro__ if "compute_loss" in vars(cls)), type(trainer))
     model = trainer.accelerator.unwrap_model(trainer.model)
     model = model.get_base_model() if hasattr(model, "get_base_model") else model
-    makers = (definer, type(model))
-    return any(cls.__module__.partition(".")[0] not in ("transformers", "trl") for cls in makers)
+    put_in = (vars(trainer).get("compute_loss", definer), vars(model).get("forward", type(model)))
+    makers = [str(getattr(maker, "__module__", "")).partition(".")[0] for maker in (definer, type(model), *put_in)]
+    return any(maker not in ("transformers", "trl", __name__.partition(".")[0]) for maker in makers)
 
 
 def _explains(shares: tuple[float, ...], apart: list[_Seen], together: _Seen, margin: float) -> bool:
