@@ -318,3 +318,21 @@ def test_a_record_on_the_list_is_left_out_of_later_epochs_by_new_workers_too(wor
     train(trainer)
     assert [line["index"] for line in listed(tmp_path / "run")] == [5]
     assert reads.stat().st_size == 3, "in three epochs"
+
+
+@pytest.mark.parametrize("given", ["none", "missing"])
+@pytest.mark.parametrize("place", [8, 11])
+def test_a_record_without_labels_is_left_out_wherever_in_its_batch_it_is(given, place, tmp_path):
+    """As the first one it makes transformers' collator leave the labels of all out, and the model has no loss."""
+    import torch
+
+    trainer = tiny_trainer(tmp_path, max_steps=10)
+    trainer.train_dataset = records(40, 2)
+    if given == "none":
+        trainer.train_dataset[place]["labels"] = None
+    else:
+        del trainer.train_dataset[place]["labels"]
+    trainer._get_train_sampler = lambda data, *_: torch.utils.data.SequentialSampler(data)
+    train(trainer)
+    assert [(line["index"], line["where"]) for line in listed(tmp_path)] == [(place, "collator")]
+    assert trainer.state.global_step == 10
