@@ -17,7 +17,7 @@ def model_of_own_making(counts, *, half=False):
     from transformers import LlamaForCausalLM
 
     class Plain(LlamaForCausalLM):
-        def forward(self, input_ids=None, attention_mask=None, labels=None):
+        def forward(self, input_ids=None, attention_mask=None, labels=None, weight=None):
             output = super().forward(input_ids=input_ids, attention_mask=attention_mask)
             if counts == "no padding":
                 labels = labels.masked_fill(labels.eq(-100), 0)
@@ -32,6 +32,16 @@ def model_of_own_making(counts, *, half=False):
             if counts == "weights of rows":
                 weights = input_ids[:, 1].float()
                 output.loss = (weights * losses.sum(1) / wanted.ne(ignored).sum(1)).sum() / weights.sum()
+            of_rows = losses.sum(1) / wanted.ne(ignored).sum(1)
+            if counts == "hardest rows":
+                output.loss = of_rows.topk((3 * len(of_rows) + 3) // 4).values.mean()
+            if counts == "coupled in training":
+                output.loss = of_rows.mean() + (of_rows.var(unbiased=False) if self.training else 0.0)
+            if counts == "a field":
+                output.loss = (weight * of_rows).sum() / weight.sum()
+            if counts == "coupled later":
+                type(self).passes = getattr(type(self), "passes", 0) + 1
+                output.loss = of_rows.mean() + of_rows.var(unbiased=False) * (type(self).passes > 40)
             return output
 
     model = tight.language_model()
@@ -95,3 +105,44 @@ def test_rows_that_count_for_what_nobody_knows_are_not_cut(tmp_path):
     with pytest.raises(torch.OutOfMemoryError) as caught:
         at.gradients(at.retry(), at=0, times=FOREVER, most_rows=1)
     assert "no rule would explain" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("counts", ["hardest rows", "coupled in training", "a field"])
+def test_what_two_rows_in_evaluation_do_not_show_is_seen_all_the_same(counts, tmp_path):
+    """A rule for three rows or more, one that holds in training alone, and one by a field that two rows have in common."""
+    import torch
+
+    at = tight.Driver(make_with_unequal_labels(tmp_path, model_of_own_making(counts)), 1)
+    at.batches[0]["weight"] = torch.tensor([1.0, 1.0, 5.0, 1.0])
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        at.gradients(at.retry(), at=0, times=FOREVER, most_rows=2)
+    assert "no rule would explain" in caught.value.__notes__[0]
+
+
+def test_a_field_whose_values_are_new_is_looked_at_in_a_later_batch(tmp_path):
+    import torch
+
+    at = tight.Driver(make_with_unequal_labels(tmp_path, model_of_own_making("a field")), 2)
+    for batch, weights in zip(at.batches, ([1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 5.0, 1.0]), strict=True):
+        batch["weight"] = torch.tensor(weights)
+    retry = at.retry()
+    with pytest.raises(torch.OutOfMemoryError) as caught:
+        at.gradients(retry, at="every", times=FOREVER, most_rows=2)
+    assert retry.splits == 1, "the first batch is cut"
+    assert "no rule would explain" in caught.value.__notes__[0]
+    assert "no rule would explain" in retry.why_whole()
+
+
+def test_a_loss_that_changes_later_is_seen_after_a_while(tmp_path):
+    import torch
+
+    at = tight.Driver(make_with_unequal_labels(tmp_path, model_of_own_making("coupled later")), 4)
+    retry = at.retry()
+
+    def train():
+        for _ in range(16):
+            at.gradients(retry, at="every", times=FOREVER, most_rows=2)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        train()
+    assert 0 < retry.splits < 32

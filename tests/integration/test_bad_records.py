@@ -296,3 +296,43 @@ def test_everything_is_the_original_again(tmp_path):
     assert trainer.callback_handler.train_dataloader.dataset is data
     assert not {"get_train_dataloader", "get_batch_samples"} & vars(trainer).keys()
     assert trainer.train_dataset is data
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_record_on_the_list_is_left_out_of_later_epochs_by_new_workers_too(workers, tmp_path):
+    """One that cannot be read for a while would else be used again by workers that were not there."""
+    reads = tmp_path / "reads"
+    reads.touch()
+
+    class Flaky(list):
+        def __getitem__(self, place):
+            if place == 5:
+                with reads.open("a") as file:
+                    file.write("x")
+                if reads.stat().st_size <= 3:  # as one of a batch, and twice alone
+                    raise ValueError("not there yet")
+            return super().__getitem__(place)
+
+    trainer = tiny_trainer(tmp_path / "run", max_steps=15, dataloader_num_workers=workers)
+    trainer.train_dataset = Flaky(trainer.train_dataset[:40])
+    train(trainer)
+    assert [line["index"] for line in listed(tmp_path / "run")] == [5]
+    assert reads.stat().st_size == 3, "in three epochs"
+
+
+@pytest.mark.parametrize("given", ["none", "missing"])
+@pytest.mark.parametrize("place", [8, 11])
+def test_a_record_without_labels_is_left_out_wherever_in_its_batch_it_is(given, place, tmp_path):
+    """As the first one it makes transformers' collator leave the labels of all out, and the model has no loss."""
+    import torch
+
+    trainer = tiny_trainer(tmp_path, max_steps=10)
+    trainer.train_dataset = records(40, 2)
+    if given == "none":
+        trainer.train_dataset[place]["labels"] = None
+    else:
+        del trainer.train_dataset[place]["labels"]
+    trainer._get_train_sampler = lambda data, *_: torch.utils.data.SequentialSampler(data)
+    train(trainer)
+    assert [(line["index"], line["where"]) for line in listed(tmp_path)] == [(place, "collator")]
+    assert trainer.state.global_step == 10

@@ -108,3 +108,30 @@ def test_a_record_is_known_by_the_row_it_has_become_padding_aside(record, is_it)
     unmasked = {name: values for name, values in right.items() if name != "attention_mask"}
     for row in (right, left, unmasked):
         assert Suspect.of(row, ValueError("x"), "data").is_made_of(record) is is_it, row
+
+
+def test_a_record_in_the_last_batch_is_listed_too(tmp_path):
+    import torch
+
+    trainer = trainer_with(tmp_path, [3])
+    trainer.args.max_steps = 1
+    trainer._get_train_sampler = lambda data, *_: torch.utils.data.SequentialSampler(data)
+    trainer.train_dataset = trainer.train_dataset[:8]
+    output = SelfHealingTrainer(trainer).train()
+    assert [(line["index"], line["where"], line["replaced_by"]) for line in listed(tmp_path)] == [(3, "model", 4)]
+    assert output.metrics["healing/records_left_out"] == 1
+
+
+def test_a_row_counts_no_more_labels_than_the_one_that_it_replaces(tmp_path):
+    """The trainer divides by the number of labels that it has counted before."""
+    import torch
+
+    rows = records(2, 2)
+    rows[1]["input_ids"][0] = UNKNOWN
+    rows[1]["labels"] = [-100] * 14 + rows[1]["labels"][14:]
+    trainer = tiny_trainer(tmp_path, max_steps=1, logging_steps=1, per_device_train_batch_size=2)
+    trainer.train_dataset = rows
+    trainer._get_train_sampler = lambda data, *_: torch.utils.data.SequentialSampler(data)
+    SelfHealingTrainer(trainer).train()
+    (loss,) = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    assert 3.5 < loss < 4.8, "about the logarithm of 64, and not nearly twice that"

@@ -172,3 +172,39 @@ def test_what_is_given_by_place_is_given_again_after_a_restart(tmp_path):
     trainer.train = train
     SelfHealingTrainer(trainer).train(None, None, ["past_key_values"])
     assert calls == [(None, None, ["past_key_values"]), (str(tmp_path / "checkpoint-4"), None, ["past_key_values"])]
+
+
+class SpreadOfRows:
+    """A loss in which every row depends on the others, and a model that has no room for more than some rows."""
+
+    def plant(self, trainer, most_rows):
+        import torch
+
+        def compute_loss(model, inputs, return_outputs=False, num_items_in_batch=None):
+            logits = model(input_ids=inputs["input_ids"]).logits[:, :-1]
+            if len(logits) > most_rows:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            losses = torch.nn.functional.cross_entropy(
+                logits.transpose(1, 2), inputs["labels"][:, 1:], reduction="none"
+            )
+            return losses.mean() + losses.mean(1).var(unbiased=False)
+
+        trainer.compute_loss = compute_loss
+
+
+@pytest.mark.parametrize("effect", ["time", "recipe"])
+def test_a_smaller_batch_that_is_another_loss_is_called_that(effect, tmp_path):
+    import torch
+
+    trainer = make(tmp_path)
+    SpreadOfRows().plant(trainer, 4)
+    guarded = SelfHealingTrainer(trainer, HealingConfig(max_effect=effect))
+    if effect == "time":
+        with pytest.raises(torch.OutOfMemoryError):
+            guarded.train()
+    else:
+        guarded.train()
+    told, actions = actions_of(tmp_path)
+    said = " ".join(entry["said"] for entry in told["recovery_actions"])
+    assert (["halve_batch_size"] in [done for done, _ in actions]) == (effect == "recipe")
+    assert ("the loss is another one from here on" if effect == "recipe" else "would be another loss") in said

@@ -72,6 +72,15 @@ def test_torn_foreign_and_newer_lines_are_passed_over_and_a_torn_end_does_not_sp
     assert [record.index for record in read_list(path)] == [7, 8]
 
 
+def test_a_line_with_an_unknown_key_counts_and_one_with_a_place_that_cannot_be_does_not(tmp_path):
+    quarantine = Quarantine(tmp_path)
+    quarantine.add(bad(7))
+    path = tmp_path / "healing/quarantine.jsonl"
+    line = json.loads(path.read_text())
+    path.write_text("".join(json.dumps({**line, **more}) + "\n" for more in ({"remark": "mine"}, {"index": -3})))
+    assert Quarantine(tmp_path).records == {7: bad(7)}
+
+
 def test_every_rank_writes_its_own_file_and_reads_all(tmp_path):
     Quarantine(tmp_path, rank=0).add(bad(1))
     Quarantine(tmp_path, rank=3).add(bad(2))

@@ -20,7 +20,8 @@ class HalveBatchSize(Action):
 
     ## Limits
     It stops at `floor`. Where the effective batch cannot be kept the adapter refuses, because a silently smaller
-    batch would be another recipe. Batch-norm statistics and GRPO groups depend on the batch per device.
+    batch would be another recipe. Batch-norm statistics, GRPO groups and losses that compare rows depend on the batch
+    per device: where that was seen, it is refused unless `max_effect` is `recipe`, and then said.
     """
 
     floor: int | None = None

@@ -7,6 +7,7 @@ would without us, in the same order and with the same random numbers.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -168,8 +169,9 @@ class BadRecordGuard:
             )
         )  # fmt: skip
         for reader in self._readers:
-            for row in rows:
-                reader.suspect(row, error)
+            found = [record for row in rows for record in reader.suspect(row, error) if self._list(record)]
+            if found:
+                self.on_reflex(_left_out(found, self._step()))
         return True
 
     def settle(self) -> None:
@@ -196,6 +198,8 @@ class BadRecordGuard:
             if retried:
                 self.on_reflex(network_reflex(retried, "the data were read", self._step()))
             records = [record for record in findings.records if self._list(record)]
+            for reader, record in itertools.product(self._readers, records):
+                reader.known(record)
             if records:
                 lost[findings.dataset] = findings.total
                 self.on_reflex(_left_out(records, self._step()))

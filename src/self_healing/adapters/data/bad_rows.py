@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ..family import family_of, forget_offloaded, names_in_all
+from ..memory.adding_up import IGNORED
 from ..memory.batch_cuts import Layout, layout_of
 from ..memory.memory_errors import phase_of
 from ..trainer.trl_counters import Counters
@@ -76,7 +77,9 @@ class BadRows:
         order = list(range(layout.rows))
         for row, other in zip(bad, used, strict=True):
             order[row] = other
-        return {name: _reordered(value, order, layout, name) for name, value in inputs.items()}
+        instead = {name: _reordered(value, order, layout, name) for name, value in inputs.items()}
+        _count_as_many_labels(instead, inputs, bad)
+        return instead
 
     def _bad_rows(
         self, inputs: Mapping[str, Any], layout: Layout, micro_batch: MicroBatch, error: Exception
@@ -121,6 +124,17 @@ def _reordered(value: Any, order: list[int], layout: Layout, name: str) -> Any:
     if layout.is_paired and size == 2 * layout.rows:
         order = [*order, *(layout.rows + row for row in order)]
     return value[order] if hasattr(value, "ndim") else type(value)(value[row] for row in order)
+
+
+def _count_as_many_labels(instead: dict[str, Any], inputs: Mapping[str, Any], rows: list[int]) -> None:
+    """Have rows count no more labels than those they replace: the loss is divided by a number that was counted before."""
+    before: Any = inputs.get("labels")
+    if getattr(before, "ndim", 0) != 2 or before.is_floating_point():
+        return
+    for row in rows:
+        most = int(before[row].ne(IGNORED).sum())
+        surplus = instead["labels"][row].ne(IGNORED).nonzero().flatten()[most:]
+        instead["labels"][row, surplus] = IGNORED
 
 
 def _content(inputs: Mapping[str, Any], row: int, rows: int) -> dict[str, Any]:

@@ -12,6 +12,13 @@ Trial = Callable[[list[Any]], Exception | None]
 """Collates records for a test and returns what was raised, if anything."""
 
 
+LABELS = ("labels", "label", "label_ids")
+
+
+class LabelsDropped(ValueError):
+    """A collator has left the labels out, as transformers' own does where the first record of a batch has none."""
+
+
 class EmptyBatch(ValueError):
     """A collator has made a batch of nothing, as transformers' own does where the first record has no columns."""
 
@@ -21,13 +28,24 @@ def collated(collate: Callable[[Any], Any], records: Any) -> Any:
 
     Raises:
         EmptyBatch: there is nothing in it that a model could be trained on.
+        LabelsDropped: it has no labels, and only some of its records have none.
         Exception: whatever the collator raises.
 
     """
     batch = collate(records)
     if isinstance(batch, Mapping) and not batch:
         raise EmptyBatch("the collator made an empty batch")
+    if isinstance(batch, Mapping) and not any(name in batch for name in LABELS):
+        labelled = sum(_has_labels(record) for record in records)
+        if 0 < labelled < len(records):
+            raise LabelsDropped(
+                f"the collator made a batch without labels, which {labelled} of {len(records)} records have"
+            )
     return batch
+
+
+def _has_labels(record: Any) -> bool:
+    return isinstance(record, Mapping) and any(record.get(name) is not None for name in LABELS)
 
 
 def trial_of(collate: Callable[[Any], Any]) -> Trial:

@@ -15,7 +15,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,9 @@ class BadRecord:
         """Say what happened to it."""
         instead = "" if self.replaced_by is None else f"; record {self.replaced_by} takes its place"
         return f"record {self.index} raised {self.exception} in the {self.where} ({self.message}){instead}"
+
+
+_FIELDS = frozenset(field.name for field in fields(BadRecord))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,10 +267,15 @@ def _from_line(line: bytes) -> BadRecord | None:
         raw = json.loads(line)
         if not isinstance(raw, dict) or raw.pop("v", None) != SCHEMA:
             return None
-        record = BadRecord(**raw)
+        record = BadRecord(**{name: value for name, value in raw.items() if name in _FIELDS})
     except (ValueError, TypeError, RecursionError):  # thousands of nested brackets
         return None
     replaced = record.replaced_by
-    is_whole = type(record.index) is int and isinstance(record.hash, str) and isinstance(record.dataset, str)
+    is_whole = (
+        type(record.index) is int
+        and record.index >= 0
+        and isinstance(record.hash, str)
+        and isinstance(record.dataset, str)
+    )
     is_whole = is_whole and isinstance(record.witness, str)
     return record if is_whole and (replaced is None or type(replaced) is int) else None

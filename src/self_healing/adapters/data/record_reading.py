@@ -165,17 +165,26 @@ class RecordReader:
             start.restore()
         return Unreadable(error)
 
-    def suspect(self, row: Mapping[str, Any], error: Exception) -> None:
+    def suspect(self, row: Mapping[str, Any], error: Exception) -> list[BadRecord]:
         """Leave the record out that has become a row on which the model raises: now, or when it is next drawn.
 
-        Workers that read the data learn of it when they are made, at the beginning of an epoch.
+        Returns what was found now: there may be no further batch to tell of it. Workers that read the data learn of it
+        when they are made, at the beginning of an epoch.
         """
+        before = len(self._found)
         suspect = Suspect.of(row, error, self.name)
         self._suspects.append(suspect)
         for index in dict.fromkeys(place for places in self._recent for place in places):
             record = self.alone(index)
             if index not in self._bad and suspect.is_made_of(record):
                 self._list(suspect.listed(index, record))
+        found, self._found = self._found[before:], self._found[:before]
+        return [self._replaced(self._bad[index]) for index in found]
+
+    def known(self, record: BadRecord) -> None:
+        """Leave out what a worker has found, also in workers that are made from now on."""
+        if self.leaves_out and record.dataset == self.name and 0 <= record.index < self.total:
+            self._bad.setdefault(record.index, record)
 
     def _without_suspects(self, fetched: Fetched) -> Fetched:
         """Read a batch once more without records that the model has raised on, where there are any in it."""

@@ -28,12 +28,15 @@ class AddingUp:
 
     def pair(self, first: int, second: int) -> tuple[float, float]:
         """Return what two rows count for when they are all there is."""
+        shares = self.shares((first, second))
+        return shares[0], shares[1]
+
+    def shares(self, rows: Sequence[int]) -> tuple[float, ...]:
+        """Return what some rows count for when they are all there is."""
         if self.weight is Weight.ONE:
-            return 1.0, 1.0
-        total = self.amounts[first] + self.amounts[second]
-        if total == 0:
-            return 0.0, 0.0
-        return self.amounts[first] / total, self.amounts[second] / total
+            return (1.0,) * len(rows)
+        total = sum(self.amounts[row] for row in rows)
+        return tuple(self.amounts[row] / total if total else 0.0 for row in rows)
 
     def is_like(self, other: AddingUp) -> bool:
         """Say whether every piece of the batch counts for the same by the one and by the other."""

@@ -20,6 +20,20 @@ class LossRule:
 
 def loss_rule(trainer: Any, inputs: Any, *, num_items: Any) -> LossRule | str:
     """Return how this batch may be cut, or a sentence that says why it may not."""
+    family = why_loss_is_whole(trainer)
+    if isinstance(family, str):
+        return family
+    layout = layout_of(inputs, is_paired=family.is_paired(inputs), whole=family.whole_fields)
+    if isinstance(layout, str):
+        return layout
+    weight = family.weight(trainer, num_items=num_items)
+    if weight is Weight.LABELS and "labels" in inputs and not is_known_to_shift(trainer):
+        weight = None  # whether the first label of a row counts is up to the model
+    return LossRule(family, layout, weight)
+
+
+def why_loss_is_whole(trainer: Any) -> Family | str:
+    """Return the family of the loss, or a sentence that says why it is known of no part of a batch, whatever the batch."""
     coupled = _why_rows_are_coupled(trainer)
     if coupled is not None:
         return coupled
@@ -30,15 +44,7 @@ def loss_rule(trainer: Any, inputs: Any, *, num_items: Any) -> LossRule | str:
     if family is None:
         return f"how {name} adds up its rows is not known"
     refusal = family.why_whole(trainer)
-    if refusal is not None:
-        return refusal
-    layout = layout_of(inputs, is_paired=family.is_paired(inputs), whole=family.whole_fields)
-    if isinstance(layout, str):
-        return layout
-    weight = family.weight(trainer, num_items=num_items)
-    if weight is Weight.LABELS and "labels" in inputs and not is_known_to_shift(trainer):
-        weight = None  # whether the first label of a row counts is up to the model
-    return LossRule(family, layout, weight)
+    return family if refusal is None else refusal
 
 
 def definer_of_loss(trainer: Any) -> str | None:

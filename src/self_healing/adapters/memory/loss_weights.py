@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from ..trainer.trl_counters import Counters
 from .adding_up import AddingUp, are_alike, best_pair, thinned, ways_to_add_up
 from .batch_cuts import Layout, Weight
+from .memory_errors import RETRIABLE, is_out_of_memory
+from .row_kinds import RowKinds
 
 NO_LABEL = "a row without any label that counts has no loss of its own"
 MOST_WATCHED = 6
@@ -18,6 +20,8 @@ MOST_ELEMENTS = 2**22
 
 MOST_PAIRS = 4
 """Pairs of rows that are tried until one way to add up is left."""
+LOOKED_AT_AGAIN = 32
+"""Batches after which a loss of a user's own is tried once more: part of it may begin late."""
 
 LossOf = Callable[[dict[str, Any]], Any]
 
@@ -79,13 +83,21 @@ class WeightFinder:
     that ways to add up which would give another gradient are told apart. The model is in evaluation mode for that, so
     that dropout does not disturb the comparison. What was ruled out is remembered; where what is left would not give every
     piece of a batch the same weight, its rows are tried too.
+
+    Code of a user's own may do anything: there the model stays in training mode where nothing is drawn at random, because
+    what couples rows may be there in training alone, and rows with values never seen before are tried, four together.
     """
 
     def __init__(self, trainer: Any, *, has_gradients: bool = True) -> None:
         self.trainer = trainer
         self.rows_run = 0
         """Rows that had to be run forward for this so far."""
+        self.refused: str | None = None
+        """Why the loss does not add up, where that was seen."""
         self._has_gradients = has_gradients
+        self._is_own = is_of_own_making(trainer)
+        self._kinds = RowKinds()
+        self._uses = 0
         self._possible: set[str] = set()
         """Names of the ways to add up that were not ruled out; empty before the first trial."""
 
@@ -103,8 +115,12 @@ class WeightFinder:
         """Return the ways to add up that cannot be told apart, or a sentence that says that there is none."""
         ways = ways_to_add_up(self.trainer, inputs, layout)
         left = [way for way in ways if way.name in self._possible]
-        if not left or not are_alike(left):
+        self._uses += 1
+        is_due = self._is_own and (self._uses % LOOKED_AT_AGAIN == 0 or bool(self._kinds.new_in(inputs, layout)))
+        if not left or not are_alike(left) or is_due:
             tried = self._try(loss_of, inputs, layout, left or ways)
+            if not isinstance(tried, str) and self._is_own:
+                tried = self._of_more_rows(loss_of, inputs, layout, tried)
             if isinstance(tried, str):
                 return tried
             left = tried
@@ -137,20 +153,81 @@ class WeightFinder:
         self, loss_of: LossOf, inputs: Mapping[str, Any], layout: Layout, ways: list[AddingUp], pair: tuple[int, int]
     ) -> list[AddingUp] | str:
         """Return the ways that explain two rows together by each of them alone, or say that none does."""
-        parts = [layout.part(inputs, row, row + 1) for row in pair]
-        both = {name: _join(parts[0][name], parts[1][name], inputs[name]) for name in inputs}
+        return self._explaining(loss_of, inputs, layout, ways, list(pair))
+
+    def _of_more_rows(
+        self, loss_of: LossOf, inputs: Mapping[str, Any], layout: Layout, ways: list[AddingUp]
+    ) -> list[AddingUp] | str:
+        """Return the ways that also hold for rows of kinds that were not tried yet, several together."""
+        rows: list[int] | None = self._kinds.group(inputs, layout, at_least_one=True)
+        while rows is not None:
+            try:
+                found = self._explaining(loss_of, inputs, layout, ways, rows)
+            except RETRIABLE as error:
+                if not is_out_of_memory(error):
+                    raise
+                rows = rows[:2]  # so many do not fit; two of them do
+                found = self._explaining(loss_of, inputs, layout, ways, rows)
+            if isinstance(found, str):
+                return found
+            ways = found
+            self._kinds.tried(inputs, layout, rows)
+            rows = self._kinds.group(inputs, layout)
+        return ways
+
+    def _explaining(
+        self, loss_of: LossOf, inputs: Mapping[str, Any], layout: Layout, ways: list[AddingUp], rows: list[int]
+    ) -> list[AddingUp] | str:
+        """Return the ways that explain some rows together by each of them alone, or say that none does."""
+        parts = [layout.part(inputs, row, row + 1) for row in rows]
+        both = {name: _join([part[name] for part in parts], inputs[name]) for name in inputs}
         counters = [Counters.of(self.trainer, mode) for mode in ("train", "eval")]
-        with _evaluating(self.trainer.model), _without_preparation():
-            one, two, together = self._look(loss_of, (*parts, both))
-        for counter in counters:
-            counter.restore(self.trainer)
-        self.rows_run += 4
-        margin = tolerance(self.trainer)
-        fitting = [way for way in ways if _explains(way.pair(*pair), one, two, together, margin)]
+        try:
+            with _without_preparation():
+                fitting, together, apart = self._compare(loss_of, parts, both, ways, rows)
+        finally:
+            for counter in counters:
+                counter.restore(self.trainer)
         if fitting:
             return fitting
-        apart = f"({together.loss:.6g}; apart {one.loss:.6g}, {two.loss:.6g})"
-        return f"no rule would explain the loss of two rows together {apart}"
+        number = "two" if len(rows) == 2 else str(len(rows))
+        losses = f"({together.loss:.6g}; apart {', '.join(f'{one.loss:.6g}' for one in apart)})"
+        self.refused = f"no rule would explain the loss of {number} rows together {losses}"
+        return self.refused
+
+    def _compare(
+        self,
+        loss_of: LossOf,
+        parts: list[dict[str, Any]],
+        both: dict[str, Any],
+        ways: list[AddingUp],
+        rows: list[int],
+    ) -> tuple[list[AddingUp], _Seen, list[_Seen]]:
+        """Compute some rows alone and together; return which ways explain that, and what was computed."""
+        margin, model = tolerance(self.trainer), self.trainer.model
+
+        def fitting(seen: list[_Seen]) -> tuple[list[AddingUp], _Seen, list[_Seen]]:
+            *apart, together = seen
+            return [way for way in ways if _explains(way.shares(rows), apart, together, margin)], together, apart
+
+        if self._is_own and self._has_gradients and model.training:
+            try:
+                with _as_it_was(model):
+                    found = fitting(self._look(loss_of, (*parts, both)))
+                    self.rows_run += 2 * len(rows)
+                    if found[0]:
+                        return found
+                    again = self._look(loss_of, (both, both))  # with other random numbers each
+                    self.rows_run += 2 * len(rows)
+                if again[0].loss == again[1].loss == found[1].loss:
+                    return found
+            except RETRIABLE as error:
+                if not is_out_of_memory(error):
+                    raise
+        with _as_it_was(model):
+            model.eval()
+            self.rows_run += 2 * len(rows)
+            return fitting(self._look(loss_of, (*parts, both)))
 
     def _look(self, loss_of: LossOf, parts: tuple[dict[str, Any], ...]) -> list[_Seen]:
         import torch
@@ -179,15 +256,27 @@ def tolerance(trainer: Any) -> float:
     return 1e-4 if is_exact else 2e-2
 
 
-def _explains(shares: tuple[float, float], one: _Seen, two: _Seen, together: _Seen, margin: float) -> bool:
-    first, second = shares
-    error = abs(first * one.loss + second * two.loss - together.loss)
-    if not error <= margin * max(abs(one.loss), abs(two.loss)):
+def is_of_own_making(trainer: Any) -> bool:
+    """Say whether a loss is computed by code of the user's: the trainer's, a function, or the model's."""
+    if getattr(trainer, "compute_loss_func", None) is not None:
+        return True
+    definer = next((cls for cls in type(trainer).__mro__ if "compute_loss" in vars(cls)), type(trainer))
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    model = model.get_base_model() if hasattr(model, "get_base_model") else model
+    put_in = (vars(trainer).get("compute_loss", definer), vars(model).get("forward", type(model)))
+    makers = [str(getattr(maker, "__module__", "")).partition(".")[0] for maker in (definer, type(model), *put_in)]
+    return any(maker not in ("transformers", "trl", __name__.partition(".")[0]) for maker in makers)
+
+
+def _explains(shares: tuple[float, ...], apart: list[_Seen], together: _Seen, margin: float) -> bool:
+    error = abs(sum(share * one.loss for share, one in zip(shares, apart, strict=True)) - together.loss)
+    if not error <= margin * max(abs(one.loss) for one in apart):
         return False
     if together.gradient is None:
         return True
-    error = float((first * one.gradient + second * two.gradient - together.gradient).norm())
-    return error <= margin * max(float(one.gradient.norm()), float(two.gradient.norm()))
+    total = sum(share * one.gradient for share, one in zip(shares, apart, strict=True))
+    error = float((total - together.gradient).norm())
+    return error <= margin * max(float(one.gradient.norm()) for one in apart)
 
 
 @contextmanager
@@ -225,27 +314,36 @@ def _flat(gradients: list[Any]) -> Any:
     return torch.cat([gradient.flatten().cpu().double() for gradient in gradients])
 
 
-def _join(first: Any, second: Any, whole: Any) -> Any:
+def _join(values: list[Any], whole: Any) -> Any:
     import torch
 
+    first = values[0]
     if isinstance(first, torch.Tensor) and first.ndim > 0 and first is not whole:
-        return torch.cat((first, second))
-    return first + second if isinstance(first, list | tuple) and first is not whole else first
+        return torch.cat(values)
+    if isinstance(first, list | tuple) and first is not whole:
+        return type(first)(item for value in values for item in value)
+    return first
 
 
 @contextmanager
-def _evaluating(model: Any) -> Iterator[None]:
-    """Switch to evaluation mode, and put every module's mode and the random state back."""
+def _as_it_was(model: Any) -> Iterator[None]:
+    """Put every module's mode, the random state, and buffers that a pass in training changes back."""
+    import torch
+
     from ...tensors.random_state import RandomState
 
     training = [module for module in model.modules() if module.training]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     state = RandomState.capture()
-    model.eval()
     try:
         yield
     finally:
         for module in training:
             module.training = True
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
         state.restore()
 
 

@@ -21,7 +21,7 @@ from ..trainer.wrapping import Wrapping
 from .batch_cuts import shape_of
 from .checkpointing import checkpointing, why_not_checkpointing
 from .gradient_marks import GradientMarks, SetAside
-from .known_losses import LossRule, loss_rule
+from .known_losses import LossRule, loss_rule, why_loss_is_whole
 from .loss_in_pieces import CannotSplitError, LossInPieces
 from .loss_weights import WeightFinder
 from .memory_errors import RETRIABLE, Phase, allocated, is_out_of_memory, let_go, phase_of
@@ -117,6 +117,11 @@ class MicroBatchRetry:
             return self._recover(run, failure)
         self._went_well(run)
         return loss
+
+    def why_whole(self) -> str | None:
+        """Say why half a batch has another loss than the whole: known of the trainer, or seen by trying."""
+        known = why_loss_is_whole(self.trainer)
+        return known if isinstance(known, str) else self._finder.refused
 
     # -- the ladder ----------------------------------------------------------------------------------
 

@@ -57,13 +57,15 @@ class RollbackCare:
         self._wrapping = Wrapping()
         self._is_leaving = False
 
-    def abilities(self, save_now: Callable[[], str]) -> TrainerAbilities:
+    def abilities(self, save_now: Callable[[], str], may_change_loss: bool) -> TrainerAbilities:
         """Return what can be done to the trainer."""
         scale = self.guard.rate_scale
         if self.keeper is None:
-            return TrainerAbilities(self.trainer, scale, save_now)
-        self._abilities = RollbackAbilities(self.trainer, scale, save_now, self.keeper)
-        return self._abilities
+            found = TrainerAbilities(self.trainer, scale, save_now)
+        else:
+            found = self._abilities = RollbackAbilities(self.trainer, scale, save_now, self.keeper)
+        found.may_change_loss = may_change_loss
+        return found
 
     def attach(self, desk: RunDesk, raised: Callable[[Exception], object]) -> None:
         """Stand around the data as they are delivered, inside of what makes steps up: the guard comes afterwards."""

@@ -108,6 +108,10 @@ def _nobody_reads(_name: str, _text: str) -> None:
     """Stand for a ledger that is closed."""
 
 
+def _nothing_known() -> None:
+    """Say that nothing is known against a smaller batch."""
+
+
 class TrainerAbilities(LoopAbilities):
     """What can be done to a trainer whose `train()` is ours to call again."""
 
@@ -117,6 +121,10 @@ class TrainerAbilities(LoopAbilities):
         """The exception that has left the loop, while it is being answered."""
         self.note: Callable[[str, str], None] = _nobody_reads
         """Writes a remark into the ledger and the log."""
+        self.why_whole: Callable[[], str | None] = _nothing_known
+        """Says why the loss of half a batch is another loss, where that was seen."""
+        self.may_change_loss = True
+        """Whether a batch whose loss is another one may be halved: `max_effect` is `recipe`."""
         self._kl_penalty = KlPenalty(trainer, self._changes)
         self._save_now = save_now
         """Writes a checkpoint of the last complete step and says in a sentence what came of it."""
@@ -127,7 +135,7 @@ class TrainerAbilities(LoopAbilities):
         """Put the user's settings back as they were, the batch size of the loader too."""
         super().put_back()
         self._save_now = lambda: "training is over"  # whoever saved is held on to no longer
-        self.note = _nobody_reads
+        self.note, self.why_whole = _nobody_reads, _nothing_known
         if self._loader_size is not None:
             trainer: Any = self.loop
             trainer._train_batch_size, self._loader_size = self._loader_size, None  # noqa: SLF001  # what we changed
@@ -151,6 +159,9 @@ class TrainerAbilities(LoopAbilities):
         size = int(args.per_device_train_batch_size)
         if size // 2 < max(1, floor) or size % 2:
             raise ActionFailed(f"a batch of {size} cannot be halved, with {floor} as the smallest allowed")
+        why_whole = self.why_whole()
+        if why_whole is not None and not self.may_change_loss:
+            raise ActionFailed(f"half a batch would be another loss, which max_effect does not allow: {why_whole}")
         self._restart_from_now()
         self._changes.replace(args, "per_device_train_batch_size", size // 2)
         # The number of updates stays as planned also where an epoch is cut into batches in another way.
@@ -161,7 +172,8 @@ class TrainerAbilities(LoopAbilities):
             self._changes.wrap(trainer, "get_train_dataloader", self._around_loader)
         # What the loader is made with was read from the arguments once and for all.
         trainer._train_batch_size = args.train_batch_size  # noqa: SLF001
-        return f"per_device_train_batch_size {size} -> {size // 2}, accumulation {args.gradient_accumulation_steps}"
+        said = f"per_device_train_batch_size {size} -> {size // 2}, accumulation {args.gradient_accumulation_steps}"
+        return said if why_whole is None else f"{said}; the loss is another one from here on: {why_whole}"
 
     def _around_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Keep to the batch size of the arguments: older versions take the one that the checkpoint was written with."""

@@ -71,14 +71,14 @@ class TrainerSession:
         acts = mode is Mode.HEAL
         self.guard = TrainerGuard(trainer, gate_of(config, acts=acts), acts=acts)
         self.guard.making_up.on_unsound = self._examine
-        self.guard.making_up.may_replace = config.settings().max_effect is Effect.RECIPE
+        self.guard.making_up.may_replace = may_change = config.settings().max_effect is Effect.RECIPE
         self.guard.lets_through = config.nan_action == "warn"
         self._examiner = Examiner(trainer)
         self._found_unsound = False
         may_act = acts and self.surroundings.is_whole
         self.rollback = RollbackCare(trainer, self.guard, config, may_act=may_act)
         self.rollback.on_return = self._returned
-        self.abilities = self.rollback.abilities(self.emergency_checkpoint)
+        self.abilities = self.rollback.abilities(self.emergency_checkpoint, may_change)
         self.pending = self.abilities.pending
         self.answered: Exception | None = None
         """An exception that was looked at before it left the loop."""
@@ -92,7 +92,10 @@ class TrainerSession:
             trainer, folder, on_reflex=self.desk.reflex, note=self.note,
             may_split=config.settings().max_effect > Effect.NOTHING,
         )  # fmt: skip
-        self.guard.retry = self.memory.micro_batches if acts else None
+        self.guard.retry, self.abilities.why_whole = (
+            self.memory.micro_batches if acts else None,
+            self.memory.micro_batches.why_whole,
+        )
         self.checkpoints = (
             CheckpointCare(trainer, self.desk, folder, self.weights_are_finite, self.guard) if may_act else None
         )
