@@ -31,7 +31,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "safetensors_rust.SafetensorError: Error while deserializing header: MetadataIncompleteBuffer",
         ),
         but_not=("OSError: Error no file named model.safetensors found in directory /out",),
-        source="research/hf_mechanics.md, exceptions as really raised",
+        source="safetensors, as raised for damaged files",
     ),
     Pattern(
         name="torch-file-corrupt",

@@ -154,7 +154,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "RuntimeError: size mismatch for lm_head.weight: copying a param with shape torch.Size([32000, 4096])",
             "AssertionError: unexpected shape",
         ),
-        source="research/hf_mechanics.md, exceptions as really raised",
+        source="PyTorch, as raised by torch.nn.functional",
     ),
     Pattern(
         name="token-or-label-out-of-range",
@@ -172,7 +172,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "IndexError: list index out of range",
             "IndexError: index 5 is out of bounds for dimension 0 with size 5",
         ),
-        source="research/hf_mechanics.md, exceptions as really raised",
+        source="PyTorch, as raised by torch.nn.functional",
     ),
     Pattern(
         name="records-unreadable",

@@ -32,7 +32,7 @@ PATTERNS: tuple[Pattern, ...] = (
             ),
         ),
         but_not=("AssertionError: triggered on the host side",),
-        source="research/hf_mechanics.md, exceptions as really raised",
+        source="PyTorch, as raised on CUDA",
     ),
     Pattern(
         name="illegal-memory-access",

@@ -125,6 +125,6 @@ PATTERNS: tuple[Pattern, ...] = (
         fixes=("Check the network of this machine, and whether the server answers elsewhere.",),
         matches=("httpx2.ReadTimeout: The read operation timed out",),
         but_not=("TimeoutError: the barrier was not reached", "ConnectionResetError: [Errno 104] Connection reset by peer"),
-        source="research/hf_mechanics.md, exceptions as really raised",
+        source="httpx, as raised by huggingface_hub",
     ),
 )  # fmt: skip
