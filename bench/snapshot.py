@@ -215,8 +215,8 @@ def tell(way: str, each: Figures, nbytes: int, step_s: float, passes_s: float) -
     limit_s = 0.05 * each.copy_s + (max(0.0, each.copy_s - passes_s) if way == "direct" else 0.0)
     if stall_s <= limit_s:
         verdict = "holds"
-    elif way != "direct" and gap_s <= limit_s and stall_s - 2 * scatter_s <= limit_s:
-        verdict = "holds by the device's clock, a difference of turns scatters more"
+    elif stall_s - 2 * scatter_s <= limit_s:
+        verdict = "cannot be told from its limit: turns scatter more"
     else:
         verdict = "DOES NOT HOLD"
     rate = failures_per_second(0, 0.0)

@@ -2,7 +2,7 @@
 
 That takes four times as long in the middle of a step, when nothing that it needs is in the processor's caches, as right
 after another one. Steps like those before them are therefore taken in together, any other at once, with all that wait
-before it: a sudden trouble is found as early as ever, and one that builds up slowly at most three steps later.
+before it: a sudden trouble is found as early as ever, and one that builds up slowly at most seven steps later.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import deque
 
-TOGETHER = 4
+TOGETHER = 8
 """Steps that are taken in together where all of them are usual."""
 MEMORY = 16
 """A step is usual where nothing of it is above all of so many before it: of usual steps that is said of 12 in 100."""
