@@ -63,7 +63,7 @@ def lose_device():
 acts = {
     "term": ask, "usr1": lambda: ask(signal.SIGUSR1), "twice": lambda: (ask(), time.sleep(0.005), ask()),
     "later": lambda: (ask(), time.sleep(2.1), ask()), "warned": lambda: (ask(signal.SIGUSR1), ask()),
-    "int-twice": lambda: (ask(signal.SIGINT), ask(signal.SIGINT)), "hang-in-c": hang_in_c,
+    "int-twice": lambda: (ask(signal.SIGINT), time.sleep(0.05), ask(signal.SIGINT)), "hang-in-c": hang_in_c,
     "hang-in-python": hang_in_python, "fail": fail, "fork": fork, "lose-device": lose_device,
 }
 left = [how]
