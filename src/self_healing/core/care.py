@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Protocol
 
@@ -69,8 +69,10 @@ class Care:
 
     # -- one observation -----------------------------------------------------------------------------
 
-    def review(self, signal: Signal, found: Iterable[Incident]) -> Plan | None:
+    def review(self, signal: Signal, found: Collection[Incident]) -> Plan | None:
         """Take in what the rules found and return the most urgent plan, if any."""
+        if not (found or len(self.cases) or self.trials or self.undos.are_owed):  # nearly always
+            return None
         if isinstance(signal, Metrics):
             self._feed(signal)
         for incident in found:

@@ -202,6 +202,8 @@ class OpenCases:
 
     def held_metrics(self) -> frozenset[str]:
         """Return the metrics whose samples must wait outside the baseline; what is only informative holds none."""
+        if not self._cases:
+            return frozenset()
         return frozenset(
             case.incident.metric
             for case in self._cases.values()

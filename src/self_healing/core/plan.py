@@ -115,7 +115,8 @@ def _urgency(plan: Plan) -> tuple[object, ...]:
 
 def merge(wishes: Iterable[Plan | None]) -> Plan | None:
     """Return the one plan that all ranks carry out: the most urgent wish, or None where nobody has one."""
-    return max((wish for wish in wishes if wish is not None), key=_urgency, default=None)
+    plans = [wish for wish in wishes if wish is not None]
+    return max(plans, key=_urgency) if plans else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

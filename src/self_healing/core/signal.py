@@ -164,11 +164,14 @@ MOST_TEXT = 20_000
 """Characters of one message that are looked at: patterns cost time, and what matters stands at the ends."""
 
 
+_FLOATS = frozenset({float})
+
+
 def masked(signal: Signal, mask: Callable[[str], str]) -> Signal:
     """Return the signal with secrets masked in what people and programs said; numbers pass as they are."""
     match signal:
         case Metrics():
-            return signal if all(type(v) is float for v in signal.values.values()) else _numbers_only(signal)
+            return signal if _FLOATS.issuperset(map(type, signal.values.values())) else _numbers_only(signal)
         case Raised():
             return replace(signal, message=mask(_ends(signal.message)), where=mask(_ends(signal.where)))
         case LogLine():
