@@ -149,7 +149,7 @@ class BadRecordGuard:
         records = "record" if len(listed) == 1 else "records"
         self.tell("records-still-left-out", f"{len(listed)} {records} left out by {self.quarantine.path}: {named}")
 
-    def rows_raised(self, bad: list[int], used: list[int], rows: list[dict[str, Any]], error: Exception) -> bool:
+    def rows_raised(self, bad: list[int], instead: str, rows: list[dict[str, Any]], error: Exception) -> bool:
         """Take note of rows of a batch on which the model raises; say whether others may be used instead."""
         self._rows_that_raised |= {content_hash(row) for row in rows} or {f"{self._step()}:{row}" for row in bad}
         total = max((reader.total for reader in self._readers), default=0)
@@ -159,7 +159,6 @@ class BadRecordGuard:
                 "left out (quarantine_records, quarantine_fraction): nothing else takes their place."
             )
             return False
-        instead = "; ".join(f"row {other} takes the place of row {row}" for row, other in zip(bad, used, strict=True))
         seen = f"the model raises {type(error).__name__} on row{'s' * (len(bad) > 1)} {', '.join(map(str, bad))} alone"
         self.tell("row-left-out", f"{seen} of a batch ({text_of(error)[:200]}): {instead}")
         self.on_reflex(
@@ -169,7 +168,7 @@ class BadRecordGuard:
             )
         )  # fmt: skip
         for reader in self._readers:
-            found = [record for row in rows for record in reader.suspect(row, error) if self._list(record)]
+            found = [record for record in reader.suspect(rows, error) if self._list(record)]
             if found:
                 self.on_reflex(_left_out(found, self._step()))
         return True

@@ -110,7 +110,7 @@ class TrainerSession:
             seeds_batches=config.exact_data_resume, reward_timeout_s=config.reward_timeout_s,
         )  # fmt: skip
         if may_act and self.data.records.leaves_out:
-            self.guard.bad_rows = BadRows(trainer, self.data.records.rows_raised)
+            self.guard.bad_rows = BadRows(trainer, self.data.records.rows_raised, self.guard.making_up)
         self._changes = Wrapping()
         self.figures = RunFigures(self)
         self._trackers = TrackerFence(trainer.args, self.note, self.figures.all)
