@@ -80,7 +80,7 @@ class BadRows:
         good = [row for row in range(layout.rows) if row not in bad]
         order = list(range(layout.rows))
         for row in bad if good else ():
-            order[row] = min(good, key=lambda other: (other - row) % layout.rows)  # noqa: B023  # called at once
+            order[row] = min(good, key=lambda other: (other - row) % layout.rows)  # called at once
         instead = "; ".join(f"row {order[row]} takes the place of row {row}" for row in bad)
         if not good:
             instead = "rows of the newest step that was applied take the place of all"
