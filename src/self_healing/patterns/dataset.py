@@ -56,9 +56,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=r"self-healing: raised in an evaluation, by its data",
         weight=0.98,
         remedy=(rung(StopRun()),),
-        fixes=(
-            "Repair or drop the record of the evaluation's dataset that the traceback ends at, then resume.",
-        ),
+        fixes=("Repair or drop the record of the evaluation's dataset that the traceback ends at, then resume.",),
         matches=(
             "IndexError: list index out of range\nself-healing: raised in an evaluation, by its data: a batch could not be predicted.",
         ),

@@ -45,12 +45,9 @@ class BadRows:
         try:
             return attempt()
         except Exception as error:
-            if not self._may_be_rows(error):
+            instead = self._without_bad_rows(micro_batch, error) if self._may_be_rows(error) else None
+            if instead is None:
                 raise
-            failure = error
-        instead = self._without_bad_rows(micro_batch, failure)
-        if instead is None:
-            raise failure
         counters.restore(self.trainer)
         self._put_back(micro_batch)
         micro_batch.inputs, micro_batch.prepared, micro_batch.counted = instead, None, {}

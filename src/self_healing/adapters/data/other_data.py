@@ -45,8 +45,8 @@ def blame_the_model_if_other_data_fail(guard: TrainerGuard, error: Exception) ->
         )
 
 
-def blame_the_record_of_an_evaluation(guard: TrainerGuard, error: Exception) -> bool:
-    """Say on the exception if it is that of a record that an evaluation has read; return whether it is.
+def blame_the_record_of_an_evaluation(guard: TrainerGuard, error: Exception) -> None:
+    """Say on the exception if it is that of a record that an evaluation has read.
 
     Nothing of the training has led to it, so that an earlier state or other batches would meet it again. Where data that
     were trained on fail too, or weights are broken, it is the model, and that may have been a sound one before.
@@ -54,15 +54,14 @@ def blame_the_record_of_an_evaluation(guard: TrainerGuard, error: Exception) -> 
     doing = _in_an_evaluation(error)
     trainer = guard.trainer
     if doing is None or not may_be_the_record(error) or not device_works(trainer.args.device):
-        return False
+        return
     if doing == "prediction_step" and not _model_is_sound(guard):
-        return False
+        return
     seen = "a batch could not be predicted" if doing == "prediction_step" else "a record could not be read or collated"
     error.add_note(
         f"{IN_AN_EVALUATION}: {seen}. Nothing else takes its place, since the metric would be of other data than was asked "
         "for, and training is left as it is; repair or drop the record."
     )
-    return True
 
 
 def _in_an_evaluation(error: Exception) -> str | None:

@@ -32,8 +32,8 @@ def raised_in_the_loop(session: TrainerSession, error: Exception) -> None:
 def raised(session: TrainerSession, error: Exception) -> Plan | None:
     """Report an exception that left the loop and carry out what can be done inside the process."""
     if session.mode is Mode.HEAL and not session.surroundings.is_one_of_several and not session.guard.device_is_lost:
-        if not blame_the_record_of_an_evaluation(session.guard, error):
-            blame_the_model_if_other_data_fail(session.guard, error)
+        blame_the_record_of_an_evaluation(session.guard, error)
+        blame_the_model_if_other_data_fail(session.guard, error)
     told = describe(error)
     told["message"] = "\n".join((told["message"], *remarks_on(error)))
     session.abilities.left_by = error

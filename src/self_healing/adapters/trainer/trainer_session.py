@@ -178,6 +178,7 @@ class TrainerSession:
                 self.checkpoints.close()
                 self.checkpoints = None
             del self.intake  # which holds the session
+            self.answered = None  # whose frames do
             self.figures.close()
             self.pending.close()
             self.rollback.close()
