@@ -176,6 +176,47 @@ def test_a_record_in_the_last_batch_is_listed_too(tmp_path):
     assert output.metrics["healing/records_left_out"] == 1
 
 
+def as_stream(trainer):
+    import torch
+
+    rows = trainer.train_dataset
+
+    class Stream(torch.utils.data.IterableDataset):
+        def __iter__(self):
+            return iter(rows)
+
+    trainer.train_dataset = Stream()
+
+
+@pytest.mark.parametrize(
+    ("change", "given", "batches"),
+    [
+        (as_stream, {}, 4),
+        (None, {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}, 4),
+        (None, {"dataloader_num_workers": 1, "max_steps": 5}, 1),
+        (None, {"dataloader_num_workers": 1}, None),
+        (None, {}, None),
+    ],
+    ids=["stream", "persistent", "one epoch", "workers", "here"],
+)
+def test_it_is_said_where_a_record_is_not_listed(change, given, batches, tmp_path):
+    trainer = trainer_with(tmp_path, [9], **given)
+    if change is not None:
+        change(trainer)
+    output = SelfHealingTrainer(trainer).train()
+    told = read_postmortem(tmp_path / "postmortem.json")
+    said = [entry["said"] for entry in told.data_quarantined]
+    if batches is None:
+        assert len(listed(tmp_path)) == output.metrics["healing/records_left_out"] == 1
+        assert not any("not listed" in each for each in said)
+        return
+    assert listed(tmp_path) == []
+    assert said[-1].startswith(f"rows that the model raises on were replaced in {batches} batch")
+    assert "not listed" in said[-1]
+    how = "listed when it is drawn again" if given.get("max_steps") else "not listed: which record it is"
+    assert [how in action["said"] for action in told.recovery_actions] == [True] * batches
+
+
 def test_a_row_counts_no_more_labels_than_the_one_that_it_replaces(tmp_path):
     """The trainer divides by the number of labels that it has counted before."""
     rows = records(2, 2)

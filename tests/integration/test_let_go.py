@@ -84,7 +84,7 @@ def test_workers_and_all_parts_go_with_the_exception_that_ends_a_run(spoil, mode
     raised = False
     try:
         SelfHealingTrainer(trainer, HealingConfig(mode=mode)).train()
-    except Exception:  # noqa: BLE001  # let go of at once: what pytest offers would hold on to it
+    except Exception:  # let go of at once: what pytest offers would hold on to it
         raised = True
     assert raised
     assert set(multiprocessing.active_children()) <= workers

@@ -46,8 +46,12 @@ def evaluated(folder, rows, **given):
 
 @pytest.mark.parametrize(
     ("rows", "expected", "workers"),
-    [(with_an_unknown_token, IndexError, 0), (Broken, ValueError, 0), (without_padding, ValueError, 0)]
-    + [(Broken, ValueError, 1)],
+    [
+        (with_an_unknown_token, IndexError, 0),
+        (without_padding, ValueError, 0),
+        (Broken, ValueError, 0),
+        (Broken, ValueError, 1),
+    ],
 )
 def test_training_is_not_touched_because_of_a_record_of_an_evaluation(rows, expected, workers, tmp_path):
     trainer = evaluated(tmp_path, rows(), dataloader_num_workers=workers)

@@ -330,6 +330,9 @@ class TrainerSession:
         self._trackers.tell_losses()
         if self.data.pushes.missing is not None:  # the log has it already
             self.desk.record("not-pushed", {"text": self.data.pushes.missing})
+        not_listed = self.data.records.not_listed()
+        if not_listed is not None:
+            self.note("rows-not-listed", not_listed)
         unwritten = unwritten_checkpoints(self)
         if unwritten is not None:
             self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
