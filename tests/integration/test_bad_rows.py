@@ -188,16 +188,27 @@ def as_stream(trainer):
     trainer.train_dataset = Stream()
 
 
+def with_fields_of_a_collator(trainer):
+    from transformers import default_data_collator
+
+    def collate(rows):
+        return default_data_collator([{"input_ids": row["ids"], "labels": [*row["ids"][:-1], 1]} for row in rows])
+
+    trainer.train_dataset = [{"ids": row["input_ids"]} for row in trainer.train_dataset]
+    trainer.data_collator, trainer.args.remove_unused_columns = collate, False
+
+
 @pytest.mark.parametrize(
     ("change", "given", "batches"),
     [
         (as_stream, {}, 4),
+        (with_fields_of_a_collator, {}, 4),
         (None, {"dataloader_num_workers": 1, "dataloader_persistent_workers": True}, 4),
         (None, {"dataloader_num_workers": 1, "max_steps": 5}, 1),
         (None, {"dataloader_num_workers": 1}, None),
         (None, {}, None),
     ],
-    ids=["stream", "persistent", "one epoch", "workers", "here"],
+    ids=["stream", "collator", "persistent", "one epoch", "workers", "here"],
 )
 def test_it_is_said_where_a_record_is_not_listed(change, given, batches, tmp_path):
     trainer = trainer_with(tmp_path, [9], **given)

@@ -128,7 +128,8 @@ class BadRecordGuard:
         dataset, collate = inner.dataset, inner.collate_fn
         moves = type(loader).__name__ == "DataLoaderShard" and getattr(loader, "device", None) is not None
         deliver = Deliver(self._inbox.address, moves)
-        self._knows_later = not isinstance(dataset, IterableDataset) and not inner.persistent_workers
+        has_new_workers = inner.num_workers > 0 and not inner.persistent_workers
+        self._knows_later = has_new_workers and not isinstance(dataset, IterableDataset)
         name = fingerprint(dataset)
         reader: Any
         if isinstance(dataset, IterableDataset):
@@ -199,8 +200,8 @@ class BadRecordGuard:
             return None
         batches = f"{self._replaced_in} batch{'es' * (self._replaced_in > 1)}"
         return (
-            f"rows that the model raises on were replaced in {batches}, not listed: which records they are is not known of "
-            "streams, pairs and persistent workers, and of other workers only when a record is drawn again"
+            f"rows that the model raises on were replaced in {batches}, not listed: which records they are cannot be told of a "
+            "stream, of pairs, of fields that a collator has made, with persistent workers, or before a worker draws them again"
         )
 
     def settle(self) -> None:
