@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import DeviceLost, UnrecoverableError, give_up
+from ..core.errors import DeviceLost, UnrecoverableError, give_up, say_given_up
 from ..core.failure import Mode
 from ..core.goodput import TimeAccount
 from .given import given_config, given_trainer
@@ -162,7 +162,12 @@ def train_guarded(
         session.close()
         _guarded_now.discard(id(trainer))
         trainer.remove_callback(callback)
-        leave_as_asked(session, failed, output)  # saved and put in order: now the signal may do what it came for
+        try:
+            leave_as_asked(session, failed, output)  # saved and put in order: now the signal may do what it came for
+        finally:
+            del (
+                failed
+            )  # a circle through its own frame, which would hold on to the trainer and the workers of its loader
     return output
 
 
@@ -173,6 +178,7 @@ def _train_until_done(
     kwargs: dict[str, Any],
     going_on: GoingOn | None,
 ) -> Any:
+    move: Resume | None
     while True:
         try:
             return train(*args, **kwargs)
@@ -180,11 +186,15 @@ def _train_until_done(
             move = left.move
         except RollBackTo as asked:  # to a state that the loop cannot take up where it stands
             move = _enter_anew(session, asked.move, asked)
+            if move is None:
+                raise
         except StateDoesNotFitError as error:  # before anything was touched
             assert going_on is not None, "a state that was left is only taken over where one was looked for"
             move = Resume(going_on.instead(session, error))
-        except Exception as error:  # noqa: BLE001  # the fence: becomes a signal; healed or raised again
+        except Exception as error:  # the fence: becomes a signal; healed or raised again
             move = _answer(session, error)
+            if move is None:  # raised here, where nobody holds it: a circle through its frames would hold the trainer
+                raise
         session.spent.account.steps_left()
         session.rollback.goes_on_from(move.path)
         logger.warning("training goes on from %s", move.path or "the start")
@@ -195,20 +205,20 @@ def _train_until_done(
         args, kwargs = _resuming_from(session, move.path, args, kwargs)
 
 
-def _answer(session: TrainerSession, error: Exception) -> Resume:
-    """Have an exception that has left the loop looked at; it is raised again unless training can be entered anew."""
+def _answer(session: TrainerSession, error: Exception) -> Resume | None:
+    """Have an exception that has left the loop looked at; None where it is to be raised again."""
     if is_pruning(error):
-        raise error
+        return None
     if session.mode is Mode.HEAL and is_device_lost(error):  # whoever has met it first, be it a callback
         lose_device(session, error)
     if came_from_a_callback(error):  # a decision of its owner, or a fault that no training of ours can mend
         if session.mode is Mode.HEAL:
             session.note("emergency", session.emergency_checkpoint())
-        raise error
+        return None
     if error is not session.answered:  # else it was looked at inside the loop already
         raised(session, error)
     if session.mode is not Mode.HEAL:  # who only watches neither saves nor says that it gave up
-        raise error
+        return None
     pending, waiting = session.pending, session.interrupts.received
     if pending.is_returning and waiting is not None:
         pending.dropped(f"{waiting.name} came, and there is no time to train anything again")
@@ -218,17 +228,18 @@ def _answer(session: TrainerSession, error: Exception) -> Resume:
     if move is None:
         pending.dropped("it is out of reach")
         session.note("emergency", session.emergency_checkpoint())
-        give_up(session.abilities.stop_reason or "nothing in this process can help", error)
+        say_given_up(session.abilities.stop_reason or "nothing in this process can help", error)
     return move
 
 
-def _enter_anew(session: TrainerSession, move: ReturnTo, error: Exception) -> Resume:
-    """Have training entered anew at a state in memory; where that cannot be done the run is given up."""
+def _enter_anew(session: TrainerSession, move: ReturnTo, error: Exception) -> Resume | None:
+    """Have training entered anew at a state in memory; None where that cannot be done and the run is given up."""
     path = session.rollback.enter_anew(move)
     if path is None:
         session.pending.dropped("it is out of reach")
         session.note("emergency", session.emergency_checkpoint())
-        give_up(f"{move.key} cannot be returned to", error)
+        say_given_up(f"{move.key} cannot be returned to", error)
+        return None
     session.desk.forget_what_waits()
     return Resume(path)
 

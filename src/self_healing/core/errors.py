@@ -75,5 +75,10 @@ def give_up(reason: str, original: BaseException | None) -> NoReturn:
     """End the run: re-raise the exception that started the trouble, with a note, or say that there was none."""
     if original is None:
         raise UnrecoverableError(reason)
-    original.add_note(f"self-healing gave up: {reason}")
+    say_given_up(reason, original)
     raise original
+
+
+def say_given_up(reason: str, original: BaseException) -> None:
+    """Say on an exception why nothing more is tried, for whoever raises it again where it was caught."""
+    original.add_note(f"self-healing gave up: {reason}")

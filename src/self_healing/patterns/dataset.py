@@ -49,6 +49,21 @@ PATTERNS: tuple[Pattern, ...] = (
         source="what the adapter remarks on an exception after it has tried other data",
     ),
     Pattern(
+        name="record-of-an-evaluation",
+        says="An evaluation has met a record that cannot be used; the training is sound.",
+        failure=FailureType.DATA_ERROR,
+        fine="data_shape",
+        text=r"self-healing: raised in an evaluation, by its data",
+        weight=0.98,
+        remedy=(rung(StopRun()),),
+        fixes=("Repair or drop the record of the evaluation's dataset that the traceback ends at, then resume.",),
+        matches=(
+            "IndexError: list index out of range\nself-healing: raised in an evaluation, by its data: a batch could not be predicted.",
+        ),
+        but_not=("ValueError: raised in an evaluation, by its data",),
+        source="what the adapter remarks on an exception of an evaluation",
+    ),
+    Pattern(
         name="no-record-is-good",
         says="Every record that there is fails: the data or the code that reads them is wrong.",
         failure=FailureType.DATA_ERROR,

@@ -281,7 +281,7 @@ class Story:
         match entry.name:
             case "reflex":
                 self._take_reflex(entry, attempt)
-            case "record-left-out" | "records-still-left-out" | "row-left-out":
+            case "record-left-out" | "records-still-left-out" | "row-left-out" | "rows-not-listed":
                 said = self._clean.line(entry.body.get("text", ""))
                 self.quarantined.append({"step": entry.step, "attempt": entry.attempt, "said": said})
             case "goodput":

@@ -63,6 +63,14 @@ class BadRecordGuard:
         self._readers: list[RecordReader] = []
         self._rows_that_raised: set[str] = set()
         """Hashes of what the model has raised on."""
+        self._not_listed: set[str] = set()
+        """Those of them whose records were not known at once."""
+        self._replaced_in = 0
+        """Batches in which such rows were replaced."""
+        self._found_later = 0
+        """Records that workers have known such rows by since."""
+        self._knows_later = False
+        """Workers are made anew for each epoch, with what is known by then."""
         self._told_of: set[str] = set()
         """Datasets of which it was said what earlier attempts have left out."""
 
@@ -120,6 +128,8 @@ class BadRecordGuard:
         dataset, collate = inner.dataset, inner.collate_fn
         moves = type(loader).__name__ == "DataLoaderShard" and getattr(loader, "device", None) is not None
         deliver = Deliver(self._inbox.address, moves)
+        has_new_workers = inner.num_workers > 0 and not inner.persistent_workers
+        self._knows_later = has_new_workers and not isinstance(dataset, IterableDataset)
         name = fingerprint(dataset)
         reader: Any
         if isinstance(dataset, IterableDataset):
@@ -149,9 +159,10 @@ class BadRecordGuard:
         records = "record" if len(listed) == 1 else "records"
         self.tell("records-still-left-out", f"{len(listed)} {records} left out by {self.quarantine.path}: {named}")
 
-    def rows_raised(self, bad: list[int], used: list[int], rows: list[dict[str, Any]], error: Exception) -> bool:
+    def rows_raised(self, bad: list[int], instead: str, rows: list[dict[str, Any]], error: Exception) -> bool:
         """Take note of rows of a batch on which the model raises; say whether others may be used instead."""
-        self._rows_that_raised |= {content_hash(row) for row in rows} or {f"{self._step()}:{row}" for row in bad}
+        keys = {content_hash(row) for row in rows} or {f"{self._step()}:{row}" for row in bad}
+        self._rows_that_raised |= keys
         total = max((reader.total for reader in self._readers), default=0)
         if not self.limit.allows(len(self._rows_that_raised), total):
             error.add_note(
@@ -159,7 +170,14 @@ class BadRecordGuard:
                 "left out (quarantine_records, quarantine_fraction): nothing else takes their place."
             )
             return False
-        instead = "; ".join(f"row {other} takes the place of row {row}" for row, other in zip(bad, used, strict=True))
+        suspected = [found for found in (reader.suspect(rows, error) for reader in self._readers) if found]
+        if not suspected:
+            self._not_listed |= keys
+            self._replaced_in += 1
+            later = self._knows_later and rows
+            instead += (
+                "; listed when it is drawn again" if later else "; not listed: which record it is cannot be known"
+            )
         seen = f"the model raises {type(error).__name__} on row{'s' * (len(bad) > 1)} {', '.join(map(str, bad))} alone"
         self.tell("row-left-out", f"{seen} of a batch ({text_of(error)[:200]}): {instead}")
         self.on_reflex(
@@ -168,11 +186,23 @@ class BadRecordGuard:
                 actions=("quarantine-records",), said=instead, step=self._step(), details={"rows": bad},
             )
         )  # fmt: skip
-        for reader in self._readers:
-            found = [record for row in rows for record in reader.suspect(row, error) if self._list(record)]
-            if found:
-                self.on_reflex(_left_out(found, self._step()))
+        for found in suspected:
+            records = [record for record in found if self._list(record)]
+            if records:
+                self.on_reflex(_left_out(records, self._step()))
         return True
+
+    def not_listed(self) -> str | None:
+        """Say in how many batches rows were replaced without their records being on the list; None where all are."""
+        self._list_what_arrived()
+        missing = len(self._not_listed) - self._found_later
+        if missing <= 0:
+            return None
+        batches = f"{self._replaced_in} batch{'es' * (self._replaced_in > 1)}"
+        return (
+            f"rows that the model raises on were replaced in {batches}, not listed: which records they are cannot be told of a "
+            "stream, of pairs, of fields that a collator has made, with persistent workers, or before a worker draws them again"
+        )
 
     def settle(self) -> None:
         """List what the batches used so far have brought to light.
@@ -198,6 +228,7 @@ class BadRecordGuard:
             if retried:
                 self.on_reflex(network_reflex(retried, "the data were read", self._step()))
             records = [record for record in findings.records if self._list(record)]
+            self._found_later += sum(record.where == "model" for record in records)
             for reader, record in itertools.product(self._readers, records):
                 reader.known(record)
             if records:

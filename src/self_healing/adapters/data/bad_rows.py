@@ -1,13 +1,15 @@
-"""A forward pass that raises because of single rows of its batch: another row takes the place of each.
+"""A forward pass that raises because of rows of its batch: another row takes the place of each.
 
 An `IndexError` in an embedding may be one record with a token that the model does not know, or a model that was not
-resized. Rows that fail alone, beside others that do not, are to blame themselves; where all fail, or none does by
-itself, nothing is replaced and the exception goes its way.
+resized. Rows that fail alone, beside as many that do not, are to blame themselves. Where most of them fail, or there is
+but one, the model could be as well: as many rows of a step that was applied are tried, and only where those get through
+are the others to blame. Else, or where none fails by itself, nothing is replaced and the exception goes its way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ..family import family_of, forget_offloaded, names_in_all
@@ -19,21 +21,23 @@ from .data_errors import may_be_the_record
 from .other_data import device_works, is_like, raised_by
 
 if TYPE_CHECKING:
+    from ..trainer.make_up import MakeUp
     from ..trainer.window import MicroBatch
 
 MOST_TRIALS = 64
 """Passes over parts of a batch that the search for bad rows may take."""
 
-Tell = Callable[[list[int], list[int], list[dict[str, Any]], Exception], bool]
-"""Told of bad rows, those used instead, what they hold and why; says whether they may be replaced."""
+Tell = Callable[[list[int], str, list[dict[str, Any]], Exception], bool]
+"""Told of bad rows, what is used instead, what they hold and why; says whether they may be replaced."""
 
 
 class BadRows:
     """Runs the micro-batches of one trainer and gets them through when the model raises on some of their rows."""
 
-    def __init__(self, trainer: Any, tell: Tell) -> None:
+    def __init__(self, trainer: Any, tell: Tell, making_up: MakeUp) -> None:
         self.trainer = trainer
         self._tell = tell
+        self._making_up = making_up  # knows the newest step that was applied
 
     def run(self, attempt: Callable[[], Any], micro_batch: MicroBatch) -> Any:
         """Run one micro-batch, once more without the rows that the model raises on."""
@@ -41,12 +45,9 @@ class BadRows:
         try:
             return attempt()
         except Exception as error:
-            if not self._may_be_rows(error):
+            instead = self._without_bad_rows(micro_batch, error) if self._may_be_rows(error) else None
+            if instead is None:
                 raise
-            failure = error
-        instead = self._without_bad_rows(micro_batch, failure)
-        if instead is None:
-            raise failure
         counters.restore(self.trainer)
         self._put_back(micro_batch)
         micro_batch.inputs, micro_batch.prepared, micro_batch.counted = instead, None, {}
@@ -61,33 +62,51 @@ class BadRows:
 
     def _without_bad_rows(self, micro_batch: MicroBatch, error: Exception) -> dict[str, Any] | None:
         inputs = micro_batch.again() or micro_batch.inputs
-        family = family_of(self.trainer)
-        is_paired = isinstance(inputs, Mapping) and family.is_paired(inputs)
-        layout = layout_of(inputs, is_paired=is_paired, whole=family.whole_fields)
+        layout = self._layout_of(inputs)
         if isinstance(layout, str):
             return None
-        bad = self._bad_rows(inputs, layout, micro_batch, error)
-        if not bad or 2 * len(bad) > layout.rows:
+        known_good = self._known_good(layout.rows)
+        if layout.rows == 1 and known_good is None:  # nothing that it could be compared with
+            return None
+        with self._as_though_not_tried(micro_batch):
+            bad = self._bad_rows(inputs, layout, error)
+            if 2 * len(bad) > layout.rows and (known_good is None or raised_by(self.trainer, known_good) is not None):
+                return None
+        if not bad:
             return None
         good = [row for row in range(layout.rows) if row not in bad]
-        used = [min(good, key=lambda other: (other - row) % layout.rows) for row in bad]  # called at once
-        holding = [] if is_paired else [_content(inputs, row, layout.rows) for row in bad]
-        if not self._tell(bad, used, holding, error):
-            return None
         order = list(range(layout.rows))
-        for row, other in zip(bad, used, strict=True):
-            order[row] = other
-        instead = {name: _reordered(value, order, layout, name) for name, value in inputs.items()}
-        _count_as_many_labels(instead, inputs, bad)
-        return instead
+        for row in bad if good else ():
+            order[row] = min(good, key=lambda other: (other - row) % layout.rows)  # called at once
+        instead = "; ".join(f"row {order[row]} takes the place of row {row}" for row in bad)
+        if not good:
+            instead = "rows of the newest step that was applied take the place of all"
+        holding = [] if layout.is_paired else [_content(inputs, row, layout.rows) for row in bad]
+        if not self._tell(bad, instead, holding, error):
+            return None
+        replaced = known_good if known_good is not None and not good else _in_order(inputs, order, layout)
+        _count_as_many_labels(replaced, inputs, bad)
+        return replaced
 
-    def _bad_rows(
-        self, inputs: Mapping[str, Any], layout: Layout, micro_batch: MicroBatch, error: Exception
-    ) -> list[int]:
+    def _layout_of(self, inputs: Any) -> Layout | str:
+        family = family_of(self.trainer)
+        is_paired = isinstance(inputs, Mapping) and family.is_paired(inputs)
+        return layout_of(inputs, is_paired=is_paired, whole=family.whole_fields, fewest=1)
+
+    def _known_good(self, rows: int) -> dict[str, Any] | None:
+        """Return so many rows of the newest step that was applied: as many as failed, for their number may be the fault."""
+        spare = self._making_up.spare
+        if spare is None:
+            return None
+        micro_batch = spare.micro_batches[0]
+        inputs = self.trainer._prepare_input(micro_batch.again() or micro_batch.inputs)  # noqa: SLF001  # to the device
+        layout = self._layout_of(inputs)
+        if isinstance(layout, str):
+            return None
+        return _in_order(inputs, [row % layout.rows for row in range(rows)], layout)
+
+    def _bad_rows(self, inputs: Mapping[str, Any], layout: Layout, error: Exception) -> list[int]:
         """Return the rows that raise the same by themselves; none where the batch does not raise a second time."""
-        from ...tensors.random_state import RandomState
-
-        now, counters = RandomState.capture(), Counters.of(self.trainer)
         left = MOST_TRIALS
 
         def bad_of(start: int, end: int) -> list[int]:
@@ -99,13 +118,21 @@ class BadRows:
             middle = (start + end) // 2
             return [start] if end - start == 1 else bad_of(start, middle) + bad_of(middle, end)
 
+        found = bad_of(0, layout.rows)
+        return found if left >= 0 else []
+
+    @contextmanager
+    def _as_though_not_tried(self, micro_batch: MicroBatch) -> Iterator[None]:
+        """Put everything back that passes for a trial change."""
+        from ...tensors.random_state import RandomState
+
+        now, counters = RandomState.capture(), Counters.of(self.trainer)
         try:
-            found = bad_of(0, layout.rows)
+            yield
         finally:
             counters.restore(self.trainer)
             self._put_back(micro_batch)
             now.restore()
-        return found if left >= 0 else []
 
     def _put_back(self, micro_batch: MicroBatch) -> None:
         """Make it as though the pass had not been begun."""
@@ -116,8 +143,13 @@ class BadRows:
         forget_offloaded(self.trainer)
 
 
+def _in_order(inputs: Mapping[str, Any], order: list[int], layout: Layout) -> dict[str, Any]:
+    """Return inputs with these rows, in this order."""
+    return {name: _reordered(value, order, layout, name) for name, value in inputs.items()}
+
+
 def _reordered(value: Any, order: list[int], layout: Layout, name: str) -> Any:
-    """Return an input with other rows in the place of some."""
+    """Return one input with these rows."""
     size = len(value) if isinstance(value, list | tuple) else int(value.shape[0]) if getattr(value, "ndim", 0) else None
     if size is None or name in layout.whole:
         return value
@@ -129,7 +161,7 @@ def _reordered(value: Any, order: list[int], layout: Layout, name: str) -> Any:
 def _count_as_many_labels(instead: dict[str, Any], inputs: Mapping[str, Any], rows: list[int]) -> None:
     """Have rows count no more labels than those they replace: the loss is divided by a number that was counted before."""
     before: Any = inputs.get("labels")
-    if getattr(before, "ndim", 0) != 2 or before.is_floating_point():
+    if getattr(before, "ndim", 0) != 2 or before.is_floating_point() or "labels" not in instead:
         return
     for row in rows:
         most = int(before[row].ne(IGNORED).sum())

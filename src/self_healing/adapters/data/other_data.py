@@ -6,9 +6,11 @@ apart is other data: a batch that was trained on a moment ago cannot be to blame
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..family import names_in_all
 from ..trainer.exceptions import describe
 from ..trainer.trl_counters import Counters
 from .data_errors import may_be_the_record
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 NOTE = "self-healing: other data fail in the same way"
 """How the remark on the exception begins; the catalogue of patterns knows it."""
+IN_AN_EVALUATION = "self-healing: raised in an evaluation, by its data"
+"""How that begins where nothing can be done about it in the training."""
 
 
 def blame_the_model_if_other_data_fail(guard: TrainerGuard, error: Exception) -> None:
@@ -39,6 +43,54 @@ def blame_the_model_if_other_data_fail(guard: TrainerGuard, error: Exception) ->
             f"{NOTE} ({kinds}): this is the code of the model or its settings, and not the records. Nothing was left "
             "out; correct the code at the place that the traceback shows."
         )
+
+
+def blame_the_record_of_an_evaluation(guard: TrainerGuard, error: Exception) -> None:
+    """Say on the exception if it is that of a record that an evaluation has read.
+
+    Nothing of the training has led to it, so that an earlier state or other batches would meet it again. Where data that
+    were trained on fail too, or weights are broken, it is the model, and that may have been a sound one before.
+    """
+    doing = _in_an_evaluation(error)
+    trainer = guard.trainer
+    if doing is None or not may_be_the_record(error) or not device_works(trainer.args.device):
+        return
+    if doing == "prediction_step" and not _model_is_sound(guard):
+        return
+    seen = "a batch could not be predicted" if doing == "prediction_step" else "a record could not be read or collated"
+    error.add_note(
+        f"{IN_AN_EVALUATION}: {seen}. Nothing else takes its place, since the metric would be of other data than was asked "
+        "for, and training is left as it is; repair or drop the record."
+    )
+
+
+def _in_an_evaluation(error: Exception) -> str | None:
+    """Return the function by which an evaluation was reading or predicting a batch; None where it was not."""
+    names = [frame.f_code.co_name for frame, _ in traceback.walk_tb(error.__traceback__)]
+    loops = [place for place, name in enumerate(names[:-1]) if name == "evaluation_loop"]
+    called = names[loops[-1] + 1] if loops else ""
+    return called if called in ("prediction_step", "__iter__", "__next__") else None
+
+
+def _model_is_sound(guard: TrainerGuard) -> bool:
+    """Say whether weights are finite and data that were trained on still get through, where there are any."""
+    import torch
+
+    from ...tensors.random_state import RandomState
+
+    trainer = guard.trainer
+    if any(hasattr(trainer, name) for name in names_in_all("generated")):  # it predicts what it has made up itself
+        return False
+    if not all(bool(torch.isfinite(parameter).all()) for parameter in trainer.model.parameters()):
+        return False
+    if guard.making_up.spare is None:
+        return True
+    counters, state = Counters.of(trainer), RandomState.capture()
+    try:
+        return all(raised_by(trainer, inputs) is None for _, inputs in _other_data(guard))
+    finally:
+        counters.restore(trainer)
+        state.restore()
 
 
 def _other_data(guard: TrainerGuard) -> Iterator[tuple[str, Any]]:

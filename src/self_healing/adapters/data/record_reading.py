@@ -165,21 +165,22 @@ class RecordReader:
             start.restore()
         return Unreadable(error)
 
-    def suspect(self, row: Mapping[str, Any], error: Exception) -> list[BadRecord]:
-        """Leave the record out that has become a row on which the model raises: now, or when it is next drawn.
+    def suspect(self, rows: Sequence[Mapping[str, Any]], error: Exception) -> list[BadRecord]:
+        """Leave the records out that have become rows on which the model raises: now, or when they are next drawn.
 
         Returns what was found now: there may be no further batch to tell of it. Workers that read the data learn of it
         when they are made, at the beginning of an epoch.
         """
         before = len(self._found)
-        suspect = Suspect.of(row, error, self.name)
-        self._suspects.append(suspect)
-        for index in dict.fromkeys(place for places in self._recent for place in places):
+        suspects = [Suspect.of(row, error, self.name) for row in rows]
+        self._suspects += suspects
+        for index in dict.fromkeys(place for places in self._recent for place in places) if suspects else ():
             record = self.alone(index)
-            if index not in self._bad and suspect.is_made_of(record):
+            suspect = next((each for each in suspects if each.is_made_of(record)), None)
+            if index not in self._bad and suspect is not None:
                 self._list(suspect.listed(index, record))
         found, self._found = self._found[before:], self._found[:before]
-        return [self._replaced(self._bad[index]) for index in found]
+        return [self._replaced(self._bad[index]) for index in sorted(found)]
 
     def known(self, record: BadRecord) -> None:
         """Leave out what a worker has found, also in workers that are made from now on."""

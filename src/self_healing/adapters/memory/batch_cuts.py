@@ -54,8 +54,8 @@ class Layout:
         return value[start:end]
 
 
-def layout_of(inputs: Any, *, is_paired: bool = False, whole: tuple[str, ...] = ()) -> Layout | str:
-    """Return how the inputs are laid out, or a sentence that says why they cannot be cut by rows."""
+def layout_of(inputs: Any, *, is_paired: bool = False, whole: tuple[str, ...] = (), fewest: int = 2) -> Layout | str:
+    """Return how the inputs are laid out, or a sentence that says why they cannot be cut by rows; fewer than two cannot."""
     if not isinstance(inputs, Mapping):
         return f"the batch is a {type(inputs).__name__}, not a mapping"
     packed = [name for name in PACKED if inputs.get(name) is not None]
@@ -65,7 +65,7 @@ def layout_of(inputs: Any, *, is_paired: bool = False, whole: tuple[str, ...] = 
     if is_paired and main % 2:
         return f"{main} rows are not pairs"
     rows = main // 2 if is_paired else main
-    if rows < 2:
+    if rows < fewest:
         return f"the micro-batch is a single {'pair' if is_paired else 'row'}"
     for name, value in inputs.items():
         size = _rows(value)

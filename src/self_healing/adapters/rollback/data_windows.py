@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
+from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from .host_copies import HostCopy
@@ -106,6 +107,17 @@ class EpochData:
         """Let go of the loader's iterator; persistent workers would deliver the next epoch's data through it."""
         self.live = self.again = self.loader = None
 
+    def close(self) -> None:
+        """End the loader's iterator now, and its workers with it.
+
+        The frames of an exception hold on to it as well. One that goes only when garbage is collected has lost the queues
+        by which it tells its workers to end, and waits five seconds for each of them.
+        """
+        for iterator in (self.live, self.again):
+            if isinstance(iterator, GeneratorType) and not iterator.gi_running:
+                iterator.close()
+        self.is_over()
+
     def rewind(self, place: int, *, silent_until: int) -> None:
         """Hand out the batches from a place on once more."""
         assert self.dropped <= place <= self.end, "these batches are no longer kept"
@@ -140,7 +152,9 @@ class DataWindows:
         """The batches of each step by epoch and number, also of those whose data are no longer kept."""
 
     def begin(self) -> None:
-        """Forget everything: `train()` was entered anew, with a loader of its own."""
+        """Forget everything: training has ended, or was entered anew with a loader of its own."""
+        for epoch in self.epochs:
+            epoch.close()
         self.epochs.clear()
         self.nbytes = 0
 

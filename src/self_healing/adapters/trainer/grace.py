@@ -78,16 +78,18 @@ class GraceWatch:
     def end(self) -> None:
         """Stop listening; waits for a state that is being written."""
         thread, self._thread = self._thread, None
-        if thread is None or self._pipe is None:
-            return
+        if thread is not None and self._pipe is not None:
+            self._hang_up(thread, self._pipe)
+            self._pipe = None
+        self._secure, self._leave = _nothing, _nobody  # which hold the session
+
+    def _hang_up(self, thread: threading.Thread, pipe: tuple[int, int]) -> None:
         self.forget()
         self.answered()
-        os.write(self._pipe[1], bytes([_END]))
+        os.write(pipe[1], bytes([_END]))
         thread.join()
-        for descriptor in self._pipe:
+        for descriptor in pipe:
             os.close(descriptor)
-        self._pipe = None
-        self._secure, self._leave = _nothing, _nobody
 
     def forget(self) -> None:
         """Let the interpreter write to nobody any more: also in a forked process, whose signals are not ours."""

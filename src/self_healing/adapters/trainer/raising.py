@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ...core.failure import Mode
 from ...core.signal import Raised
-from ..data.other_data import blame_the_model_if_other_data_fail
+from ..data.other_data import blame_the_model_if_other_data_fail, blame_the_record_of_an_evaluation
 from .device_errors import is_device_lost
 from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
 from .moves import LeaveLoop
@@ -32,6 +32,7 @@ def raised_in_the_loop(session: TrainerSession, error: Exception) -> None:
 def raised(session: TrainerSession, error: Exception) -> Plan | None:
     """Report an exception that left the loop and carry out what can be done inside the process."""
     if session.mode is Mode.HEAL and not session.surroundings.is_one_of_several and not session.guard.device_is_lost:
+        blame_the_record_of_an_evaluation(session.guard, error)
         blame_the_model_if_other_data_fail(session.guard, error)
     told = describe(error)
     told["message"] = "\n".join((told["message"], *remarks_on(error)))

@@ -110,7 +110,7 @@ class TrainerSession:
             seeds_batches=config.exact_data_resume, reward_timeout_s=config.reward_timeout_s,
         )  # fmt: skip
         if may_act and self.data.records.leaves_out:
-            self.guard.bad_rows = BadRows(trainer, self.data.records.rows_raised)
+            self.guard.bad_rows = BadRows(trainer, self.data.records.rows_raised, self.guard.making_up)
         self._changes = Wrapping()
         self.figures = RunFigures(self)
         self._trackers = TrackerFence(trainer.args, self.note, self.figures.all)
@@ -178,6 +178,7 @@ class TrainerSession:
                 self.checkpoints.close()
                 self.checkpoints = None
             del self.intake  # which holds the session
+            self.answered = None  # whose frames do
             self.figures.close()
             self.pending.close()
             self.rollback.close()
@@ -329,6 +330,9 @@ class TrainerSession:
         self._trackers.tell_losses()
         if self.data.pushes.missing is not None:  # the log has it already
             self.desk.record("not-pushed", {"text": self.data.pushes.missing})
+        not_listed = self.data.records.not_listed()
+        if not_listed is not None:
+            self.note("rows-not-listed", not_listed)
         unwritten = unwritten_checkpoints(self)
         if unwritten is not None:
             self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
