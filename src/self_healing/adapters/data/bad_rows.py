@@ -95,11 +95,13 @@ class BadRows:
 
     def _known_good(self, rows: int) -> dict[str, Any] | None:
         """Return so many rows of the newest step that was applied: as many as failed, for their number may be the fault."""
+        from accelerate.utils import send_to_device
+
         spare = self._making_up.spare
         if spare is None:
             return None
         micro_batch = spare.micro_batches[0]
-        inputs = self.trainer._prepare_input(micro_batch.again() or micro_batch.inputs)  # noqa: SLF001  # to the device
+        inputs = send_to_device(micro_batch.again() or micro_batch.inputs, self.trainer.args.device)
         layout = self._layout_of(inputs)
         if isinstance(layout, str):
             return None
