@@ -24,6 +24,8 @@ torch.set_num_threads(1)
 from self_healing import HealingConfig, SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_trainer
 folder, how, settings = sys.argv[1], sys.argv[2], eval(sys.argv[3])
+# Whatever the tests themselves were started with: jobs in the background ignore it.
+signal.signal(signal.SIGINT, signal.SIG_IGN if how == "int-ignored" else signal.default_int_handler)
 trainer = tiny_trainer(folder, max_steps=30)
 
 def ask(number=signal.SIGTERM):
@@ -63,7 +65,8 @@ def lose_device():
 acts = {
     "term": ask, "usr1": lambda: ask(signal.SIGUSR1), "twice": lambda: (ask(), time.sleep(0.005), ask()),
     "later": lambda: (ask(), time.sleep(2.1), ask()), "warned": lambda: (ask(signal.SIGUSR1), ask()),
-    "int-twice": lambda: (ask(signal.SIGINT), time.sleep(0.05), ask(signal.SIGINT)), "hang-in-c": hang_in_c,
+    "int-twice": lambda: (ask(signal.SIGINT), time.sleep(0.05), ask(signal.SIGINT)), "int-ignored": lambda: ask(signal.SIGINT),
+    "hang-in-c": hang_in_c,
     "hang-in-python": hang_in_python, "fail": fail, "fork": fork, "lose-device": lose_device,
 }
 left = [how]
@@ -171,6 +174,13 @@ def test_ctrl_c_pressed_twice_does_not_wait_for_the_end_of_the_step(tmp_path):
     ended = run(tmp_path, "int-twice")
     assert ended.returncode == -signal.SIGINT, ended.stderr
     assert "in act" in ended.stderr, "it is raised where the step was"
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
+    ended = run(tmp_path, "int-ignored")
+    assert ended.returncode == 0, ended.stderr
+    assert "SIGINT came" not in ended.stderr
+    assert (tmp_path / "end.pt").exists()
 
 
 def test_whoever_wants_to_handle_it_can(tmp_path):

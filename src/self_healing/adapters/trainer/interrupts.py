@@ -44,12 +44,13 @@ class Interrupts:
         self._process = os.getpid()
 
     def install(self) -> None:
-        """Take the signals; outside the main thread Python allows no handlers, and none are taken."""
+        """Take the signals that are not ignored; outside the main thread Python allows no handlers, and none are taken."""
         if threading.current_thread() is not threading.main_thread():
             logger.warning("training runs outside the main thread: signals are left to the program")
             return
         for number in self.numbers:
-            self._before[number] = self._former[number] = signal.signal(number, self._note)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # a job in the background, say: it is to go on
+                self._before[number] = self._former[number] = signal.signal(number, self._note)
         self._process = os.getpid()
 
     def restore(self) -> None:
