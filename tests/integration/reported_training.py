@@ -30,7 +30,9 @@ def service_of_wandb():
 def strike(kind, folder):
     """Do to the trackers what an operator's bad day does."""
     if kind == "kill":
-        service_of_wandb().send_signal(signal.SIGKILL)
+        service = service_of_wandb()
+        service.kill()
+        service.wait(30)  # until it is gone it may still take a report
         (folder / "trackio").mkdir(exist_ok=True)  # made when the first rows are written
         (folder / "trackio").rename(folder / "trackio-gone")
         (folder / "trackio").write_text("no folder any more")
