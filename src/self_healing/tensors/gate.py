@@ -18,7 +18,7 @@ from torch import Tensor
 
 from .adagc import AdaGC
 from .baseline import LogNormBaseline
-from .fused import Flags, FusedJudge, fused_judge
+from .fused import READING, Flags, FusedJudge, fused_judge
 from .norms import Norms, clip_coefficient
 from .zclip import ZClip
 
@@ -54,14 +54,10 @@ class GradientGate:
         """Norm of the newest gradients before clipping."""
         self.coefficient = torch.ones(())
         """What they were multiplied by; for AdaGC the ratio of the norms afterwards and before."""
-        self.z = torch.zeros(())
-        """Distance of the norm's logarithm from its level in scales; zero until the baseline is ready."""
         self.found_inf = torch.zeros(())
         """One where the norm is not finite (or overflows single precision), as a fused optimizer wants it."""
         self.is_outlier = torch.zeros(())
         """One where the norm is finite and an outlier."""
-        self.typical = torch.zeros(())
-        """Norm that the newest one was compared with; zero until the baseline is ready."""
         self.skip = torch.zeros(())
         """One where the update must not be applied: it is unsound, or one before it still has to be made up."""
         self.is_skipped: bool | None = None
@@ -72,7 +68,9 @@ class GradientGate:
         self._is_held = False
         self._zero, self._one = torch.zeros(()), torch.ones(())
         self._held = self._zero
-        self._row = torch.zeros(0)
+        self.row: Tensor | list[float] = torch.zeros(0)
+        """What is to be told of the newest gradients, as `READING` names it: the `row` given to `judge` where it was
+        used, and plain numbers where the host has judged."""
 
     @property
     def state(self) -> Tensor:
@@ -144,10 +142,9 @@ class GradientGate:
             max_norm = None
         elif self.always is not None or (norms.as_torch is not norms.total and max_norm is not None):
             limit, max_norm = self._limit(norms, max_norm).to(torch.float32), None
-        self._row = fused.judge(norms.total, loss=loss, limit=limit, max_norm=max_norm, row=row, flags=flags)
-        self.found_inf, self.skip, self.z = fused.found_inf, fused.skip, fused.z
+        self.row = fused.judge(norms.total, loss=loss, limit=limit, max_norm=max_norm, row=row, flags=flags)
+        self.found_inf, self.skip, self.is_outlier = fused.found_inf, fused.skip, fused.is_outlier
         self.is_skipped = None
-        self.is_outlier, self.typical = fused.is_outlier, fused.typical
         return fused.coefficient.to(norms.as_torch.dtype)
 
     def _judge(self, norms: Norms, loss: Tensor | None, max_norm: float | None, flags: Flags) -> Tensor | None:
@@ -163,13 +160,13 @@ class GradientGate:
         coefficient = self._coefficient(norms, norm, max_norm, found.share if flags.clips else 1.0)
         if not found.is_finite:
             coefficient = None
-        self.z, self.typical = torch.tensor(found.z), torch.tensor(found.typical)
         self.found_inf = self._zero if found.is_finite else self._one
         self.is_outlier = self._one if found.is_outlier else self._zero
         self.skip, self.is_skipped = self._one if is_skipped else self._zero, is_skipped
         share = 1.0 if coefficient is None else coefficient.item()
-        row = (value, is_sound, not is_skipped, norm, share, found.z, not found.is_finite, found.is_outlier)
-        self._row = torch.tensor((*row, found.typical), dtype=torch.float32)
+        shown = math.inf if norm > LARGEST_FLOAT else norm
+        row = (value, is_sound, not is_skipped, shown, share, found.z, not found.is_finite, found.is_outlier)
+        self.row = [*map(float, row), found.typical]
         return coefficient
 
     def _coefficient(self, norms: Norms, norm: float, max_norm: float | None, share: float) -> Tensor | None:
@@ -186,9 +183,25 @@ class GradientGate:
         if self._fused is not None:
             self._fused.release()
 
+    @property
+    def z(self) -> Tensor:
+        """Distance of the norm's logarithm from its level in scales; zero until the baseline is ready."""
+        return self._told("z")
+
+    @property
+    def typical(self) -> Tensor:
+        """Norm that the newest one was compared with; zero until the baseline is ready."""
+        return self._told("typical")
+
+    def _told(self, name: str) -> Tensor:
+        if isinstance(self.row, list):
+            return torch.tensor(self.row[READING.index(name)])
+        told: Tensor = getattr(self._fused, name, self._zero)
+        return told
+
     def telemetry(self) -> Tensor:
-        """Return the newest row, whose elements `READING` names: the `row` given to `judge` where it was used."""
-        return self._row
+        """Return the newest row as a tensor."""
+        return self.row if isinstance(self.row, Tensor) else torch.tensor(self.row)
 
     def _limit(self, norms: Norms, max_norm: float | None) -> Tensor:
         """Return what the gradients are multiplied by if the norm is no outlier, in torch's own dtype."""

@@ -29,7 +29,7 @@ class TelemetryRing:
             raise ValueError(f"a ring needs at least one place, not {size!r}")
         self.size = size
         self.lost = 0
-        self._waiting: deque[tuple[int, _Slot | Tensor]] = deque()
+        self._waiting: deque[tuple[int, _Slot | Tensor | list[float]]] = deque()
         self._free: list[_Slot] = []
         self._offered: _Slot | None = None
 
@@ -44,8 +44,8 @@ class TelemetryRing:
             self._offered = self._slot_for(torch.Size((width,)), torch.float32)
         return self._offered.host
 
-    def push(self, step: int, vector: Tensor) -> None:
-        """Send a one-dimensional vector on its way; it must not be written to afterwards.
+    def push(self, step: int, vector: Tensor | list[float]) -> None:
+        """Send a one-dimensional vector on its way, or numbers that the host has already; neither must be written to.
 
         The vector may be the one `place` returned, with a kernel that writes it already in the current stream.
         """
@@ -58,6 +58,8 @@ class TelemetryRing:
             self._offered = None
             offered.event.record()
             self._waiting.append((step, offered))
+        elif isinstance(vector, list):
+            self._waiting.append((step, vector))
         else:
             vector = vector.detach()
             self._waiting.append((step, self._send(vector) if vector.is_cuda else vector))
@@ -95,16 +97,18 @@ class TelemetryRing:
 
     def _take(self) -> tuple[int, list[float]]:
         step, place = self._waiting.popleft()
+        if isinstance(place, list):
+            return step, place
         values: list[float] = (place.host if isinstance(place, _Slot) else place).tolist()
         self._release(place)
         return step, values
 
-    def _release(self, place: _Slot | Tensor) -> None:
+    def _release(self, place: _Slot | Tensor | list[float]) -> None:
         if isinstance(place, _Slot):
             self._free.append(place)
 
 
-def _has_arrived(place: _Slot | Tensor) -> bool:
+def _has_arrived(place: _Slot | Tensor | list[float]) -> bool:
     if not isinstance(place, _Slot):
         return True
     arrived: bool = place.event.query()

@@ -102,16 +102,28 @@ class MicroBatchRetry:
         `micro_batch` holds the inputs and, once `_prepare_inputs` was called, what it made of them and the random state
         after it; whoever wraps that method has to fill them in (`MicroBatch.keep`).
         """
+        marks, counters = GradientMarks(self._parameters_of(model)), Counters.of(self.trainer)
+        self._stop_thrashing(micro_batch.inputs)
+        failed: Exception | None = None
+        if not self.plan.lessons and micro_batch.prepared is None:  # as nearly always: nothing else is to be arranged
+            try:
+                return training_step(model, micro_batch.inputs, num_items)
+            except RETRIABLE as error:
+                if not _can_be_tried_otherwise(error, PLAIN):
+                    raise
+                failed = error
         shape = Shape(*shape_of(micro_batch.inputs))
-        self._stop_thrashing(shape)
         choice = FIRST_CHOICE
         if self.plan.lessons:  # empty in a run that never was out of memory
             choice = self.plan.choose(shape, self._step(), self._ladder(micro_batch.inputs, num_items))
         run = _Run(
             call=lambda: training_step(model, micro_batch.inputs, num_items),
             micro_batch=micro_batch, place=place, shape=shape, choice=choice, tactic=choice.tactic,
-            marks=GradientMarks(self._parameters_of(model)), counters=Counters.of(self.trainer), num_items=num_items,
+            marks=marks, counters=counters, num_items=num_items,
         )  # fmt: skip
+        if failed is not None:
+            run.forwards = 1.0
+            return self._recover(run, failed)
         loss, failure = self._try(run)
         if failure is not None:
             return self._recover(run, failure)
@@ -201,9 +213,6 @@ class MicroBatchRetry:
 
     def _attempt(self, run: _Run) -> Any:
         """Run the micro-batch with its tactic."""
-        if run.tactic is PLAIN and run.micro_batch.prepared is None:  # nearly all
-            run.forwards += 1.0
-            return run.call()
         wrapping = Wrapping()
         if run.micro_batch.prepared is not None:  # generation must not happen twice
             wrapping.replace(self.trainer, "_prepare_inputs", lambda _inputs: run.micro_batch.again())
@@ -283,13 +292,13 @@ class MicroBatchRetry:
         rows = 1 if isinstance(rule, str) else rule.layout.rows
         return Ladder(rows, can_checkpoint="checkpointing" not in cannot, can_split="splitting" not in cannot)
 
-    def _stop_thrashing(self, shape: Shape) -> None:
+    def _stop_thrashing(self, inputs: Any) -> None:
         """Use less memory where the allocator had to flush its cache in each of two steps."""
         import torch
 
         if not torch.cuda.is_initialized():
             return
-        step = self._step()
+        step, shape = self._step(), Shape(*shape_of(inputs))
         if step != self._largest_of:
             self._before, self._largest, self._largest_of = self._largest, shape, step
         elif shape.rows * shape.length > self._largest.rows * self._largest.length:

@@ -13,7 +13,9 @@ from collections import deque
 TOGETHER = 8
 """Steps that are taken in together where all of them are usual."""
 MEMORY = 16
-"""A step is usual where nothing of it is above all of so many before it: of usual steps that is said of 12 in 100."""
+"""A step is usual where nothing of it is above all of so many before it, ..."""
+MARGIN = 0.25
+"""... by more than this share of their range: of usual steps that is said of 3 in 100."""
 
 
 class Calm:
@@ -26,8 +28,13 @@ class Calm:
     def is_usual(self, loss: float, norm: float) -> bool:
         """Say whether the numbers of a step are like those before it; the first ones never are, nor is what is not finite."""
         losses, norms = self._losses, self._norms
-        usual = len(losses) == MEMORY and 0.0 != loss <= max(losses) and 0.0 != norm <= max(norms)
+        usual = len(losses) == MEMORY and 0.0 != loss <= _limit(losses) and 0.0 != norm <= _limit(norms)
         if usual or (math.isfinite(loss) and math.isfinite(norm)):
             losses.append(loss)
             norms.append(norm)
         return usual
+
+
+def _limit(values: deque[float]) -> float:
+    largest = max(values)
+    return largest + MARGIN * (largest - min(values))

@@ -77,9 +77,6 @@ class LearningRateScale:
     def applied(self, groups: list[dict[str, Any]]) -> Iterator[None]:
         """Multiply the groups' rates for one update and put the schedule's own back afterwards."""
         scale = self.value
-        if scale == 1.0:
-            yield
-            return
         before = [group["lr"] for group in groups]
         for group in groups:
             group["lr"] = group["lr"] * scale

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -191,7 +192,8 @@ class TrainerGuard:
     def _account(self, window: Window, loss: Tensor) -> Tensor:
         """Add a loss to its window; a non-finite one counts as zero, so that it cannot spoil the logged mean."""
         value = loss.detach()
-        counted = torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
+        is_known = value.device.type == "cpu" and value.ndim == 0 and math.isfinite(value.item())  # else: a wait
+        counted = value if is_known else torch.nan_to_num(value, nan=0.0, posinf=0.0, neginf=0.0)
         window.losses.append(counted)
         # The plain sum is not finite as soon as one loss is not: one number says whether the window is sound.
         window.loss = value if window.loss is None else window.loss + value
@@ -262,14 +264,14 @@ class TrainerGuard:
         groups = optimizer.param_groups
         window.rates = [float(group["lr"]) for group in groups]
         rates = [rate * self.rate_scale.value for rate in window.rates] or [0.0]
-        with self.rate_scale.applied(groups):
+        with nullcontext() if self.rate_scale.value == 1.0 else self.rate_scale.applied(groups):
             if self.gate.is_skipped is False or not self._may_skip():
                 result = step()
             else:
                 result = SkippingOptimizer(optimizer).step_unless(self.gate.skip, step)
         if self.acts:
             self.kept.append(window)
-        self.ring.push(window.step + 1, self.gate.telemetry())
+        self.ring.push(window.step + 1, self.gate.row)
         self.rate = rates[0]
         self._rates[window.step + 1] = rates[0], max(rates)
         return result
@@ -319,8 +321,7 @@ class TrainerGuard:
 
     def is_in_micro_batch(self) -> bool:
         """Say whether an exception has left a forward or backward pass unfinished."""
-        window = self._window
-        return window is not None and len(window.micro_batches) > len(window.losses)
+        return self._window is not None and len(self._window.micro_batches) > len(self._window.losses)
 
     def abandon_step(self) -> None:
         """Make it as though the unfinished step had not been begun, so that what is saved is the last complete one."""
@@ -344,13 +345,12 @@ class TrainerGuard:
         else:
             rows = self.ring.ready()
         for step, values in rows:
-            row = dict(zip(READING, values, strict=True))
+            loss, is_sound, is_applied, norm, coefficient, z, found_inf, is_outlier, _typical = values
             rate, largest_rate = self._rates.pop(step, (self.rate, self.rate))
             reading = StepReading(
-                step=step, loss=row["loss"], is_sound=row["is_sound"] > 0.5, is_applied=row["is_applied"] > 0.5,
-                norm=row["norm"], coefficient=row["coefficient"], z=row["z"], is_outlier=row["is_outlier"] > 0.5,
-                rate=rate, largest_rate=largest_rate,
-                is_routine_overflow=row["found_inf"] >= 0.5 and self._is_routine_overflow(row["loss"]),
+                step=step, loss=loss, is_sound=is_sound > 0.5, is_applied=is_applied > 0.5, norm=norm, rate=rate,
+                coefficient=coefficient, z=z, is_outlier=is_outlier > 0.5, largest_rate=largest_rate,
+                is_routine_overflow=found_inf >= 0.5 and self._is_routine_overflow(loss),
             )  # fmt: skip
             if self.acts and reading.is_applied and self.kept:
                 self.making_up.spare = self.kept.popleft()
