@@ -70,7 +70,7 @@ class AdaGC:
         """Clip the gradients in place, by their common norm too; return what that norm was multiplied by.
 
         `all_grads` has one entry for each parameter, None for one without a gradient; `norms` are of the others.
-        Where `held` is one, nothing is learned: the update is left out, and its gradients come again with its make-up.
+        Where `held` is not zero, nothing is learned: the update is left out and comes again with its make-up.
         """
         total = norms.total.to(torch.float32)
         held = torch.zeros_like(total) if held is None else held
@@ -96,13 +96,21 @@ class AdaGC:
         tensors, device = norms.only_part, norms.total.device
         if not self.may_fuse or not tensors or not can_scale(tensors, device):
             return None
-        self._match(all_grads, device)
+        if not (
+            self._is_whole and self.gammas.device == device and len(tensors) == len(all_grads) == len(self._shapes)
+        ):
+            self._match(all_grads, device)
         if self._index is not None:
             return None
         if self._fused is None:
             self._fused = fused_or_none(lambda: FusedAdaGC(len(tensors), device), device)
             self.may_fuse = self._fused is not None
         return self._fused
+
+    @property
+    def _is_whole(self) -> bool:
+        """Say whether all tensors had gradients when they were last matched, and nothing was loaded since."""
+        return self._present is not None and self._index is None
 
     def _coefficients(self, all_grads: Sequence[Tensor | None], norms: Norms, held: Tensor) -> Tensor:
         """Learn from the norms and return what each gradient that is there is to be multiplied by."""

@@ -159,10 +159,13 @@ def _carry(load: Load, measure: Callable[[Load], None]) -> None:
         _hurry.wait(LOOK_S)
     with _after(load) as side:
         before: torch.cuda.Event | None = None
+        if load.memory is not None:
+            measure(load)  # of a copy that was measured on the way there is hardly anything left to do
         for number, group in enumerate(load.groups()):
-            is_together = number == 0 or group.is_all_small
+            is_measured_now = number == 0 and load.memory is None
+            is_together = is_measured_now or group.is_all_small
             _copy(group, side, is_waited_for=not (is_together or _hurry.is_on()))
-            if number == 0:
+            if is_measured_now:
                 measure(load)
             if is_together:
                 sent = side.record_event(torch.cuda.Event(blocking=True))

@@ -110,9 +110,11 @@ class GradientGate:
         # What is held back comes again when it is made up: it is learned then, and not twice. So does a step whose loss
         # is not finite, whatever its gradients are.
         self._held = fused.held if fused is not None else self._one if self._is_held else self._zero
-        if by_loss and loss is not None and (self.always is not None or self.per_tensor is not None):
-            is_lost = ~torch.isfinite(loss.detach().reshape(()))
-            self._held = torch.maximum(self._held, is_lost.to(self._held))
+        clips_always = self.always is not None or self.per_tensor is not None
+        if loss is not None and (clips_always or fused is not None):
+            loss = loss.detach().reshape(()).to(norms.total)
+            if by_loss and clips_always:
+                self._held = torch.add(self._held, loss, alpha=0)  # as it was, or no number: both read "not zero"
         if self.per_tensor is not None:  # first: the judgement writes down what is held back from now on
             self.coefficient = self.per_tensor.clip_(grads, norms, max_norm, self._held)
         if fused is not None:
@@ -136,11 +138,12 @@ class GradientGate:
         flags: Flags,
     ) -> Tensor:
         """Judge by the kernel, and return what the gradients are to be multiplied by in torch's own dtype."""
-        loss = None if loss is None else loss.detach().reshape(()).to(norms.total)
         limit = None
         if self.per_tensor is not None:
             max_norm = None
-        elif self.always is not None or (norms.as_torch is not norms.total and max_norm is not None):
+        elif norms.as_torch is norms.total:  # the kernel rounds as torch does
+            limit = None if self.always is None else self._limit(norms, None)
+        elif self.always is not None or max_norm is not None:
             limit, max_norm = self._limit(norms, max_norm).to(torch.float32), None
         self.row = fused.judge(norms.total, loss=loss, limit=limit, max_norm=max_norm, row=row, flags=flags)
         self.found_inf, self.skip, self.is_outlier = fused.found_inf, fused.skip, fused.is_outlier

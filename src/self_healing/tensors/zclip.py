@@ -98,7 +98,7 @@ class ZClip:
     def coefficient(self, norm: Tensor, held: Tensor | None = None) -> Tensor:
         """Learn from a norm and return what its gradients are to be multiplied by.
 
-        Where `held` is one, nothing is learned: the update is left out, and the same norm comes again with its make-up.
+        Where `held` is not zero, nothing is learned: the update is left out and comes again with its make-up.
         """
         self._move_to(norm.device)
         held = self._zero if held is None else held
