@@ -177,6 +177,9 @@ def fused_or_none(
         return None
 
 
+Argument = Tensor | float | ctypes.Array[Any]
+
+
 class Kernel:
     """A compiled kernel that is launched on the current stream.
 
@@ -189,11 +192,14 @@ class Kernel:
 
     def __call__(
         self,
-        *arguments: Tensor | float,
+        *arguments: Argument,
         grid: tuple[int, int, int] = (1, 1, 1),
         block: tuple[int, int, int] = (1, 1, 1),
     ) -> None:
-        """Launch it; integers arrive as `int`, other numbers as `double`, tensors as pointers that it may write to."""
+        """Launch it; integers arrive as `int`, other numbers as `double`, tensors as pointers that it may write to.
+
+        An array arrives by value, as a `struct` that holds it.
+        """
         values = [_as_c(argument) for argument in arguments]
         pointers = (ctypes.c_void_p * len(values))(*[ctypes.addressof(value) for value in values])
         stream = ctypes.c_void_p(torch._C._cuda_getCurrentRawStream(torch.cuda.current_device()))  # noqa: SLF001
@@ -202,9 +208,11 @@ class Kernel:
             raise RuntimeError(f"the CUDA driver refused to launch our kernel (error {error})")
 
 
-def _as_c(argument: Tensor | float) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_double:
+def _as_c(argument: Argument) -> ctypes.c_void_p | ctypes.c_int | ctypes.c_double | ctypes.Array[Any]:
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
+    if isinstance(argument, ctypes.Array):
+        return argument
     return ctypes.c_int(argument) if isinstance(argument, int) else ctypes.c_double(argument)
 
 

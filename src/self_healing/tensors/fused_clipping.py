@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
-from itertools import cycle
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -77,9 +79,12 @@ extern "C" __global__ void self_healing_adagc(
 """
 
 _SCALE = """
-extern "C" __global__ void self_healing_scale(const long long* table, const float* shrink, int n) {
-    const long long *sizes = table + n, *ends = table + 2 * n, chunks = ends[n - 1];
-    for (long long chunk = blockIdx.x; chunk < chunks; chunk += gridDim.x) {
+struct Places { float* of[AT_ONCE]; };
+
+extern "C" __global__ void self_healing_scale(
+    const __grid_constant__ Places places, const long long* sizes, const long long* ends, const float* shrink, int n
+) {
+    for (long long chunk = blockIdx.x; chunk < ends[n - 1]; chunk += gridDim.x) {
         int tensor = 0;
         for (int last = n - 1; tensor < last;) {  // the first one that ends behind this chunk
             const int middle = (tensor + last) / 2;
@@ -87,9 +92,9 @@ extern "C" __global__ void self_healing_scale(const long long* table, const floa
         }
         const float factor = shrink[tensor];
         if (factor == 1.0f) continue;
-        const long long begin = (chunk - (tensor ? ends[tensor - 1] : 0)) * CHUNK_SIZE;
-        const int size = (int)min((long long)CHUNK_SIZE, sizes[tensor] - begin);
-        float* values = (float*)table[tensor] + begin;
+        const long long begin = (chunk - (tensor ? ends[tensor - 1] : 0)) * CHUNK;
+        const int size = (int)min((long long)CHUNK, sizes[tensor] - begin);
+        float* values = places.of[tensor] + begin;
         int done = 0;
         if ((unsigned long long)values % 16 == 0) {
             float4* fours = (float4*)values;
@@ -126,50 +131,39 @@ class FusedZClip:
         return self.coefficient
 
 
-class _Places:
-    """Where tensors lie and how large they are, on their device; written anew only where one of them has moved."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """Tensors that are multiplied together, each by its own number."""
 
-    AHEAD = 4
-    """How many moves the host may be ahead of the device before it has to wait."""
-
-    def __init__(self, count: int, device: torch.device, chunk: int) -> None:
-        self.table = torch.zeros(3 * count, dtype=torch.int64, device=device)
-        """Addresses, sizes, and how many chunks there are up to the end of each tensor."""
-        self._chunk = chunk
-        self._known: tuple[int, ...] = ()
-        sent = [torch.zeros(3 * count, dtype=torch.int64, pin_memory=True) for _ in range(self.AHEAD)]
-        self._sent = cycle([(host, host.numpy(), torch.cuda.Event()) for host in sent])
-
-    def of(self, tensors: Sequence[Tensor]) -> Tensor:
-        """Return the table of these tensors."""
-        places = (*map(Tensor.data_ptr, tensors), *map(Tensor.numel, tensors))
-        if places != self._known:
-            host, numbers, has_arrived = next(self._sent)
-            if not has_arrived.query():
-                has_arrived.synchronize()
-            numbers[: len(places)] = places
-            numbers[len(places) :] = (-(-numbers[len(tensors) : len(places)] // self._chunk)).cumsum()
-            self.table.copy_(host, non_blocking=True)
-            has_arrived.record()
-            self._known = places
-        return self.table
+    first: int
+    count: int
+    places: ctypes.Array[Any]
+    """Where they lie: given to the kernel by value, since a table on the device would have to be sent in every step."""
+    sizes: Tensor
+    ends: Tensor
+    """How many chunks there are up to the end of each tensor."""
+    shrink: Tensor
 
 
 class FusedAdaGC:
     """The kernels of AdaGC: one decides about all tensors, one multiplies them."""
 
     CHUNK = 1 << 14
-    """Elements that a block multiplies before it goes on to others: all are alike large, whatever tensor they are of."""
+    """Elements that a block multiplies before it goes on to others; all are alike large, whatever tensor they are of."""
     BLOCKS = 1024
     """Enough to keep a device busy with the largest tensor; half as many take as long, a quarter a third longer."""
+    AT_ONCE = 256
+    """Tensors for one launch: their addresses take half of what a kernel may be given by value."""
 
     def __init__(self, count: int, device: torch.device) -> None:
         self._judge = compiled(_ADAGC, "self_healing_adagc", _CONSTANTS)
-        self._scale = compiled(_SCALE.replace("CHUNK_SIZE", str(self.CHUNK)), "self_healing_scale", {})
+        sized = f"#define AT_ONCE {self.AT_ONCE}\n#define CHUNK {self.CHUNK}LL\n{_SCALE}"
+        self._scale = compiled(sized, "self_healing_scale", {})
         self.shrink = torch.ones(count, device=device)
         self.whole = torch.ones((), device=device)
         """What the norm of all tensors together was multiplied by."""
-        self._places = _Places(count, device, self.CHUNK)
+        self._sizes: list[int] = []
+        self._groups: list[_Group] = []
 
     def judge(  # noqa: PLR0917  # as the kernel takes them
         self, total: Tensor, held: Tensor, each: Tensor, gammas: Tensor, steps: Tensor, numbers: Sequence[float]
@@ -180,8 +174,24 @@ class FusedAdaGC:
 
     def scale_(self, tensors: Sequence[Tensor]) -> None:
         """Multiply single-precision tensors in place by what `judge` has decided."""
-        table = self._places.of(tensors)
-        self._scale(table, self.shrink, len(tensors), grid=(self.BLOCKS, 1, 1), block=(256, 1, 1))
+        sizes = [*map(Tensor.numel, tensors)]
+        if sizes != self._sizes:
+            self._sizes = sizes
+            self._groups = [self._group(first) for first in range(0, len(sizes), self.AT_ONCE)]
+        places = [*map(Tensor.data_ptr, tensors)]
+        for group in self._groups:
+            group.places[: group.count] = places[group.first : group.first + group.count]
+            self._scale(
+                group.places, group.sizes, group.ends, group.shrink, group.count, grid=(self.BLOCKS, 1, 1), block=(256, 1, 1)
+            )  # fmt: skip
+
+    def _group(self, first: int) -> _Group:
+        """Return the tensors from this one on; waits for the device, once for tensors of the same sizes."""
+        sizes = torch.tensor(self._sizes[first : first + self.AT_ONCE])
+        ends = (-(-sizes // self.CHUNK)).cumsum(0)
+        here = self.shrink.device
+        array = (ctypes.c_void_p * self.AT_ONCE)()
+        return _Group(first, len(sizes), array, sizes.to(here), ends.to(here), self.shrink[first : first + len(sizes)])
 
 
 def can_scale(tensors: Sequence[Tensor], device: torch.device) -> bool:

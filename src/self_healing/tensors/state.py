@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from .copies import Clones, Copies, TensorCopy, has_shared_elements
 from .norms import lists_as_usual
 from .random_state import RandomState
-from .sameness import Sight, sight_of_module, sight_of_state
+from .sameness import NotedModules, NotedState
 
 PLAIN = frozenset({int, float, str, bool, type(None)})
 """The kinds of most of what is captured besides tensors: what is one of them need not be looked at any further."""
@@ -282,20 +282,17 @@ class ModuleContents:
             keep(dict(each._buffers), copies, (prefix + paths.get(id(each), "")).rstrip("."))  # noqa: SLF001
             for each in self.modules
         ]
-        self._noted: Sight | None = None
+        self._noted: NotedModules | None = None
 
     def note(self) -> None:
         """Note what is there; what a module lists in a way of its own is looked for each time."""
         if all(lists_as_usual(type(each)) for each in self.modules):  # type: ignore[arg-type]
-            self._noted = self._sight()
+            with_values = [parameter for parameter, _ in self.values]
+            self._noted = NotedModules(self.modules, self.parameters, with_values, self._embeddings)
 
     def is_same(self) -> bool:
         """Say whether all that was noted is still there and nothing else."""
-        return self._noted is not None and self._sight().is_like(self._noted)
-
-    def _sight(self) -> Sight:
-        with_values = [parameter for parameter, _ in self.values]
-        return sight_of_module(self.modules, self.parameters, with_values, self._embeddings)
+        return self._noted is not None and self._noted.are_same()
 
 
 class OptimizerContents:
@@ -310,7 +307,7 @@ class OptimizerContents:
             (parameter, self._kept(parameter, state, copies, copies.name_of(parameter) or f"parameter {index}"))
             for index, (parameter, state) in enumerate(optimizer.state.items())
         ]
-        self._noted: Sight | None = None
+        self._noted: NotedState | None = None
 
     def _kept(self, parameter: Tensor, state: Any, copies: Copies, name: str) -> dict[str, Any] | None:
         """Return the entries with their tensors kept and nothing in the place of others; None for another kind."""
@@ -340,14 +337,11 @@ class OptimizerContents:
 
     def note(self) -> None:
         """Note what is there."""
-        self._noted = self._sight()
+        self._noted = NotedState(self._optimizer.state, self._are_kept)
 
     def is_same(self) -> bool:
         """Say whether all that was noted is still there and nothing else."""
-        return self._noted is not None and self._sight().is_like(self._noted)
-
-    def _sight(self) -> Sight:
-        return sight_of_state(self._optimizer.state, self._are_kept)
+        return self._noted is not None and self._noted.is_same()
 
 
 class ScalerState:
