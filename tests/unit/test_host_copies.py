@@ -8,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from self_healing.adapters.rollback.host_copies import HostCopy, PinnedPool  # noqa: E402
+from self_healing.adapters.rollback.host_copies import HostCopy, HostPool  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -53,10 +53,10 @@ def test_a_batch_comes_back_as_it_was_however_often_and_whatever_is_done_to_it(d
 
 
 def test_tensors_lie_side_by_side_and_never_on_top_of_one_another(monkeypatch):
-    monkeypatch.setattr(PinnedPool, "CHUNK_BYTES", 4096)
-    pool = PinnedPool(pin=False)
+    monkeypatch.setattr(HostPool, "CHUNK_BYTES", 4096)
+    pool = HostPool(pin=False)
     made = [torch.randn(size).to(dtype) for size in (1, 3, 17, 100) for dtype in (torch.float64, torch.float16)] * 5
-    kept = [pool.empty_like(each).copy_(each) for each in made]
+    kept = [pool.place_for(each).values.copy_(each) for each in made]
     assert all(
         torch.equal(ours, theirs) and ours.dtype is theirs.dtype for ours, theirs in zip(kept, made, strict=True)
     )
@@ -66,23 +66,59 @@ def test_tensors_lie_side_by_side_and_never_on_top_of_one_another(monkeypatch):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine that cannot pin memory")
 def test_memory_that_cannot_be_had_in_advance_is_asked_for_again(monkeypatch):
-    monkeypatch.setattr(PinnedPool, "CHUNK_BYTES", 4096)
-    pool = PinnedPool(pin=False)
-    first = pool.empty_like(torch.zeros(256))
+    monkeypatch.setattr(HostPool, "CHUNK_BYTES", 4096)
+    pool = HostPool(pin=False)
+    first = pool.place_for(torch.zeros(256)).values
     pool._pin = True  # as if memory had run out: without a device torch refuses to pin
-    chunks = {pool.empty_like(torch.zeros(256)).untyped_storage().data_ptr() for _ in range(3)}
+    chunks = {pool.place_for(torch.zeros(256)).values.untyped_storage().data_ptr() for _ in range(3)}
     assert chunks == {first.untyped_storage().data_ptr()}
     with pytest.raises(RuntimeError):
-        pool.empty_like(torch.zeros(256))
+        pool.place_for(torch.zeros(256))
     pool._pin = False
-    assert pool.empty_like(torch.zeros(256)).untyped_storage().data_ptr() not in chunks
+    assert pool.place_for(torch.zeros(256)).values.untyped_storage().data_ptr() not in chunks
 
 
 @pytest.mark.parametrize(
     "odd", [torch.zeros(0, 3), torch.zeros(2000), torch.zeros(4, 6).t()], ids=["empty", "large", "strided"]
 )
 def test_what_is_large_empty_or_strided_has_memory_of_its_own(odd, monkeypatch):
-    monkeypatch.setattr(PinnedPool, "CHUNK_BYTES", 4096)
-    kept = PinnedPool(pin=False).empty_like(odd)
+    monkeypatch.setattr(HostPool, "CHUNK_BYTES", 4096)
+    kept = HostPool(pin=False).place_for(odd).values
     assert kept.shape == odd.shape
     assert kept.untyped_storage().nbytes() == odd.nbytes
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        torch.eye(3).to_sparse(),
+        torch.eye(3).to_sparse_csr(),
+        torch.nested.nested_tensor([torch.arange(3.0), torch.ones(2)]),
+        torch.nested.nested_tensor([torch.arange(3.0), torch.ones(2)], layout=torch.jagged),
+        torch.randn(3, dtype=torch.complex64).conj(),
+        torch.randn(1, 3).expand(4, 3),
+        torch.nn.Parameter(torch.randn(3)),
+    ],
+    ids=["coo", "csr", "nested", "jagged", "conjugate", "expanded", "parameter"],
+)
+def test_tensors_of_rare_kinds_come_back_too(odd):
+    def has_shared_elements(tensor):
+        return not tensor.is_nested and 0 in tensor.stride()
+
+    def parts(tensor):
+        return tensor.unbind() if tensor.is_nested else [tensor.to_dense()]
+
+    expected = [each.detach().clone() for each in parts(odd)]
+    kept = HostCopy([odd])
+    assert kept.nbytes > 0
+    with torch.no_grad():
+        odd.mul_(2.0) if odd.layout is torch.strided and not has_shared_elements(odd) else None
+    (back,) = kept.batch()
+    assert back.layout is odd.layout
+    assert [each.tolist() for each in parts(back)] == [each.tolist() for each in expected]
+
+
+def test_batches_of_the_host_share_memory_instead_of_lying_between_what_the_steps_use():
+    kept = [HostCopy({"input_ids": torch.arange(24)}) for _ in range(50)]
+    begins = {each._kept["input_ids"].place.values.untyped_storage().data_ptr() for each in kept}
+    assert len(begins) <= 2

@@ -35,8 +35,25 @@ class HostCopy:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class Place:
+    """Where the values of a tensor are kept; the tensor itself is made when it is asked for."""
+
+    memory: Any
+    shape: Any = None
+    stride: tuple[int, ...] = ()
+    begin: int | None = None
+    """Where they begin in the memory; None where it is a tensor of their own."""
+
+    @property
+    def values(self) -> Any:
+        """The tensor."""
+        return self.memory if self.begin is None else self.memory.as_strided(self.shape, self.stride, self.begin)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class _HostTensor:
-    values: Any
+    place: Place
+    nbytes: int
     device: Any
     arrived: Mapping[Any, Any] | None = None
     """The event by device after which the values are complete, where a device still writes them."""
@@ -44,11 +61,12 @@ class _HostTensor:
     def back(self) -> Any:
         import torch
 
+        values = self.place.values
         if self.device.type == "cpu":
-            return self.values.clone()
+            return values.clone()
         if self.arrived is not None:  # the device waits for it, not the host
             torch.cuda.current_stream(self.device).wait_event(self.arrived[self.device])
-        return self.values.to(self.device, non_blocking=True)
+        return values.to(self.device, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,39 +126,45 @@ class _Keeping:
         import torch
 
         device = tensor.device
+        is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
+        if not is_plain or tensor.is_nested or device.type not in {"cpu", "cuda"}:
+            values = tensor.clone() if device.type == "cpu" else tensor.to("cpu")
+            return _HostTensor(Place(values), _nbytes_of(values), device)
+        place = (_pinned if device.type == "cuda" else _pageable).place_for(tensor)
+        kept = _HostTensor(place, tensor.nbytes, device, None if device.type == "cpu" else self._arrived)
         if device.type == "cpu":
-            return _HostTensor(tensor.clone(), device)
-        if device.type != "cuda" or tensor.layout is not torch.strided or tensor.is_nested:
-            return _HostTensor(tensor.to("cpu"), device)
-        values = _pinned.empty_like(tensor)
-        self._to_send.setdefault(device, []).append((values, tensor))
-        return _HostTensor(values, device, self._arrived)
+            place.values.copy_(tensor)
+        else:
+            self._to_send.setdefault(device, []).append((place.values, tensor))
+        return kept
 
 
-class PinnedPool:
-    """Pinned memory for many small tensors: to pin some for each takes longer than the step it is kept for.
+class HostPool:
+    """Memory on the host for many small tensors, in large chunks.
 
-    Pinning a chunk takes 20 milliseconds, which is left to another thread while the one before it is filled. A chunk is
-    given back to torch when the last tensor in it is gone.
+    To pin some for each takes longer than the step it is kept for. Pinning a chunk takes 20 milliseconds, which is left
+    to another thread while the one before it is filled. And what is kept for hundreds of steps, each with memory of its
+    own, would lie between what the steps themselves use and spread that over twice as many pages: forward and backward
+    pass of a tiny model then take 8 % longer. A chunk is given back when the last tensor in it is gone.
     """
 
     CHUNK_BYTES = 32 << 20
     ALIGNED_BYTES = 64
 
-    def __init__(self, *, pin: bool = True) -> None:
+    def __init__(self, *, pin: bool) -> None:
         self._pin = pin
         self._coming: SimpleQueue[Any] | None = None
         self._views: dict[Any, Any] = {}
         """The chunk that is being filled, by the dtype that it is looked at as."""
         self._used = self.CHUNK_BYTES
 
-    def empty_like(self, tensor: Any) -> Any:
-        """Return memory on the host for the values of a tensor."""
+    def place_for(self, tensor: Any) -> Place:
+        """Return memory for the values of a tensor."""
         import torch
 
         size = int(tensor.nbytes)
         if not size or size > self.CHUNK_BYTES // 4 or not tensor.is_contiguous():
-            return torch.empty_like(tensor, device="cpu", pin_memory=self._pin)
+            return Place(torch.empty_like(tensor, device="cpu", pin_memory=self._pin))
         if self._used + size > self.CHUNK_BYTES:
             self._views, self._used = {torch.uint8: self._next_chunk()}, 0
         dtype = tensor.dtype
@@ -149,9 +173,9 @@ class PinnedPool:
             view = self._views[dtype] = self._views[torch.uint8].view(dtype)
         begin = self._used // dtype.itemsize
         self._used += -(-size // self.ALIGNED_BYTES) * self.ALIGNED_BYTES
-        if self._coming is None and self._used > self.CHUNK_BYTES // 2:
+        if self._pin and self._coming is None and self._used > self.CHUNK_BYTES // 2:
             self._pin_ahead()
-        return view.as_strided(tensor.shape, tensor.stride(), begin)
+        return Place(view, tensor.shape, tensor.stride(), begin)
 
     def _next_chunk(self) -> Any:
         coming, self._coming = self._coming, None
@@ -179,7 +203,7 @@ class PinnedPool:
 
 
 _CONTAINERS = (dict, list, tuple, UserDict, Mapping)
-_pinned = PinnedPool()
+_pinned, _pageable = HostPool(pin=True), HostPool(pin=False)
 _streams: dict[Any, Any] = {}
 
 
@@ -189,6 +213,18 @@ def _copying_stream(device: Any) -> Any:
     if device not in _streams:
         _streams[device] = torch.cuda.Stream(device)
     return _streams[device]
+
+
+def _nbytes_of(tensor: Any) -> int:
+    """Return how much memory its values take, also of a kind that torch does not say it of."""
+    import torch
+
+    if tensor.is_nested:
+        return sum(int(each.nbytes) for each in tensor.unbind())
+    if tensor.layout is torch.strided:
+        return int(tensor.nbytes)
+    values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()  # noqa: SLF001  # coalesced or not
+    return int(values.nbytes)
 
 
 def _give_back_leaf(leaf: Any) -> Any:
@@ -220,7 +256,7 @@ def _rebuilt(value: Any, of: Callable[[Any], Any]) -> Any:
 
 def _size(kept: Any) -> int:
     if isinstance(kept, _HostTensor):
-        return int(kept.values.nbytes)
+        return kept.nbytes
     if isinstance(kept, UserDict | Mapping):
         return sum(_size(inner) for inner in kept.values())
     if isinstance(kept, list | tuple):
