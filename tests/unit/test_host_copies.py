@@ -88,20 +88,26 @@ def test_what_is_large_empty_or_strided_has_memory_of_its_own(odd, monkeypatch):
     assert kept.untyped_storage().nbytes() == odd.nbytes
 
 
-@pytest.mark.parametrize(
-    "odd",
-    [
-        torch.eye(3).to_sparse(),
-        torch.eye(3).to_sparse_csr(),
-        torch.nested.nested_tensor([torch.arange(3.0), torch.ones(2)]),
-        torch.nested.nested_tensor([torch.arange(3.0), torch.ones(2)], layout=torch.jagged),
-        torch.randn(3, dtype=torch.complex64).conj(),
-        torch.randn(1, 3).expand(4, 3),
-        torch.nn.Parameter(torch.randn(3)),
-    ],
-    ids=["coo", "csr", "nested", "jagged", "conjugate", "expanded", "parameter"],
-)
-def test_tensors_of_rare_kinds_come_back_too(odd):
+def ragged(**how):
+    return torch.nested.nested_tensor([torch.arange(3.0), torch.ones(2)], **how)
+
+
+RARE = {
+    "coo": lambda: torch.eye(3).to_sparse(),
+    "csr": lambda: torch.eye(3).to_sparse_csr(),
+    "nested": ragged,
+    "jagged": lambda: ragged(layout=torch.jagged),
+    "conjugate": lambda: torch.randn(3, dtype=torch.complex64).conj(),
+    "expanded": lambda: torch.randn(1, 3).expand(4, 3),
+    "parameter": lambda: torch.nn.Parameter(torch.randn(3)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR|The PyTorch API of nested")
+@pytest.mark.parametrize("make", RARE.values(), ids=RARE)
+def test_tensors_of_rare_kinds_come_back_too(make):
+    odd = make()
+
     def has_shared_elements(tensor):
         return not tensor.is_nested and 0 in tensor.stride()
 
