@@ -43,12 +43,10 @@ class GenerationRetry:
             saves_activations = bool(getattr(model, "is_gradient_checkpointing", False))
             try:
                 return original(*args, **kwargs)
-            except BaseException:
-                if saves_activations and not model.is_gradient_checkpointing:
-                    self._save_activations_again(model)
-                raise
             finally:
                 wrapping.restore()
+                if saves_activations and not model.is_gradient_checkpointing:
+                    self._save_activations_again(model)
 
         return turn
 
