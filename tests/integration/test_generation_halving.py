@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from self_healing import HealingConfig, SelfHealingTrainer
+from self_healing.adapters.trainer.data_facts import data_facts, differences, fact_names
 from self_healing.drills.tiny_trl import GENERATING, TINY, share_of_letters
 from self_healing.drills.trained import same, updates, weights
 
@@ -110,3 +111,11 @@ def test_a_checkpoint_that_is_written_in_the_middle_of_a_step_is_gone_on_from_ex
     SelfHealingTrainer(later).train(resume_from_checkpoint="auto")
     assert updates(later) == STEPS
     assert same(later, clean(kind))
+
+
+@pytest.mark.parametrize("change", [{"num_generations": 2}, {"num_iterations": 2}])
+def test_what_the_place_in_the_data_depends_on_is_named_where_it_was_changed(change, clean, tmp_path):
+    before, now = data_facts(clean("grpo")), data_facts(made(tmp_path, "grpo", **change))
+    ((name, value),) = change.items()
+    assert differences(before, now) == [f"{name} is {value} and was {before[name]}"]
+    assert before.keys() <= fact_names()

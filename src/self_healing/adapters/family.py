@@ -43,6 +43,8 @@ class Family:
     """Of these, those that count micro-batches: where an update has twice as many of half the size, twice as many were seen."""
     micro_batch_settings: ClassVar[tuple[str, ...]] = ()
     """Arguments that are numbers of micro-batches, and must grow with the accumulation where those are halved."""
+    data_settings: ClassVar[tuple[str, ...]] = ()
+    """Arguments, besides the batch size and the accumulation, that the place of a run in its data depends on."""
     counts: ClassVar[tuple[str, ...]] = ()
     """All attributes of which an earlier state of the trainer consists, besides those that every Trainer has."""
     generated: ClassVar[tuple[str, ...]] = ()
