@@ -84,19 +84,21 @@ def main(wanted):
     from self_healing.core.discover import discover_classes
     from self_healing.drills.fault import Fault
     from self_healing.drills.tiny_training import tiny_trainer
+    from self_healing.drills.tiny_trl import TINY
 
     torch.set_num_threads(1)
     logging.basicConfig(level=logging.INFO)
     callback = None
     if "strike" in wanted:
-        callback = striking(wanted["strike"], folder, at_step=20)
+        callback = striking(wanted["strike"], folder, at_step=wanted.get("strike_at", 20))
     elif "space" in wanted:
         callback = in_a_space(wanted["space"])
-    trainer = tiny_trainer(
-        folder, callbacks=[callback] if callback else None, report_to=wanted["report_to"], run_name="tiny",
-        project="healing", **wanted.get("arguments", {}),
-    )  # fmt: skip
+    make = TINY[wanted["kind"]] if "kind" in wanted else tiny_trainer
+    trainer = make(
+        folder, report_to=wanted["report_to"], run_name="tiny", project="healing", **wanted.get("arguments", {})
+    )
     if callback:
+        trainer.add_callback(callback)
         callback.trainer = trainer
     faults = discover_classes("self_healing.drills.faults", Fault)
     for name, step in wanted.get("faults", {}).items():

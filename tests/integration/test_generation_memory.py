@@ -85,7 +85,27 @@ def test_memory_for_not_even_one_answer_is_said(tmp_path):
     with pytest.raises(Exception, match="out of memory") as caught:
         SelfHealingTrainer(trainer).train()
     error = caught.value if isinstance(caught.value, torch.OutOfMemoryError) else caught.value.__cause__
-    assert any(
-        "cannot be generated for a part of the prompts: the micro-batch is a single row" in n for n in error.__notes__
-    )
+    assert any("not even one answer alone could be generated" in note for note in error.__notes__)
     assert {8, 4, 2, 1} <= set(rows)
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_after_an_exception_in_a_generation_gradient_checkpointing_is_on_again(kind, clean, tmp_path):
+    import torch
+
+    trainer = made(tmp_path, kind, gradient_checkpointing=True)
+    left, is_on = [1], []
+
+    def spoil(module, args, kwargs):
+        if torch.is_grad_enabled():
+            is_on.append(module.is_gradient_checkpointing)
+        elif trainer.state.global_step == AT and left[0]:
+            left[0] -= 1
+            raise RuntimeError("something that may not come again")
+
+    trainer.model.register_forward_pre_hook(spoil, with_kwargs=True)
+    output = SelfHealingTrainer(trainer).train()
+    assert output.metrics["healing/rollbacks"] == 1
+    assert len(is_on) >= STEPS
+    assert all(is_on), "TRL switches it off for a generation, and on again only where that has not raised"
+    assert same(trainer, clean(kind))

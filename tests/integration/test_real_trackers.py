@@ -14,6 +14,7 @@ import pytest
 
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.drills.tiny_trl import TINY
 
 from .reported_training import fingerprint
 
@@ -198,6 +199,20 @@ def test_a_tracker_that_is_killed_leaves_training_and_the_other_trackers_alone(t
     assert losses.body["text"] == "WandbCallback has lost 6 reports in all"
     scalars = in_tensorboard(tmp_path / "struck")
     assert [step for step, _ in scalars["healing/goodput"]] == [10, 20, 30, 40, 50, 60, 60]
+
+
+def test_a_tracker_that_is_killed_does_not_end_a_run_of_grpo_which_reports_in_the_middle_of_its_steps(tmp_path):
+    arguments = {"max_steps": 8, "log_completions": True}
+    clean = TINY["grpo"](tmp_path / "clean", **arguments)
+    clean.train()
+    struck = train(tmp_path / "struck", kind="grpo", strike="kill", strike_at=4, arguments=arguments)
+    assert struck["steps"] == 8
+    assert struck["weights"] == fingerprint(clean.model)
+    (down,) = entries(tmp_path / "struck", "tracker-down")
+    assert down.body["text"].startswith("WandbCallback.on_log failed with ConnectionResetError")
+    rows, _ = in_wandb(tmp_path / "struck")
+    taken = [row for row in rows if "profiling/Time taken: GRPOTrainer.transformers.generate" in row]
+    assert taken, "what TRL reports itself is reported as ever, until the tracker is gone"
 
 
 def test_a_tracker_that_hangs_is_waited_for_once_and_then_no_more(tmp_path):

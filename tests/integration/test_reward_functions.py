@@ -113,6 +113,40 @@ def test_completions_of_a_function_that_keeps_failing_are_not_scored_and_the_run
     assert trainer.reward_funcs == [judge], "the trainer has its own function back"
 
 
+UNUSABLE = {
+    "nothing": (lambda _rewards: None, "TypeError: judge answered with None, not with one reward for each completion"),
+    "one number": (lambda _rewards: 1.0, "TypeError: judge answered with 1.0, not with one reward for each completion"),
+    "too few": (lambda rewards: rewards[:-1], "ValueError: judge answered with 7 rewards for 8 completions"),
+    "words": (lambda rewards: ["fine"] * len(rewards), "ValueError: could not convert string to float: 'fine'"),
+}
+
+
+@pytest.mark.parametrize("answer", UNUSABLE)
+def test_an_answer_that_cannot_be_used_is_a_failed_call(answer, tmp_path):
+    mishap, told = UNUSABLE[answer]
+    trainer, metrics = healed(tmp_path, "grpo", Judge(dict.fromkeys((3, 4, 5), mishap)), steps=4)
+    assert metrics["healing/reward_retries"] == 2
+    assert metrics["healing/unscored_completions"] == 8
+    assert updates(trainer) == 4
+    (noted,) = notes(tmp_path, "reward-unscored")
+    assert noted.startswith(f"step 3: the reward function judge failed 3 times ({told}); 8 completions")
+
+
+def test_a_function_that_never_gives_an_answer_that_can_be_used_ends_the_run(tmp_path):
+    judge = Judge(dict.fromkeys(range(1, 99), lambda _rewards: None))
+    with pytest.raises(TypeError, match="judge answered with None") as caught:
+        healed(tmp_path, "grpo", judge, steps=4)
+    assert any("has never answered" in note for note in caught.value.__notes__)
+    assert judge.calls == 2 * 3, "the step and its repetition: no other answers are made and scored to find the blame"
+    told = read_ledger(tmp_path / "healing/ledger.jsonl").entries
+    assert [entry.name for entry in told if entry.kind == "plan"] == ["crashed"] * 2, "it was answered, not let through"
+
+
+def test_rewards_that_can_be_read_once_reach_the_trainer(clean, tmp_path):
+    trainer, _ = healed(tmp_path, "grpo", Judge(dict.fromkeys(range(1, 99), iter)))
+    assert same(trainer, clean("grpo"))
+
+
 def test_another_function_still_scores_what_one_has_failed_for(tmp_path):
     trainer = made(tmp_path, "grpo", Judge(dict.fromkeys((4, 5, 6), raises)), share_of_letters)
     SelfHealingTrainer(trainer).train()

@@ -102,6 +102,8 @@ def test_other_things_are_not_counted_together():
         (entry("verdict", "worse", effect="recipe", incident="loss-spike", rung="x", because="y"), Level.WARN),
         (entry("note", "device-lost", text="gone"), Level.ERROR),
         (entry("note", "hook-vetoed", text="no"), Level.INFO),
+        (entry("note", "reward-unscored", text="no answer"), Level.WARN),
+        (entry("note", "reward-not-finite", text="NaN"), Level.WARN),
         (entry("note", "run-ended", exit_reason="completed", exception=None), Level.INFO),
         (entry("note", "run-ended", exit_reason="sigterm", exception=None), Level.WARN),
         (entry("note", "run-ended", exit_reason="exception", exception="ValueError"), Level.ERROR),

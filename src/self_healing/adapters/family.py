@@ -39,6 +39,12 @@ class Family:
     """Attributes with lists of values by metric, by train and eval, that are appended to whenever a loss is computed."""
     step_counts: ClassVar[tuple[str, ...]] = ()
     """Attributes that count training steps, so that a step that is run again must not count."""
+    micro_batch_counts: ClassVar[tuple[str, ...]] = ()
+    """Of these, those that count micro-batches: where an update has twice as many of half the size, twice as many were seen."""
+    micro_batch_settings: ClassVar[tuple[str, ...]] = ()
+    """Arguments that are numbers of micro-batches, and must grow with the accumulation where those are halved."""
+    data_settings: ClassVar[tuple[str, ...]] = ()
+    """Arguments, besides the batch size and the accumulation, that the place of a run in its data depends on."""
     counts: ClassVar[tuple[str, ...]] = ()
     """All attributes of which an earlier state of the trainer consists, besides those that every Trainer has."""
     generated: ClassVar[tuple[str, ...]] = ()

@@ -63,6 +63,8 @@ _OF_NOTE = {
     "no-snapshots": Level.WARN,
     "push-given-up": Level.ERROR,
     "resuming": Level.INFO,
+    "reward-not-finite": Level.WARN,
+    "reward-unscored": Level.WARN,
     "secured": Level.WARN,
     "state-damaged": Level.WARN,
     "state-rejected": Level.WARN,

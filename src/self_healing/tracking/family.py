@@ -20,6 +20,9 @@ class TrackerFamily:
     is_free_of_threads: ClassVar[bool] = False
     """Its reports may be made by another thread than the one that trains, so that training need not wait for them."""
 
+    logs_by: ClassVar[tuple[str, str]] = ("", "")
+    """A module and its function that trainers report by besides the callback, on the thread that trains."""
+
     def around_log(self, callback: Any, report: Callable[[], Any], figures: Mapping[str, float], step: int) -> Any:
         """Report what the trainer has logged, by calling `report`, and the figures under exactly their names."""
         raise NotImplementedError

@@ -13,7 +13,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -209,16 +209,28 @@ class _Calls:
             raise
 
     def answered(self, answer: Any) -> Any:
-        """Take note, and return the answer with None in the place of what is no number."""
+        """Take note, and return the answer with None in the place of what is no number.
+
+        An answer that cannot be used is a failed call: nothing is noted before all of it has been looked at.
+        """
+        rewards = self._one_each(answer)
+        odd = [row for row, reward in enumerate(rewards) if reward is not None and not math.isfinite(float(reward))]
         if self._tried:
             self.care.say_recovered(self.name, self._first, self._tried)
         self._has_answered, self._in_a_row, self._tried = True, 0, 0
-        rewards = list(answer)
-        odd = [row for row, reward in enumerate(rewards) if reward is not None and not math.isfinite(float(reward))]
         if not odd:
-            return answer
+            return rewards if iter(answer) is answer else answer  # what can be read once has been read
         self.care.say_not_finite(self.name, odd, len(rewards))
         return [None if row in set(odd) else reward for row, reward in enumerate(rewards)]
+
+    def _one_each(self, answer: Any) -> list[Any]:
+        """Return the rewards of an answer; one alone is left to the trainer, of which old versions give it to all."""
+        if not isinstance(answer, Iterable):
+            raise TypeError(f"{self.name} answered with {answer!r:.50}, not with one reward for each completion")
+        rewards = list(answer)
+        if len(rewards) not in (1, self._rows):
+            raise ValueError(f"{self.name} answered with {len(rewards)} rewards for {self._rows} completions")
+        return rewards
 
     def failed(self, error: Exception) -> list[None] | None:
         """Return rewards that say nothing where it is not called again; raise the error where that is not allowed."""

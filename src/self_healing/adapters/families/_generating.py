@@ -12,6 +12,10 @@ class Generating(Family):
 
     metric_lists = ("_metrics",)
     step_counts = ("_step", "_current_train_step_time")
+    micro_batch_counts = ("_step",)
+    # As many answers at once as before: a smaller generation would split groups, and TRL's sampler repeat other prompts.
+    micro_batch_settings = ("steps_per_generation",)
+    data_settings = ("num_generations", "num_iterations", *micro_batch_settings)
     generated = ("_buffered_inputs",)
     counts = ("_metrics", "_total_train_tokens", *step_counts, *generated, "_logs")
     generates_by = ("_generate_single_turn",)

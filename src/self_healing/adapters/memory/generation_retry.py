@@ -40,12 +40,20 @@ class GenerationRetry:
             wrapping = Wrapping()  # only meanwhile: a copy of the model must not come to hold it
             model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
             wrapping.wrap(model, "generate", self._around_generate)
+            saves_activations = bool(getattr(model, "is_gradient_checkpointing", False))
             try:
                 return original(*args, **kwargs)
             finally:
                 wrapping.restore()
+                if saves_activations and not model.is_gradient_checkpointing:
+                    self._save_activations_again(model)
 
         return turn
+
+    def _save_activations_again(self, model: Any) -> None:
+        """Do what TRL does at the end of a generation, which it does not come to where one raises."""
+        how = getattr(self.trainer.args, "gradient_checkpointing_kwargs", None)
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
 
     def _around_generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def generate(*args: Any, **kwargs: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...snapshots.checkpoint_check import differs_beside
 from ...snapshots.manifest import BESIDE
+from ..family import names_in_all
 from ..rehearsal.trainer_state import counted_names, put_count_back
 from .guard_state import GuardState
 
@@ -37,6 +38,8 @@ def write_beside(
     counts: Mapping[str, Any],
     guard: Mapping[str, Any] | None,
     history: Mapping[str, Any] | None = None,
+    *,
+    accumulation: int | None = None,
 ) -> None:
     """Write it into the folder of a checkpoint, which is made where it is not there yet.
 
@@ -52,6 +55,7 @@ def write_beside(
     content = {
         "v": VERSION,
         "step": step,
+        "accumulation": accumulation,
         "counts": {name: written.plain(value) for name, value in counts.items()},
         "guard": written.plain(guard),
         "history": written.plain(history),
@@ -92,9 +96,12 @@ def put_back(folder: Path, trainer: Any, guard: TrainerGuard, *, is_first: bool)
     found = _read(folder, trainer.args.device)
     if found is None:
         return None
-    for name, value in found["counts"].items():
+    for name, value in _in_micro_batches_of_now(found["counts"], found["accumulation"], trainer).items():
         if name in _counted() and name in vars(trainer):  # what this trainer does not count is another one's
-            put_count_back(trainer, name, value)
+            if value is None:
+                setattr(trainer, name, None)
+            else:
+                put_count_back(trainer, name, value)
     kept = found["guard"]
     if kept is not None:
         guard.loss_sum.go_on_from(kept["loss_sum"])
@@ -104,6 +111,18 @@ def put_back(folder: Path, trainer: Any, guard: TrainerGuard, *, is_first: bool)
             )  # the loader begins with what was borrowed
     history: Mapping[str, Any] | None = found["history"] if is_first else None
     return history
+
+
+def _in_micro_batches_of_now(counts: dict[str, Any], then: Any, trainer: Any) -> dict[str, Any]:
+    """Return the counts for a trainer whose updates have another number of micro-batches than they had then.
+
+    What was generated ahead lies there in micro-batches of the old size: it is generated anew.
+    """
+    now = int(trainer.args.gradient_accumulation_steps)
+    if not isinstance(then, int) or then in (0, now):
+        return counts
+    converted = {name: counts[name] * now // then for name in names_in_all("micro_batch_counts") if name in counts}
+    return {**counts, **converted, **dict.fromkeys(names_in_all("generated"))}
 
 
 def _counted() -> tuple[str, ...]:
@@ -129,6 +148,7 @@ def _read(folder: Path, device: Any) -> dict[str, Any] | None:
         others = {name: said.get(name) for name in ("guard", "history")}
         return {
             "counts": counts,
+            "accumulation": said.get("accumulation"),
             **{name: None if _lacks_something(each) else read(each) for name, each in others.items()},
         }
     except FileNotFoundError:

@@ -206,7 +206,8 @@ class CheckpointCare:
                 is_of_now = self._known is None
                 guard = GuardState.for_a_file(self._guard) if is_of_now else None
                 history = self._desk.healer.history.state_dict() if is_of_now else None
-                write_beside(folder, step, counts_of(self.trainer), guard, history)
+                accumulation = int(self.trainer.args.gradient_accumulation_steps)
+                write_beside(folder, step, counts_of(self.trainer), guard, history, accumulation=accumulation)
             result = save()  # the last good one must not make room
             remove_where_alone(folder)
         if folder.is_dir():

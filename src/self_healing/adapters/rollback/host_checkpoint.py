@@ -76,7 +76,8 @@ def write_from_memory(trainer: Any, snapshot: Snapshot, history: Mapping[str, ob
         undo.callback(shutil.rmtree, unfinished, ignore_errors=True)
         guard = values.added.get("GuardState")
         guard = None if guard is None else {**guard, "spare": None}
-        write_beside(unfinished, snapshot.step, values.counts, guard, history)
+        accumulation = int(trainer.args.gradient_accumulation_steps)
+        write_beside(unfinished, snapshot.step, values.counts, guard, history, accumulation=accumulation)
         trainer._save(str(unfinished), values.weights)  # noqa: SLF001  # what every save of the trainer comes to
         if not trainer.args.save_only_model:
             _write_optimizer(unfinished, values)

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from ...core.capability import ReturnAsked
 from ...core.errors import ActionFailed
-from ..family import weights_were_changed
+from ..family import names_in_all, weights_were_changed
 from .checkpoint_folders import newest_usable
 from .kl_penalty import KlPenalty
 from .learning_rate import LearningRateScale
@@ -166,7 +166,9 @@ class TrainerAbilities(LoopAbilities):
         self._changes.replace(args, "per_device_train_batch_size", size // 2)
         # The number of updates stays as planned also where an epoch is cut into batches in another way.
         self._changes.replace(args, "max_steps", int(trainer.state.max_steps))
-        self._changes.replace(args, "gradient_accumulation_steps", args.gradient_accumulation_steps * 2)
+        for name in ("gradient_accumulation_steps", *names_in_all("micro_batch_settings")):
+            if getattr(args, name, None) is not None:
+                self._changes.replace(args, name, getattr(args, name) * 2)
         if self._loader_size is None:
             self._loader_size = int(trainer._train_batch_size)  # noqa: SLF001  # nothing else changes the size
             self._changes.wrap(trainer, "get_train_dataloader", self._around_loader)
@@ -188,10 +190,10 @@ class TrainerAbilities(LoopAbilities):
 
     def _restart_from_now(self) -> None:
         step = int(self.loop.state.global_step)
+        said = self._save_now()
         if step == 0:
             self.pending.ask(Resume(None))
             return
-        said = self._save_now()
         folder, _ = newest_usable(self.loop.args.output_dir, step + 1)
         if folder is None or folder.step != step:
             raise ActionFailed(f"training cannot be entered again at step {step}: {said}")

@@ -9,8 +9,8 @@ from typing import Any
 import xxhash
 
 from ...core.signal import Fact
+from ..family import names_in_all
 
-DATA_FACTS = frozenset({"batch_size", "accumulation", "processes", "records", "data"})
 WORDS = {
     "batch_size": "per_device_train_batch_size",
     "accumulation": "gradient_accumulation_steps",
@@ -25,6 +25,11 @@ WORDS = {
 }
 
 
+def fact_names() -> frozenset[str]:
+    """Return what any of these facts is called."""
+    return frozenset({"batch_size", "accumulation", "processes", "records", "data", *names_in_all("data_settings")})
+
+
 def data_facts(trainer: Any) -> dict[str, Fact]:
     """Return what is known of the data of a training; nothing is read of what may change by being read."""
     args, dataset = trainer.args, getattr(trainer, "train_dataset", None)
@@ -33,6 +38,7 @@ def data_facts(trainer: Any) -> dict[str, Fact]:
         "accumulation": int(args.gradient_accumulation_steps),
         "processes": int(args.world_size),
     }
+    facts.update((name, int(getattr(args, name))) for name in names_in_all("data_settings") if hasattr(args, name))
     try:
         facts["records"] = len(dataset)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):  # a stream

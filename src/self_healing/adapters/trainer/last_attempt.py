@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...core.ledger import CONTINUES, iter_ledger
 from ...report.announcements import ENDED
-from .data_facts import DATA_FACTS
+from .data_facts import fact_names
 
 KILLED = "killed"
 FAILED = frozenset({"exception", "unrecoverable"})
@@ -76,8 +76,8 @@ def _read(ledger: Path, _size: int, _changed_ns: int) -> LastAttempt | None:
             last.has_trained = last.has_trained or entry.name == "metrics"
             said = entry.body.get("facts")
             # The first of an attempt are its user's: later ones may be what healing has made of them.
-            if isinstance(said, Mapping) and not knows_facts and DATA_FACTS & said.keys():
-                knows_facts, last.facts = True, {name: said[name] for name in DATA_FACTS & said.keys()}
+            if isinstance(said, Mapping) and not knows_facts and fact_names() & said.keys():
+                knows_facts, last.facts = True, {name: said[name] for name in fact_names() & said.keys()}
     return last
 
 

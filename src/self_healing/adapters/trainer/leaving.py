@@ -64,6 +64,7 @@ def emergency_checkpoint(session: TrainerSession) -> str:
     trainer = session.trainer
     step = int(trainer.state.global_step)
     if step == 0:
+        session.guard.abandon_step()  # training may begin again
         return "no step is complete yet, nothing to save"
     impossible = session.surroundings.why_nothing_is_saved()
     if impossible is not None:

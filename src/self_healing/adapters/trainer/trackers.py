@@ -4,6 +4,9 @@ The methods of the report callbacks are replaced on the one trainer's callbacks 
 of transformers' own integrations raises is noted and survived; of any other callback only what a network raises is, since
 everything else is a bug of the user's that must be seen. Reports to trackers of a known family are made by a thread of
 their own, which training waits for only as long as they are quick.
+
+TRL also reports by itself, in the middle of its steps (how long generations and rewards take, tables of completions): what it
+calls by the tracker's own module goes the same way. Calls of the user's are not touched.
 """
 
 from __future__ import annotations
@@ -11,6 +14,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import logging
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -36,6 +40,8 @@ END_PATIENCE_S = 60.0
 """How long the end of a training waits for a tracker that was quick up to then: it may have much to upload."""
 LATE_PATIENCE_S = 5.0
 """Likewise for one that was not."""
+BESIDE_CALLBACKS = "trl"
+"""The package whose trainers report by a tracker's own module too."""
 OURS = "healing/"
 """What the names begin with that are in the trainer's own log because of us."""
 
@@ -66,6 +72,8 @@ class _Tracker:
         self.told = 0
         """Calls lost when the ledger was last told of it."""
         self.was_back = False
+        self.is_stood_before = False
+        """What trainers report by its module is fenced too."""
         self.told_of_figures = False
 
     @property
@@ -129,6 +137,7 @@ class TrackerFence:
         pages = {}
         for tracker in self._trackers:
             tracker.context = contextvars.copy_context()
+            self._stand_before_the_module(tracker)
             try:
                 page = tracker.family.page(tracker.callback) if tracker.family is not None else None
             except Exception as error:  # noqa: BLE001  # the fence: recorded in the log; a page is not worth a run
@@ -161,9 +170,12 @@ class TrackerFence:
 
     # -- one call ------------------------------------------------------------------------------------
 
-    def _fenced(self, tracker: _Tracker, event: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _fenced(
+        self, tracker: _Tracker, event: str, call: Callable[..., Any], *, adds_figures: bool = True
+    ) -> Callable[..., Any]:
         def fenced(*args: Any, **kwargs: Any) -> Any:
-            do = self._reporting(tracker, call, args, kwargs) if event == "on_log" else partial(call, *args, **kwargs)
+            is_report = event == "on_log" and adds_figures
+            do = self._reporting(tracker, call, args, kwargs) if is_report else partial(call, *args, **kwargs)
             if not self._is_fenced:
                 return do()
             try:
@@ -180,6 +192,24 @@ class TrackerFence:
             return result
 
         return fenced
+
+    def _stand_before_the_module(self, tracker: _Tracker) -> None:
+        """Fence what trainers report by the tracker's own module, once the tracker has begun its run there."""
+        if tracker.family is None or not self._is_fenced or tracker.is_stood_before:
+            return
+        module, function = tracker.family.logs_by
+        if callable(getattr(sys.modules.get(module), function, None)):
+            tracker.is_stood_before = True
+            self._wrapping.wrap(sys.modules[module], function, partial(self._beside_the_callback, tracker))
+
+    def _beside_the_callback(self, tracker: _Tracker, call: Callable[..., Any]) -> Callable[..., Any]:
+        fenced = self._fenced(tracker, "on_log", call, adds_figures=False)
+
+        def log(*args: Any, **kwargs: Any) -> Any:
+            caller = str(sys._getframe(1).f_globals.get("__name__", ""))  # noqa: SLF001  # there is no other way to it
+            return (fenced if caller.partition(".")[0] == BESIDE_CALLBACKS else call)(*args, **kwargs)
+
+        return log
 
     def _reporting(
         self, tracker: _Tracker, call: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -32,7 +32,7 @@ from .make_up import MakeUp
 from .spared_walks import SparedWalks, already_training
 from .step_buffers import StepBuffers
 from .step_reading import StepReading
-from .trl_counters import Counters
+from .trl_counters import BeforeGenerating, Counters
 from .window import MicroBatch, Window
 from .wrapping import Wrapping
 
@@ -153,6 +153,7 @@ class TrainerGuard:
                 counters=Counters.of(self.trainer),
                 loss_sum=self.loss_sum.before_step() if self.acts else None,
                 buffers=self.buffers.before_step() if self.acts else {},
+                generation=BeforeGenerating.of(self.trainer) if self.acts else None,
             )
             return batches, num_items
 
@@ -328,11 +329,8 @@ class TrainerGuard:
         window, self._window = self._window, None
         if window is None or not window.micro_batches:
             return
-        window.counters.restore(self.trainer)
         self.buffers.put_back(window.buffers)
-        state = window.micro_batches[0].random_state
-        if state is not None:
-            state.restore()
+        window.count_nothing(self.trainer)
 
     # -- reading what the device said ----------------------------------------------------------------
 

@@ -50,6 +50,32 @@ def step_counters(trainer: Any) -> dict[str, Any]:
     return {name: own[name] for name in names_in_all("step_counts") if name in own}
 
 
+@dataclass(frozen=True, slots=True)
+class BeforeGenerating:
+    """Where a trainer that generates its own data stood before a step, which may have generated."""
+
+    counts: dict[str, Any]
+    ahead: dict[str, int]
+    """Which objects hold what was generated ahead; not the objects, which would lie in memory twice."""
+    random_state: Any
+
+    @classmethod
+    def of(cls, trainer: Any) -> BeforeGenerating | None:
+        """Take note of it; None for a trainer whose data come from its loader alone."""
+        from ...tensors.random_state import RandomState
+
+        own = vars(trainer)
+        ahead = {name: id(own[name]) for name in names_in_all("generated") if name in own}
+        return cls(step_counters(trainer), ahead, RandomState.capture()) if ahead else None
+
+    def restore(self, trainer: Any) -> None:
+        """Make it as though nothing had been generated since: what was is forgotten, and comes again with the same numbers."""
+        own = vars(trainer)
+        own.update(self.counts)
+        own.update({name: None for name, was in self.ahead.items() if id(own[name]) != was})
+        self.random_state.restore()
+
+
 def generates_for_several_steps(trainer: Any) -> bool:
     """Say whether data are generated ahead for several optimizer steps, each of which has its own part of them.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .trl_counters import Counted, Counters
+from .trl_counters import BeforeGenerating, Counted, Counters
 
 
 @dataclass(slots=True)
@@ -47,6 +47,8 @@ class Window:
     """The trainer's sum of losses before the step, from which it logs; None where it keeps none within reach."""
     buffers: dict[int, Any] = field(default_factory=dict)
     """The model's changing buffers before the step."""
+    generation: BeforeGenerating | None = None
+    """Where a trainer that generates its own data stood before the step."""
     micro_batches: list[MicroBatch] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
     """Learning rate of each parameter group at the update."""
@@ -54,6 +56,14 @@ class Window:
     """Sum of the losses, on the device; not finite where one of them is not."""
     losses: list[Any] = field(default_factory=list)
     """The losses as they are counted: one that is not finite counts as zero."""
+
+    def count_nothing(self, trainer: Any) -> None:
+        """Take back what the trainer has counted, drawn and generated since the step began."""
+        self.counters.restore(trainer)
+        if self.generation is not None:
+            self.generation.restore(trainer)
+        elif self.micro_batches[0].random_state is not None:
+            self.micro_batches[0].random_state.restore()
 
     @property
     def inputs(self) -> list[Any]:

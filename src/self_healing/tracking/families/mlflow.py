@@ -11,6 +11,7 @@ class Mlflow(TrackerFamily):
     """Figures ride along with what is logged. The active run belongs to a thread, so that reports stay where they are."""
 
     callback = "MLflowCallback"
+    logs_by = ("mlflow", "log_metrics")
 
     def rides_along(self) -> bool:
         """Say that nothing is put before the names."""

@@ -14,6 +14,7 @@ class Trackio(TrackerFamily):
 
     callback = "TrackioCallback"
     is_free_of_threads = True
+    logs_by = ("trackio", "log")
 
     def around_log(self, callback: Any, report: Callable[[], Any], figures: Mapping[str, float], step: int) -> Any:
         """Stand before the run's `log` while the callback reports."""

@@ -14,6 +14,7 @@ class Wandb(TrackerFamily):
 
     callback = "WandbCallback"
     is_free_of_threads = True
+    logs_by = ("wandb", "log")
 
     def around_log(self, callback: Any, report: Callable[[], Any], figures: Mapping[str, float], step: int) -> Any:
         """Begin the row with the figures, and let the callback's own report end it."""

@@ -1,0 +1,121 @@
+"""Training of GRPO and RLOO that is left in the middle of a step: with half the batch, or for good and gone on later."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from self_healing import HealingConfig, SelfHealingTrainer
+from self_healing.adapters.trainer.data_facts import data_facts, differences, fact_names
+from self_healing.drills.tiny_trl import GENERATING, TINY, share_of_letters
+from self_healing.drills.trained import same, updates, weights
+
+from .rehearsed import quick_collections  # noqa: F401
+
+pytestmark = pytest.mark.torch
+STEPS = 10
+WINDOW = {"gradient_accumulation_steps": 2, "steps_per_generation": 4}
+
+
+class Scored:
+    """A reward function that counts the prompts it was asked about, and sees to it that groups are whole."""
+
+    __name__ = "scored"
+
+    def __init__(self):
+        self.prompts = Counter()
+
+    def __call__(self, prompts, completions, **_):
+        assert all(len(set(prompts[place : place + 4])) == 1 for place in range(0, len(prompts), 4))
+        self.prompts.update(prompts)
+        return share_of_letters(completions)
+
+
+def made(folder, kind, **settings):
+    return TINY[kind](folder, reward_funcs=Scored(), max_steps=STEPS, learning_rate=1e-3, **WINDOW, **settings)
+
+
+def rewards(trainer):
+    return [entry["reward"] for entry in trainer.state.log_history if "reward" in entry]
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    done = {}
+
+    def get(kind):
+        if kind not in done:
+            done[kind] = made(tmp_path_factory.mktemp("clean"), kind)
+            done[kind].train()
+        return done[kind]
+
+    return get
+
+
+def run_short_of_memory(trainer, most_rows, at_step):
+    """Let no pass over more rows through that scores answers without being one of their generation, from one step on."""
+    import torch
+
+    def spoil(module, args, kwargs):
+        if torch.is_grad_enabled() or trainer.state.global_step < at_step or "past_key_values" in kwargs:
+            return
+        if len(kwargs["input_ids"]) > most_rows:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    trainer.model.register_forward_pre_hook(spoil, with_kwargs=True)
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_with_half_the_batch_the_same_answers_are_generated_and_learned_from(kind, clean, tmp_path):
+    trainer = made(tmp_path, kind)
+    run_short_of_memory(trainer, most_rows=4, at_step=4)
+    SelfHealingTrainer(trainer).train()
+    assert updates(trainer) == STEPS
+    assert rewards(trainer) == rewards(clean(kind))
+    assert trainer.reward_funcs[0].prompts == clean(kind).reward_funcs[0].prompts
+    assert (weights(trainer) - weights(clean(kind))).abs().max() < 1e-5
+    args = trainer.args
+    sizes = (args.per_device_train_batch_size, args.gradient_accumulation_steps, args.steps_per_generation)
+    assert sizes == (8, 2, 4), "the user's settings are the user's again"
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_a_batch_smaller_than_a_group_still_learns_from_whole_groups(kind, clean, tmp_path):
+    trainer = made(tmp_path, kind)
+    run_short_of_memory(trainer, most_rows=2, at_step=0)
+    SelfHealingTrainer(trainer).train()
+    assert updates(trainer) == STEPS
+    assert trainer.reward_funcs[0].prompts == clean(kind).reward_funcs[0].prompts, "no prompt twice, none left out"
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+@pytest.mark.parametrize("at_step", [4, 5])
+def test_a_checkpoint_that_is_written_in_the_middle_of_a_step_is_gone_on_from_exactly(kind, at_step, clean, tmp_path):
+    import torch
+
+    trainer = made(tmp_path, kind)
+    passes = []
+
+    def spoil(module, args):
+        if torch.is_grad_enabled() and trainer.state.global_step == at_step:
+            passes.append(1)
+            if len(passes) == 2:  # the second micro-batch
+                raise NameError("a mistake that comes again")
+
+    trainer.model.register_forward_pre_hook(spoil)
+    with pytest.raises(NameError):
+        SelfHealingTrainer(trainer, HealingConfig(max_recovery_attempts=0)).train()
+    assert (tmp_path / f"checkpoint-{at_step}").is_dir()
+    later = made(tmp_path, kind)
+    SelfHealingTrainer(later).train(resume_from_checkpoint="auto")
+    assert updates(later) == STEPS
+    assert same(later, clean(kind))
+
+
+@pytest.mark.parametrize("change", [{"num_generations": 2}, {"num_iterations": 2}])
+def test_what_the_place_in_the_data_depends_on_is_named_where_it_was_changed(change, clean, tmp_path):
+    before, now = data_facts(clean("grpo")), data_facts(made(tmp_path, "grpo", **change))
+    ((name, value),) = change.items()
+    assert differences(before, now) == [f"{name} is {value} and was {before[name]}"]
+    assert before.keys() <= fact_names()
