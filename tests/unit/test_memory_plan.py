@@ -176,3 +176,8 @@ def test_tactics_read_well():
         "pieces of at most 1 row",
         "pieces of at most 1 row with gradient checkpointing",
     ]
+
+
+def test_a_batch_whose_records_have_no_length_yet_is_said_by_their_number():
+    assert str(Shape(32, 0)) == "32 records", "such as the prompts of a generation"
+    assert str(USUAL) == "8 x 512"

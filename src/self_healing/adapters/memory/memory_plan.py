@@ -30,7 +30,7 @@ class Shape:
         return self.rows >= other.rows and self.length >= other.length
 
     def __str__(self) -> str:
-        return f"{self.rows} x {self.length}"
+        return f"{self.rows} x {self.length}" if self.length else f"{self.rows} records"
 
 
 @dataclass(frozen=True, slots=True)
