@@ -80,17 +80,18 @@ class _Found:
 
     def add(self, words: str, value: float, *, is_name: bool, start: int) -> None:
         kind, name = meaning(words, is_name=is_name)
-        match kind:
-            case Kind.METRIC:
-                self.values.setdefault(name, value)
+        if kind is Kind.METRIC:
+            if name not in self.values:
+                self.values[name] = value
                 if self.first < 0:
                     self.first = start
-            case Kind.STEP if self.step is None:
-                self.step = step_number(value)
-            case Kind.BATCH if self.batch is None:
-                self.batch = step_number(value)
-            case Kind.EPOCH if self.epoch is None and 0 <= value < math.inf:
+        elif kind is Kind.EPOCH:
+            if self.epoch is None and 0 <= value < math.inf:
                 self.epoch = value
+        elif kind is Kind.STEP:
+            self.step = step_number(value) if self.step is None else self.step
+        elif kind is Kind.BATCH:
+            self.batch = step_number(value) if self.batch is None else self.batch
 
 
 def parse_line(line: str) -> MetricLine | None:

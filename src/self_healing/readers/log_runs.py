@@ -14,15 +14,15 @@ from typing import NamedTuple
 from ..core.signal import Metrics
 from .log_metrics import MetricLine, Place, parse_line
 from .log_text import Block
-from .log_words import BANNER_WORDS, METRIC_WORDS
+from .log_words import BAR_MARK, METRIC_WORDS, holds_any, lines_with, lowered
 from .trainer_state import Observation
 
 _BANNER = re.compile(
-    r"running training|start(?:ing|ed)? (?:the )?(?:training|fine-?tuning|run)(?!\w)|begin(?:ning)? training|training started"
+    r"running training|start(?:ing|ed)? (?:\w{1,20}+ ){0,5}?training(?!\w)|begin(?:ning)? training|training started"
 )
 """What programs say when training begins, in lower case; by itself it proves nothing, for it may be a resume."""
-_BAR_MARK = "%|"
-_WORDS = (*METRIC_WORDS, *BANNER_WORDS, _BAR_MARK)
+_BANNER_WORD = "training"
+_WORDS = (*METRIC_WORDS, _BANNER_WORD, BAR_MARK)
 _NEARLY = 0.9
 """A bar that got so far has finished; the next one that begins goes on from there."""
 
@@ -97,28 +97,18 @@ class LogMetrics:
 
     def of(self, block: Block) -> Iterator[LogObservation]:
         """Yield the observations of the next block."""
-        low = block.text.lower()
-        words = [word for word in _WORDS if word in low]
-        if not words:
-            return
-        lines: list[str] | None = None
-        for index, line in enumerate(low.split("\n")):
-            for word in words:
-                if word in line:
-                    break
-            else:
+        text = block.text
+        low = lowered(text)
+        for start, end, index in lines_with(_WORDS, low):
+            if _is_source(text, start):
                 continue
-            lines = block.text.split("\n") if lines is None else lines
-            if index and lines[index - 1].lstrip().startswith('File "'):
-                continue  # a line of source code in a traceback
-            found = self._look(lines[index], line)
+            found = self._look(text[start:end], low[start:end])
             if found is not None:
                 yield LogObservation(block.numbers[index], self.run, found)
 
     def _look(self, line: str, low: str) -> Metrics | None:
-        is_telling = any(word in low for word in METRIC_WORDS)
-        if not is_telling:
-            if _BAR_MARK in low:
+        if not holds_any(METRIC_WORDS, low):
+            if BAR_MARK in low:
                 self._hint = line
             elif _BANNER.search(low):
                 self._is_announced = True
@@ -243,6 +233,14 @@ class LogMetrics:
             values = {n: v for n, v in values.items() if n.startswith("eval_")}
         now.newest.update(values)
         return values
+
+
+def _is_source(text: str, start: int) -> bool:
+    """Say whether a line is one of source code in a traceback: the line above names a file."""
+    if not text.startswith("  ", start) and not text.startswith("[", start):  # as it stands, or after the rank
+        return False
+    above = text.rfind("\n", 0, max(0, start - 1)) + 1
+    return 'File "' in text[above:start]
 
 
 def _same(known: Mapping[str, float], name: str, value: float) -> bool:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import InputError
-from .log_words import is_bar, may_hold_metrics
+from .log_words import METRIC_WORDS
 from .text_file import GZIP, UTF16, refuse_other_content, unreadable
 
 EXPECTED = "expected the text of a log, plain or as gzip"
@@ -45,6 +45,10 @@ _UNSEEN = re.compile(
     r"[\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]++"
 )
 """Control characters outside ASCII, text direction and invisible marks: nothing that a terminal may be told by a log."""
+_UNSEEN_PARTS = (b"\xc2", b"\xd8\x9c", b"\xe2\x80", b"\xe2\x81", b"\xef\xbb\xbf", b"\xef\xbf", b"\xf3\xa0")
+"""How these begin in UTF-8; the blocks that bars are drawn with begin otherwise."""
+_METRIC_WORDS = tuple(word.encode() for word in METRIC_WORDS)
+_BAR_MARKS = (b"it/s", b"s/it", b"?it", b"ETA", b"B/s")
 _OPEN_ALREADY = re.compile(r"/dev/(?:stdin|fd/\d{1,9})")
 
 
@@ -214,9 +218,9 @@ class _Lines:
         redrawn = waiting.rstrip(b"\r \t").rfind(b"\r")
         if redrawn >= 0:
             earlier, waiting = waiting[:redrawn], waiting[redrawn + 1 :]
-            states = _states(self._clean(self._marked(earlier)), finished=False)
+            states = _states(_without_escapes(self._marked(earlier)), finished=False)
             if states:
-                yield Block([self.facts.lines + 1] * len(states), "\n".join(states))
+                yield Block([self.facts.lines + 1] * len(states), _decoded(b"\n".join(states)))
         if len(waiting) > LONGEST_BYTES:
             self._lost += len(waiting) - LONGEST_BYTES
             waiting = waiting[:HEAD_BYTES] + waiting[-TAIL_BYTES:]
@@ -224,20 +228,22 @@ class _Lines:
 
     def _block(self, whole: bytes) -> Block:
         """Return finished lines, cleaned; the last one without its line feed."""
-        text = self._clean(self._marked(whole))
+        data = _without_escapes(self._marked(whole))
+        if b"\r" in data:  # line ends of Windows; the last line's line feed is cut off already
+            data = data.replace(b"\r\n", b"\n").removesuffix(b"\r")
         first = self.facts.lines + 1
-        lines = text.split("\n")
+        lines = data.split(b"\n")
         self.facts.lines += len(lines)
-        is_redrawn = "\r" in text
+        is_redrawn = b"\r" in data
         if not is_redrawn and len(max(lines, key=len)) <= LONGEST_BYTES + _MARK_ROOM:
-            return Block(range(first, first + len(lines)), text)
+            return Block(range(first, first + len(lines)), _decoded(data))
         numbers: list[int] = []
-        kept: list[str] = []
+        kept: list[bytes] = []
         for number, line in enumerate(lines, first):
-            states = _states(line) if is_redrawn and "\r" in line else [line]
+            states = _states(line) if is_redrawn and b"\r" in line else [line]
             numbers.extend([number] * len(states))
             kept.extend(self._shortened(state) for state in states)
-        return Block(numbers, "\n".join(kept))
+        return Block(numbers, _decoded(b"\n".join(kept)))
 
     def _marked(self, data: bytes) -> bytes:
         """Say in the first line, which waited, what it has lost."""
@@ -245,48 +251,66 @@ class _Lines:
         if not lost:
             return data
         self.facts.cut += 1
-        return data[:HEAD_BYTES] + _mark(lost).encode() + data[HEAD_BYTES:]
+        return data[:HEAD_BYTES] + _mark(lost) + data[HEAD_BYTES:]
 
-    def _shortened(self, line: str) -> str:
+    def _shortened(self, line: bytes) -> bytes:
         lost = len(line) - LONGEST_BYTES
         if lost <= _MARK_ROOM:
             return line
         self.facts.cut += 1
-        return f"{line[:HEAD_BYTES]}{_mark(lost)}{line[-TAIL_BYTES:]}"
-
-    @staticmethod
-    def _clean(data: bytes) -> str:
-        if b"\x1b" in data:
-            data = _ESCAPES.sub(b"", data)
-        text = data.decode("utf-8", "replace")
-        if not text.isascii():
-            text = _UNSEEN.sub("", text)
-        if "\r" in text:  # line ends of Windows; the last line's line feed is cut off already
-            text = text.replace("\r\n", "\n").removesuffix("\r")
-        return text
+        return line[:HEAD_BYTES] + _mark(lost) + line[-TAIL_BYTES:]
 
 
-def _mark(lost: int) -> str:
-    return f" [... {lost} cut ...] "
+def _without_escapes(data: bytes) -> bytes:
+    return _ESCAPES.sub(b"", data) if b"\x1b" in data else data
 
 
-def _states(line: str, *, finished: bool = True) -> list[str]:
+def _decoded(data: bytes) -> str:
+    text = data.decode("utf-8", "replace")
+    if not text.isascii() and any(part in data for part in _UNSEEN_PARTS):
+        text = _UNSEEN.sub("", text)
+    return text
+
+
+def _mark(lost: int) -> bytes:
+    return b" [... %d bytes cut ...] " % lost
+
+
+def _states(line: bytes, *, finished: bool = True) -> list[bytes]:
     """Return what is worth reading of a line that was redrawn: the last state, those with metrics, and what is no bar.
 
-    A bar just before metrics stays too: it knows the step where they do not say it.
+    A bar just before metrics stays too: it knows the step where they do not say it. Bytes, because most states go.
     """
-    kept: list[str] = []
-    bar = ""
-    states = [state for state in line.split("\r") if state and not state.isspace()]
-    last = states.pop() if states and finished else ""
-    for state in states:
-        if may_hold_metrics(state):
+    telling = _telling(line.lower())
+    states: list[tuple[bytes, bool]] = []
+    place = 0
+    for state in line.split(b"\r"):
+        if state and not state.isspace():
+            states.append((state, place in telling))
+        place += len(state) + 1
+    last, is_last_telling = states.pop() if states and finished else (b"", False)
+    kept: list[bytes] = []
+    bar = b""
+    for state, is_telling in states:
+        if is_telling:
             kept.extend((bar, state) if bar else (state,))
-            bar = ""
-        elif is_bar(state):
+            bar = b""
+        elif b"%|" in state or any(mark in state for mark in _BAR_MARKS):
             bar = state
         elif not kept or kept[-1] != state:  # a spinner says the same many times
             kept.append(state)
-    if bar and may_hold_metrics(last):
+    if bar and is_last_telling:
         kept.append(bar)
     return [*kept, last] if finished else kept
+
+
+def _telling(low: bytes) -> set[int]:
+    """Return where the states begin that may show metrics: looked for in all at once, for bars are redrawn often."""
+    starts = set()
+    for word in _METRIC_WORDS:
+        found = low.find(word)
+        while found >= 0:
+            starts.add(low.rfind(b"\r", 0, found) + 1)
+            end = low.find(b"\r", found)
+            found = low.find(word, end) if end >= 0 else -1
+    return starts
