@@ -11,9 +11,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
-from .log_names import BECOMES_EVAL, OUTCOMES, VAGUE, Kind, meaning
+from .log_names import BECOMES_EVAL, OUTCOMES, VAGUE, Kind, Meaning, meaning_of_name, meaning_of_words
 from .metrics_table import parsed
 from .names import number, step_number
 
@@ -27,8 +28,7 @@ _NUMBER = (
 _WORD = r"[A-Za-z_][\w./@-]*+"
 _PAIR = re.compile(
     rf"(?<![\w./@-])({_WORD}(?: {_WORD}){{0,2}}+)(['\"]?+)[ \t]{{0,12}}+([:=]?+)[ \t]{{0,12}}+"
-    rf"['\"(\[]?+(?:tensor\(|array\(|(?:np|numpy)\.float\d\d\()?+({_NUMBER})"
-    r"(?:[ ]?/[ ]{0,8}+(\d{1,12}+))?",
+    rf"['\"(\[]?+(?:tensor\(|array\(|(?:np|numpy)\.float\d\d\()?+({_NUMBER})",
     re.ASCII,
 )
 _AT = re.compile(r" (?:at|after|@)(?: (?:step|iter|iteration|epoch))?+$", re.ASCII | re.IGNORECASE)
@@ -38,7 +38,7 @@ _HELD_OUT = re.compile(
     r"(?<![\w.])(?:saving dict for|eval|evaluation|evaluating|val|valid|validation|validating)(?![\w.])", re.IGNORECASE
 )
 _RECORD = re.compile(r"(?<![\w.])(?:best|final|lowest|improved|previous|target)(?!\w)", re.IGNORECASE)
-_RANK = re.compile(r"\[?rank[ :=_-]?(\d{1,5}+)\b", re.IGNORECASE)
+_RANK = re.compile(r"(?:^|[\[(<])(?:global |local )?rank[ :=_-]?(\d{1,5}+)\b", re.IGNORECASE)
 _RANK_ROOM = 64
 _CONTEXT = 48
 _DEEPEST = 3
@@ -78,8 +78,8 @@ class _Found:
     first: int = -1
     """Where in the line the first metric begins."""
 
-    def add(self, words: str, value: float, *, is_name: bool, start: int) -> None:
-        kind, name = meaning(words, is_name=is_name)
+    def add(self, meaning: Meaning, value: float, start: int) -> None:
+        kind, name = meaning
         if kind is Kind.METRIC:
             if name not in self.values:
                 self.values[name] = value
@@ -125,7 +125,7 @@ def _of_json(line: str) -> _Found | None:
     for name, value in _flat(row):
         amount = number(value)
         if amount is not None:
-            found.add(name, amount, is_name=True, start=0)
+            found.add(meaning_of_name(name), amount, 0)
     return found if found.values else None
 
 
@@ -142,27 +142,27 @@ def _flat(row: Mapping[str, object], above: str = "", depth: int = 0) -> Iterato
 
 def _of_text(line: str) -> _Found:
     found = _Found()
-    for count, pair in enumerate(_PAIR.finditer(line)):
-        if count >= MOST_PAIRS:
-            break
-        words, quote, separator, text, _ = pair.groups()
-        if not separator and not quote and (at := _AT.search(words)):
+    for pair in islice(_PAIR.finditer(line), MOST_PAIRS):
+        words, quote, separator, text = pair.groups()
+        if quote and separator:
+            found.is_entry = True
+            found.add(meaning_of_name(words), float(text), pair.start())
+        elif not separator and (at := _AT.search(words)):
             _add_at(found, line, pair, at.start())
-            continue
-        is_name = bool(quote and separator)
-        found.is_entry |= is_name
-        found.add(words, float(text), is_name=is_name, start=pair.start())
+        else:
+            found.add(meaning_of_words(words), float(text), pair.start())
     return found
 
 
 def _add_at(found: _Found, line: str, pair: re.Match[str], end: int) -> None:
     """Read `loss at step 404: 1.79`: the first number is the step, the second the metric."""
     value = _AFTER.match(line, pair.end())
-    words = pair[1][:end]
-    if value is None or meaning(words, is_name=False).kind is not Kind.METRIC:
+    meaning = meaning_of_words(pair[1][:end])
+    if value is None or meaning.kind is not Kind.METRIC:
         return
-    found.add("epoch" if "epoch" in pair[1].lower() else "step", float(pair[4]), is_name=False, start=pair.start())
-    found.add(words, float(value[1]), is_name=False, start=pair.start())
+    where = "epoch" if "epoch" in pair[1].lower() else "step"
+    found.add(meaning_of_words(where), float(pair[4]), pair.start())
+    found.add(meaning, float(value[1]), pair.start())
 
 
 def _sifted(found: _Found, line: str) -> dict[str, float]:
@@ -170,9 +170,10 @@ def _sifted(found: _Found, line: str) -> dict[str, float]:
     values = found.values
     if _SUMMARY in values:  # the summary of a run that is over: its loss is a mean over all of it
         values = {name: value for name, value in values.items() if name.startswith("eval_")}
-    is_placed = found.step is not None or found.epoch is not None or found.batch is not None
-    if not any(name.startswith("eval_") or (name in OUTCOMES and (is_placed or name not in VAGUE)) for name in values):
+    if "loss" not in values and not _shows_training(found, values):
         return {}
+    if found.is_entry and found.first <= 2:  # nothing stands before it
+        return values
     context = line[max(0, found.first - _CONTEXT) : found.first]
     if not found.is_entry and (_RECORD.search(context) or _RECORD.match(line, found.first)):
         return {}
@@ -181,11 +182,18 @@ def _sifted(found: _Found, line: str) -> dict[str, float]:
     return values
 
 
+def _shows_training(found: _Found, values: Mapping[str, float]) -> bool:
+    is_placed = found.step is not None or found.epoch is not None or found.batch is not None
+    return any(name.startswith("eval_") or (name in OUTCOMES and (is_placed or name not in VAGUE)) for name in values)
+
+
 def _place_of(line: str) -> Place | None:
     hit = _PLACE.search(line) if "/" in line else None
     return None if hit is None else Place(int(hit[1]), int(hit[2]))
 
 
 def _rank_of(line: str) -> int | None:
+    if "rank" not in line and "RANK" not in line and "Rank" not in line:
+        return None
     hit = _RANK.search(line, 0, _RANK_ROOM)
     return None if hit is None else int(hit[1])

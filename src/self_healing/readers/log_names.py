@@ -102,13 +102,13 @@ _NOTHING = Meaning(Kind.NOTHING)
 
 
 @lru_cache(4096)
-def meaning(words: str, *, is_name: bool) -> Meaning:
-    """Return what up to three words before a number mean; `is_name` where they are quoted or JSON, so any name counts.
+def meaning_of_words(words: str) -> Meaning:
+    """Return what up to three bare words before a number mean.
 
     Example:
-        >>> meaning("Train Loss", is_name=False).name, meaning("actor/grad_norm", is_name=False).name
+        >>> meaning_of_words("Train Loss").name, meaning_of_words("actor/grad_norm").name
         ('loss', 'grad_norm')
-        >>> meaning("for global step", is_name=False).kind, meaning("GPU memory", is_name=False).kind
+        >>> meaning_of_words("for global step").kind, meaning_of_words("GPU memory").kind
         (<Kind.STEP: 'step'>, <Kind.NOTHING: 'nothing'>)
     """
     parts = words.split()
@@ -116,9 +116,21 @@ def meaning(words: str, *, is_name: bool) -> Meaning:
         found = _named("_".join(parts[first:]))
         if found is not None:
             return found
-    if len(parts) == 1 and (is_name or "/" in words) and len(words) <= LONGEST_NAME:
-        return Meaning(Kind.METRIC, canonical(words))
-    return _NOTHING
+    return meaning_of_name(words) if len(parts) == 1 and "/" in words else _NOTHING
+
+
+@lru_cache(4096)
+def meaning_of_name(name: str) -> Meaning:
+    """Return what a name means that is quoted, part of JSON or a path: any such name is a metric's.
+
+    Example:
+        >>> meaning_of_name("train/rewards/margins").name, meaning_of_name("f1").name
+        ('rewards/margins', 'f1')
+    """
+    found = _named(name)
+    if found is not None:
+        return found
+    return Meaning(Kind.METRIC, canonical(name)) if len(name) <= LONGEST_NAME else _NOTHING
 
 
 def _named(name: str) -> Meaning | None:

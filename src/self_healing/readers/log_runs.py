@@ -99,12 +99,12 @@ class LogMetrics:
         """Yield the observations of the next block."""
         text = block.text
         low = lowered(text)
-        for start, end, index in lines_with(_WORDS, low):
+        for start, end, above in lines_with(_WORDS, low):
             if _is_source(text, start):
                 continue
             found = self._look(text[start:end], low[start:end])
             if found is not None:
-                yield LogObservation(block.numbers[index], self.run, found)
+                yield LogObservation(block.numbers[above], self.run, found)
 
     def _look(self, line: str, low: str) -> Metrics | None:
         if not holds_any(METRIC_WORDS, low):

@@ -34,7 +34,7 @@ LONGEST_BYTES = HEAD_BYTES + TAIL_BYTES
 """Of a longer line the beginning and the end are kept: an error stands at either, and metrics are shorter."""
 _MARK_ROOM = 64
 
-_DROPPED = bytes(set(range(32)) - set(b"\t\n\r\b\x1b")) + b"\x7f"
+_DROPPED = bytes(set(range(32)) - set(b"\t\n\r\b\a\x1b")) + b"\x7f"
 _BACKSPACES = re.compile(rb"\x08++")
 _ESCAPES = re.compile(
     rb"\x1b\[[0-?]*+[ -/]*+[@-~]"  # colours and cursor movements
@@ -142,7 +142,7 @@ def _text_chunks(chunks: Iterator[bytes], facts: LogFacts, name: str) -> Iterato
     if head.startswith(GZIP):
         facts.is_packed = True
         head, chunks = _with_head(_unpacked(chunks, facts))
-    refuse_other_content(name, head, EXPECTED, harmless=b"\b\x1b")
+    refuse_other_content(name, head, EXPECTED, harmless=b"\0\b\x1b")
     return _from_utf16(chunks) if head.startswith(UTF16) else chunks
 
 
@@ -246,12 +246,17 @@ class _Lines:
         return Block(numbers, _decoded(b"\n".join(kept)))
 
     def _marked(self, data: bytes) -> bytes:
-        """Say in the first line, which waited, what it has lost."""
+        """Say in the first line, or the first state of it, which waited, what it has lost."""
         lost, self._lost = self._lost, 0
         if not lost:
             return data
         self.facts.cut += 1
-        return data[:HEAD_BYTES] + _mark(lost) + data[HEAD_BYTES:]
+        end = data.find(b"\n")
+        end = len(data) if end < 0 else end
+        redrawn = data.find(b"\r", 0, end)
+        end = end if redrawn < 0 else redrawn
+        lost += max(0, end - LONGEST_BYTES)
+        return data[:HEAD_BYTES] + _mark(lost) + data[max(HEAD_BYTES, end - TAIL_BYTES) :]
 
     def _shortened(self, line: bytes) -> bytes:
         lost = len(line) - LONGEST_BYTES
@@ -262,7 +267,9 @@ class _Lines:
 
 
 def _without_escapes(data: bytes) -> bytes:
-    return _ESCAPES.sub(b"", data) if b"\x1b" in data else data
+    if b"\x1b" in data:
+        data = _ESCAPES.sub(b"", data)
+    return data.replace(b"\a", b"") if b"\a" in data else data  # until here it may have ended an escape
 
 
 def _decoded(data: bytes) -> str:

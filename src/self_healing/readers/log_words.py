@@ -21,7 +21,7 @@ class Span(NamedTuple):
 
     start: int
     end: int
-    index: int
+    above: int
     """How many lines come before it."""
 
 
@@ -41,11 +41,11 @@ def lines_with(words: Sequence[str], low: str) -> Iterator[Span]:
             end = len(low) if end < 0 else end
             ends[low.rfind("\n", 0, found) + 1] = end
             found = low.find(word, end)
-    index = before = 0
+    above = before = 0
     for start in sorted(ends):
-        index += low.count("\n", before, start)
+        above += low.count("\n", before, start)
         before = start
-        yield Span(start, ends[start], index)
+        yield Span(start, ends[start], above)
 
 
 def holds_any(words: Sequence[str], low: str) -> bool:
