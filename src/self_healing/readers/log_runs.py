@@ -94,17 +94,20 @@ class LogMetrics:
         """The newest progress bar since the last metrics, not parsed yet."""
         self._longest_bar = 0
         self._rank: int | None = None
+        self._above = ""
+        """The last line of the block before."""
 
     def of(self, block: Block) -> Iterator[LogObservation]:
         """Yield the observations of the next block."""
         text = block.text
         low = lowered(text)
         for start, end, above in lines_with(_WORDS, low):
-            if _is_source(text, start):
+            if _is_source(text, start, self._above):
                 continue
             found = self._look(text[start:end], low[start:end])
             if found is not None:
                 yield LogObservation(block.numbers[above], self.run, found)
+        self._above = text[text.rfind("\n") + 1 :]
 
     def _look(self, line: str, low: str) -> Metrics | None:
         if not holds_any(METRIC_WORDS, low):
@@ -235,12 +238,12 @@ class LogMetrics:
         return values
 
 
-def _is_source(text: str, start: int) -> bool:
+def _is_source(text: str, start: int, before: str) -> bool:
     """Say whether a line is one of source code in a traceback: the line above names a file."""
-    if not text.startswith("  ", start) and not text.startswith("[", start):  # as it stands, or after the rank
+    if not text.startswith(("  ", "["), start):  # as it stands, or after the rank
         return False
-    above = text.rfind("\n", 0, max(0, start - 1)) + 1
-    return 'File "' in text[above:start]
+    above = text[text.rfind("\n", 0, start - 1) + 1 : start] if start else before
+    return 'File "' in above
 
 
 def _same(known: Mapping[str, float], name: str, value: float) -> bool:

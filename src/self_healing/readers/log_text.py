@@ -142,7 +142,7 @@ def _text_chunks(chunks: Iterator[bytes], facts: LogFacts, name: str) -> Iterato
     if head.startswith(GZIP):
         facts.is_packed = True
         head, chunks = _with_head(_unpacked(chunks, facts))
-    refuse_other_content(name, head, EXPECTED, harmless=b"\0\b\x1b")
+    refuse_other_content(name, head, EXPECTED, harmless=b"\0\a\b\x1b")
     return _from_utf16(chunks) if head.startswith(UTF16) else chunks
 
 

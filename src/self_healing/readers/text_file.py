@@ -91,9 +91,10 @@ def refuse_other_content(path: Path | str, head: bytes, expected: str = EXPECTED
 
 def _looks_binary(head: bytes, harmless: bytes) -> bool:
     """Say whether too much of the beginning is no text; a crash may leave zeros in a text file, but few."""
-    sample = (head.translate(None, b"\0") if 0 in harmless else head.lstrip(b"\0"))[:4096]
-    odd = sum((0 < byte < 9 or 13 < byte < 32) and byte not in harmless for byte in sample)
-    return odd > 0.05 * len(sample) or sample.count(0) > 0.3 * len(sample)
+    sample = (head.translate(None, harmless) if harmless else head.lstrip(b"\0"))[:4096]
+    odd = sum(0 < byte < 9 or 13 < byte < 32 for byte in sample)
+    few = 8 if harmless else 0
+    return odd > max(few, 0.05 * len(sample)) or sample.count(0) > 0.3 * len(sample)
 
 
 def open_text(path: Path, head: bytes = b"") -> TextIO:
