@@ -24,6 +24,12 @@ _SPELLINGS = {
     "running_loss": "loss",
     "total_loss": "loss",
     "lm_loss": "loss",
+    "lm_loss_value": "loss",
+    "lm_loss_ppl": "perplexity",
+    "reduced_train_loss": "loss",
+    "loss/train/total": "loss",
+    "crossentropyloss": "loss",
+    "token_acc": "accuracy",
     "policy_loss": "loss",
     "avg_train_loss": "loss",
     "average_train_loss": "loss",
@@ -49,6 +55,19 @@ _SPELLINGS = {
     "timing_s/step": "step_time_s",
 }
 """Spellings of logs, in lower case, beyond those of tables and states; the paths are verl's."""
+
+_STEPS = frozenset(
+    {
+        "current_steps",
+        "current_step",
+        "global_steps",
+        "train_step",
+        "training_step",
+        "update_step",
+        "global_step/max_steps",
+    }
+)
+"""Spellings of the step in logs, beyond those of tables."""
 
 _HELD_OUT = ("eval", "val", "valid", "validation", "dev", "test", "evaluation")
 _OF_BOTH = {
@@ -139,7 +158,7 @@ def _named(name: str) -> Meaning | None:
         return Meaning(Kind.EPOCH, "epoch")
     if low in ("batch", "batch_idx", "minibatch"):
         return Meaning(Kind.BATCH)
-    if is_step(low) and low != "steps":
+    if low in _STEPS or (is_step(low) and low != "steps"):
         return Meaning(Kind.STEP)
     spelled = _SPELLINGS.get(low) or SYNONYMS.get(low)
     if spelled is None:

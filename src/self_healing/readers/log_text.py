@@ -288,27 +288,36 @@ def _states(line: bytes, *, finished: bool = True) -> list[bytes]:
 
     A bar just before metrics stays too: it knows the step where they do not say it. Bytes, because most states go.
     """
-    telling = _telling(line.lower())
-    states: list[tuple[bytes, bool]] = []
+    kept: list[bytes] = []
     place = 0
-    for state in line.split(b"\r"):
-        if state and not state.isspace():
-            states.append((state, place in telling))
-        place += len(state) + 1
-    last, is_last_telling = states.pop() if states and finished else (b"", False)
+    for start in sorted(_telling(line.lower())):
+        end = line.find(b"\r", start)
+        end = len(line) if end < 0 else end
+        kept += _quiet(line[place:start], bar_too=True)
+        kept.append(line[start:end])
+        place = end + 1
+    rest = line[place:]
+    if not finished:
+        return kept + _quiet(rest)
+    earlier, _, last = rest.rstrip().rpartition(b"\r")
+    kept += _quiet(earlier)
+    return [*kept, last] if last or not kept else kept
+
+
+def _quiet(states: bytes, *, bar_too: bool = False) -> list[bytes]:
+    """Return which of several states without metrics are no bars, and the last bar where it is wanted."""
     kept: list[bytes] = []
     bar = b""
-    for state, is_telling in states:
-        if is_telling:
-            kept.extend((bar, state) if bar else (state,))
-            bar = b""
-        elif b"%|" in state or any(mark in state for mark in _BAR_MARKS):
+    for state in states.split(b"\r"):
+        if b"%|" in state:
+            bar = state
+        elif not state or state.isspace():
+            continue
+        elif any(mark in state for mark in _BAR_MARKS):
             bar = state
         elif not kept or kept[-1] != state:  # a spinner says the same many times
             kept.append(state)
-    if bar and is_last_telling:
-        kept.append(bar)
-    return [*kept, last] if finished else kept
+    return [*kept, bar] if bar and bar_too else kept
 
 
 def _telling(low: bytes) -> set[int]:
