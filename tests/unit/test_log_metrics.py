@@ -65,7 +65,7 @@ FORMS = {
     "estimators, evaluation": ("INFO:tensorflow:Saving dict for global step 90: loss = 0.5, global_step = 90", {"eval_loss": 0.5}, 90),
     "loss at a step": ("loss at 404 1.75", {"loss": 1.75}, 404),
     "evaluation at a step": ("INFO | main:217 - Eval loss at step 404: 3.25,tokens_seen: 12", {"eval_loss": 3.25}, 404),
-    "Megatron, evaluation": (" validation loss at iteration 1000 | lm loss value: 2.5E+00 | lm loss PPL: 1.2E+01 |", {"eval_loss": 2.5, "eval_perplexity": 12.0}, None),
+    "Megatron, evaluation": (" validation loss at iteration 1000 | lm loss value: 2.5E+00 | lm loss PPL: 1.2E+01 |", {"eval_loss": 2.5, "eval_perplexity": 12.0}, 1000),
     "LLaMA-Factory": ('{"current_steps": 10, "total_steps": 100, "loss": 1.5, "lr": 1e-05, "epoch": 0.5}', {"total_steps": 100.0, "loss": 1.5, "learning_rate": 1e-5, "epoch": 0.5}, 10),
     "swift": ("{'loss': 0.5, 'token_acc': 0.75, 'epoch': 0.5, 'global_step/max_steps': '5/870', 'percentage': '0.57%'}", {"loss": 0.5, "accuracy": 0.75, "epoch": 0.5, "percentage": 0.57}, 5),
     "NeMo": ("Epoch 0:   1%| | 10/1000 [00:10<16:30, reduced_train_loss=10.5, global_step=9.000, train_step_timing in s=0.5]", {"loss": 10.5}, 9),

@@ -88,6 +88,14 @@ def test_bars_of_epochs_go_on_from_one_to_the_next():
         lines.append(f"Epoch {epoch}/2")
         lines.append("\r".join(f"{n}/4 [==>..] - ETA: 0s - loss: {2.5 - n / 8} - acc: 0.5" for n in (1, 2, 3, 4)))
     assert steps(*lines) == [(0, step) for step in range(1, 9)]
+    silent = [f"Epoch {epoch}/2\n4/4 - 12s - 8ms/step - accuracy: 0.5 - loss: {1.5 - epoch / 8}" for epoch in (1, 2)]
+    assert steps(*silent) == [(0, 4), (0, 8)]
+    drawn = [
+        f"Epoch {epoch}/2\n\x1b[1m{n}/4\x1b[0m \x1b[32m\u2501\u2501\x1b[0m 1s 3ms/step - loss: {n / 8}"
+        for epoch in (1, 2)
+        for n in (2, 4)
+    ]
+    assert steps(*drawn) == [(0, 2), (0, 4), (0, 6), (0, 8)]
     unnamed = [f" 5%|# | {n}/4 [00:01<00:19, 4.5it/s, loss={1 + n / 8}]" for n in (2, 4, 2, 4)]
     assert steps(*unnamed) == [(0, 2), (0, 4), (0, 6), (0, 8)]
 

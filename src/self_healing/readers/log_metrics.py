@@ -33,7 +33,10 @@ _PAIR = re.compile(
 )
 _AT = re.compile(r" (?:at|after|@)(?: (?:step|iter|iteration|epoch))?+$", re.ASCII | re.IGNORECASE)
 _AFTER = re.compile(rf"[:,]?+[ \t]{{1,12}}+({_NUMBER})", re.ASCII)
-_PLACE = re.compile(r"(?<![\d.])(\d{1,12}+)/(\d{1,12}+) \[", re.ASCII)
+_PLACE = re.compile(
+    r"(?:(?<![\d.])(?=\d{1,12}+/\d{1,12}+ \[)|^[ ]{0,8}+(?=\d{1,12}+/\d{1,12}+ (?:\u2501|- \d)))(\d++)/(\d++)", re.ASCII
+)
+"""Where tqdm (`10/100 [`) and Keras (`10/100 [`, a line, or `- 12s`) say how far they are."""
 _HELD_OUT = re.compile(
     r"(?<![\w.])(?:saving dict for|eval|evaluation|evaluating|val|valid|validation|validating)(?![\w.])", re.IGNORECASE
 )

@@ -183,7 +183,9 @@ class LogMetrics:
         if self._is_announced and newest is None and now.step is not None:
             self._begin()
             now = self._now
-        elif newest is not None and given < newest and (now.has_new_epoch or self._has_finished(place)):
+        elif newest is not None and (
+            (given <= newest and now.has_new_epoch) or (given < newest and self._has_finished(place))
+        ):
             now.before = now.step or 0
             now.steps = _Course()
         elif now.steps.is_back(given, is_announced=self._is_announced):
