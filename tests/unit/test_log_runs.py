@@ -131,6 +131,11 @@ def test_an_epoch_that_falls_to_the_beginning_is_a_new_run():
     assert [run for run, _ in steps(*lines)] == [0, 0, 1, 1, 1]
 
 
+def test_an_epoch_that_is_announced_again_from_the_beginning_is_a_new_run():
+    lines = ["Epoch 1/2", "loss: 1.5", "Epoch 2/2", "loss: 1.25", "Epoch 1/2", "loss: 1.5"]
+    assert steps(*lines) == [(0, 0), (0, 1), (1, 0)]
+
+
 def test_a_summary_and_the_next_run_are_told_apart():
     summary = "{'train_runtime': 10.5, 'train_loss': 2.0, 'epoch': 3.0}"
     assert steps(entry(2.5, 1.0), entry(2.5, 3.0), summary, entry(2.5, 1.0)) == [(0, 0), (0, 1), (1, 0)]
@@ -144,6 +149,7 @@ def test_a_banner_makes_what_falls_a_new_run_and_what_goes_on_a_resumed_one(bann
     assert steps("step 10 loss 1.5", "step 20 loss 1.5", banner, "step 15 loss 1.5") == [(0, 10), (0, 20), (1, 15)]
     assert steps("step 10 loss 1.5", "step 20 loss 1.5", banner, "step 30 loss 1.5") == [(0, 10), (0, 20), (0, 30)]
     assert steps("loss: 1.5", "loss: 1.25", banner, "loss: 1.5") == [(0, 0), (0, 1), (1, 0)]
+    assert steps("Epoch 1/1 - train loss: 1.5", banner, "step 5 loss 1.5") == [(0, 0), (1, 5)]
 
 
 # --- what is left out -------------------------------------------------------------------------------------------
