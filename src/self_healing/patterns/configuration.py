@@ -96,17 +96,4 @@ PATTERNS: tuple[Pattern, ...] = (
         but_not=("TypeError: 'NoneType' object is not callable",),
         source=SEED,
     ),
-    Pattern(
-        name="bf16-through-numpy",
-        says="bf16 weights were passed through NumPy, which has no such type.",
-        failure=FailureType.CONFIG_ERROR,
-        fine="version_mismatch",
-        text=r"Got unsupported ScalarType BFloat16",
-        weight=0.93,
-        remedy=GIVE_UP,
-        fixes=("Convert to fp16 or fp32 before .numpy(); newer releases do so when weights are synchronized.",),
-        matches=("TypeError: Got unsupported ScalarType BFloat16",),
-        but_not=("bf16: true",),
-        source=SEED,
-    ),
 )
