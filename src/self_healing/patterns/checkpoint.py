@@ -75,7 +75,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|param 'initial_lr' is not specified|ignore_mismatched_sizes|Assign requires shapes of both tensors to match"
             r"|CheckpointException|Failed to load checkpoint|Unsupported global: GLOBAL|KeyError: '(?:optimizer|optimizer_states?|state_dict|param_groups|lr_schedulers?|global_step|loops)'"
             r"|world size[^\n]{0,80}(?:changed|different|mismatch)[^\n]{0,60}(?:checkpoint|resum)|cannot resume|(?:unable|failed) to resume"
-            r"|weights_only=True|incompatible (?:with the )?checkpoint|Checkpoint was saved with|wrong number of (?:parameter groups|saved tensors)"
+            r"|incompatible (?:with the )?checkpoint|Checkpoint was saved with|wrong number of (?:parameter groups|saved tensors)"
         ),
         weight=0.93,
         remedy=GIVE_UP,
