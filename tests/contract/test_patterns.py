@@ -155,3 +155,49 @@ def test_the_cause_of_an_out_of_memory_behind_an_nccl_error_wins() -> None:
     )
     found = matching(("", (), text))
     assert max(found, key=lambda name: found[name].weight) == "gpu-out-of-memory"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Some weights of BertForSequenceClassification were not initialized from the model checkpoint and are newly initialized",
+        "You should probably TRAIN this model on a down-stream task to be able to use it for predictions and inference.",
+        "Token indices sequence length is longer than the specified maximum sequence length for this model (612 > 512).",
+        (
+            "Xet Storage is enabled for this repo, but the 'hf_xet' package is not installed. Falling back to regular HTTP download. "
+            "For better performance, install the package with: `pip install huggingface_hub[hf_xet]` or `pip install hf_xet`"
+        ),
+        "FutureWarning: You are using `torch.load` with `weights_only=False`; we recommend you start setting `weights_only=True`",
+        "UserWarning: None of the inputs have requires_grad=True. Gradients will be None",
+        "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.",
+        "huggingface/tokenizers: The current process just got forked, after parallelism has already been used. Disabling parallelism",
+        "Epoch 1: val_loss improved from inf to 0.69315, saving model to best.keras",
+        "best val loss: inf, patience 3",
+        "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+        "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 16384.0",
+        "I tensorflow/core/common_runtime/gpu/gpu_device.cc:1613] Created device /device:GPU:0 with 14626 MB memory",
+        "W tensorflow/stream_executor/platform/default/dso_loader.cc:64] Could not load dynamic library 'libnvinfer.so.7'",
+        "successful NUMA node read from SysFS had negative value (-1), but there must be at least one NUMA node",
+        "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded",
+        "NCCL INFO NET/IB : No device found.",
+        "NCCL INFO comm 0x7f rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
+        "[rank0]:[W ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed before we destruct ProcessGroupNCCL.",
+        "UserWarning: Was asked to gather along dimension 0, but all input tensors were scalars",
+        "Reducer buckets have been rebuilt in this iteration.",
+        "wandb: Run data is saved locally in ./wandb/run-20260101_000000-abc",
+        "wandb: Waiting for W&B process to finish... (success).",
+        "The attention mask is not set and cannot be inferred from input because pad token is same as eos token.",
+        "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
+        "torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly.",
+        "{'loss': 0.0, 'grad_norm': 0.31, 'reward': 0.9, 'reward_std': 0.2, 'kl': 0.0, 'epoch': 0.0}",
+        "Process finished with exit code 0",
+        "DeprecationWarning: `tokenizer` is deprecated and will be removed in version 5.0.0",
+        "Flash Attention 2 is not available, using sdpa",
+        "UserWarning: Failed to load image Python extension: 'libpng16.so.16: cannot open shared object file'",
+        "apex is not installed, using torch.optim",
+        "Retrying in 1s [Retry 1/5].",
+    ],
+)
+def test_what_healthy_runs_print_decides_nothing(line: str) -> None:
+    decided = {name: found.weight for name, found in matching(("", (), line)).items() if found.weight >= 0.5}
+    assert not decided

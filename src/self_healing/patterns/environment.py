@@ -99,7 +99,7 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.CONFIG_ERROR,
         fine="missing_dependency",
         text=(
-            r"\blib[\w+-]+(?:\.\d+)*\.so(?:\.\d+)*: cannot open shared object file|: command not found\b"
+            r"(?m:^|Error: )(?:\S{0,200}/)?lib[\w+.-]+: cannot open shared object file|: command not found\b"
             r"|or one of its dependencies|WinError 126|DLL load failed"
         ),
         weight=0.84,

@@ -84,7 +84,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|fallen off the bus|NVRM: Xid|\bGPU is lost\b"
             r"|uncorrectable NVLink error|Unable to determine the device handle for GPU|CUDA_ERROR_NVLINK_UNCORRECTABLE|cudaErrorECCUncorrectable"
             r"|hipErrorECCNotCorrectable|\bSXid\b|double[- ]bit (?:ECC )?error|[Rr]ow remap\w* (?:failure|failed|pending)|RmInitAdapter failed"
-            r"|GPU requires reset|uncontained (?:ECC|memory) error|\bXid \(PCI:|\[Hardware Error\]|HW Exception by GPU|GPU memory (?:page )?retire"
+            r"|GPU requires reset|uncontained (?:ECC|memory) error|\bXid \(PCI:|\[Hardware Error\]: [^\n]{0,60}uncorrect|HW Exception by GPU|GPU memory (?:page )?retire"
             r"|nvidia-smi has failed because it couldn't communicate|GPU (?:recovery|reset) (?:required|failed)"
         ),
         weight=0.97,

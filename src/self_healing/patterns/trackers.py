@@ -23,7 +23,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Couldn't communicate with backend after|ManagerConnectionRefusedError|wandb\.init\(\) failed|Error while calling W&B API"
             r"|problem (?:at|connecting).{0,80}wandb|(?:host='|://)api\.wandb\.ai|wandb-core exited|wandb service"
         ),
-        weight=0.93,
+        weight=0.945,
         remedy=IT_MAY_PASS,
         fixes=(
             "Set WANDB_MODE=offline and upload later with wandb sync, or report_to: none, so that training does not depend on it.",
@@ -69,7 +69,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|clearml[\w.]*\.\w*(?:Error|Exception)|trackio[\w.]*\.\w*(?:Error|Exception)|swanlab[\w.]*(?:Error|Exception)"
             r"|(?:host='|://)\S{0,60}(?:comet\.com|neptune\.ai|swanlab\.cn|clear\.ml)|aim\.\w+[\w.]*Error"
         ),
-        weight=0.93,
+        weight=0.945,
         remedy=IT_MAY_PASS,
         fixes=(
             "Train without it (report_to: none) or with its offline mode, and upload afterwards.",
