@@ -73,7 +73,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|(?:Missing|Unexpected) key\(s\) in state_dict|Missing key in checkpoint state_dict|(?:Key|Tensor name) \S+ not found in checkpoint"
             r"|used a DP world size of \d+ but the current world size|RNG state must be a torch\.ByteTensor|WeightsUnpickler error"
             r"|param 'initial_lr' is not specified|ignore_mismatched_sizes|Assign requires shapes of both tensors to match"
-            r"|CheckpointException|Failed to load checkpoint|Unsupported global: GLOBAL|KeyError: '(?:optimizer|optimizer_states?|state_dict|param_groups|lr_schedulers?|global_step|loops)'"
+            r"|CheckpointException|Failed to load checkpoint|Unsupported global: GLOBAL|KeyError: '(?:\w{0,20}(?:optimizer|state_dict|scheduler)\w{0,20}|param_groups|global_step|loops)'"
             r"|world size[^\n]{0,80}(?:changed|different|mismatch)[^\n]{0,60}(?:checkpoint|resum)|cannot resume|(?:unable|failed) to resume"
             r"|incompatible (?:with the )?checkpoint|Checkpoint was saved with|wrong number of (?:parameter groups|saved tensors)"
         ),

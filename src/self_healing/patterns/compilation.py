@@ -100,7 +100,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|CUDA_HOME (?:environment variable is not set|does not exist)|MissingCUDAException|Unable to JIT load the \w+ op"
             r"|Failed (?:building wheel for|to build )|nvcc fatal\s{1,4}:|fatal error: [\w./]+\.h(?:pp)?: No such file"
             r"|command '\S*(?:gcc|g\+\+|nvcc|cl\.exe)'? failed|RuntimeError: Error compiling objects for extension"
-            r"|nvcc not found|Microsoft Visual C\+\+ 14\.0 or greater is required|CalledProcessError: Command '\['ninja'"
+            r"|nvcc not found|Microsoft Visual C\+\+ 14\.0 or greater is required|CalledProcessError: Command '\['\S{0,120}(?:ninja|gcc|g\+\+|nvcc|clang|ptxas|cl\.exe)'"
             r"|subprocess-exited-with-error|metadata-generation-failed"
         ),
         weight=0.9,

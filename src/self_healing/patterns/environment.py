@@ -72,6 +72,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r" (?:to use|with|via|first|using|package|library|in order)|Missing optional dependency"
             r"|is (?:required|needed)[^.\n]{0,80} but (?:is |was )?not (?:installed|found)|cannot import name '\w+Tokenizer(?:Fast)?'"
             r"|Could not import \w+ python package|(?:Please|need to|Try) run:?\s{0,4}`?pip3? install"
+            r"|requires \S{1,60} to be installed|install it using `?pip|(?m:^[^\n]{0,80}Error: [^\n]{0,400}pip3? install)"
         ),
         weight=0.89,
         remedy=GIVE_UP,
@@ -135,7 +136,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="version_mismatch",
         text=(
             r"module '[\w.]+' has no attribute '\w+'|was a deprecated alias for the builtin|was removed in the NumPy 2\.0 release"
-            r"|'\w*(?:Config|Trainer|Arguments|Accelerator|Tokenizer|TokenizerFast|Processor|ForCausalLM|LMHeadModel"
+            r"|'\w{0,40}(?:Config|Trainer|Arguments|Accelerator|Tokenizer|TokenizerFast|Processor|ForCausalLM|LMHeadModel"
             r"|ForConditionalGeneration|Model|Cache|Scheduler|Strategy)' object has no attribute '\w+'"
         ),
         weight=0.72,
@@ -153,7 +154,10 @@ PATTERNS: tuple[Pattern, ...] = (
         says="A function of a library does not know an argument it is given: the versions do not fit together.",
         failure=FailureType.CONFIG_ERROR,
         fine="version_mismatch",
-        text=r"got an unexpected keyword argument|takes \d+ positional arguments? but \d+ (?:was|were) given",
+        text=(
+            r"got an unexpected keyword argument|takes (?:from )?\d+ (?:to \d+ )?positional arguments? but \d+ (?:was|were) given"
+            r"|(?:Attention|Embedding|Layer|Model|Trainer|ForCausalLM|Tokenizer|Config|Accelerator|Optimizer|Scheduler|Callback|Arguments)\w{0,20}\.\w{1,30}\(\) missing \d+ required"
+        ),
         weight=0.78,
         remedy=GIVE_UP,
         fixes=ALIGN,
@@ -176,8 +180,10 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|requires (?:a )?(?:newer|different|higher) (?:version|Python)|requires (?:PyTorch|torch|transformers) ?(?:>=|==|<)"
             r"|(?:please|try) (?:upgrade|update|downgrade) (?:your )?`?(?:torch|pytorch|transformers|trl|peft|accelerate|bitsandbytes)"
             r"|requires version [\d.]+|configuration_auto\.py[\s\S]{0,400}KeyError: '"
+            r"|KeyError: '(?:m?llama|qwen[\w.]*|mistral\w*|mixtral|gemma\w*|phi\w*|deepseek\w*|glm\w*|internlm\w*|cohere\w*|falcon\w*|gpt_\w+"
+            r"|olmo\w*|granite\w*|starcoder\w*|smollm\w*|bloom|opt|mpt|stablelm\w*|nemotron\w*|jamba|mamba\w*|minimax\w*|kimi\w*)'"
         ),
-        weight=0.88,
+        weight=0.9,
         remedy=GIVE_UP,
         fixes=ALIGN,
         matches=(

@@ -46,7 +46,7 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.DISK,
         fine="permission_error",
         text=(
-            r"\[Errno 13\] Permission denied|\[Errno 30\] Read-only file system|os error 13\b|PermissionError: |\bEACCES\b|\bEPERM\b"
+            r"\[Errno 13\] Permission denied|\[Errno 30\] Read-only file system|os error 13\b|PermissionError: |PermissionDeniedError|\bEACCES\b|\bEPERM\b"
             r"|WinError (?:5|32)\]|\[Errno 1\] Operation not permitted|: Permission denied(?:\s{0,4}$|\s{0,4}\n)|: Read-only file system|os error 30\b"
         ),
         weight=0.9,

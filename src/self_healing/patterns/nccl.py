@@ -22,7 +22,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"Watchdog caught collective operation timeout|milliseconds before timing out"
             r"|Timed out waiting \d+ms for (?:recv|send) operation|got error: (?:Socket Timeout|Timeout waiting for key|wait timeout)"
-            r"|wait timeout after \d+ms|Timed out after \d+ seconds waiting for clients|client socket has timed out after|DistStoreError"
+            r"|wait timeout after \d+ms|Timed out after \d+ seconds waiting for clients|client socket has timed out after|store based barrier|DistStoreError"
             r"|NCCL operations have failed or timed out|Application timeout caused pair closure|(?:failed to pass|timed out in) monitoredBarrier"
             r"|[Hh]eartbeat ?[Mm]onitor(?: \w+){0,3} (?:timed out|detected)|RendezvousTimeoutError|due to a collective timeout|Socket Timeout"
             r"|NCCL (?:watchdog )?(?:timeout|timed out)|collective (?:operation )?timeout|StoreTimeout|Timeout at NCCL work|HCCL\w* [^\n]{0,60}time ?out"
@@ -88,7 +88,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"gloo.{0,120}Connection (?:closed|reset) by peer|Connection closed by peer \["
             r"|(?:recvValue|sendBytes|recvBytes) failed|connectFullMesh failed|gloo[^\n]{0,200}(?:Connection refused|SO_ERROR|Broken pipe)"
             r"|DistNetworkError|successfully reached monitoredBarrier, but received errors|TCPStore[^\n]{0,120}(?:Broken pipe|refused|reset)"
-            r"|failed to connect to (?:\w+:)?\S+:\d+[^\n]{0,60}(?:retry|rank|c10d)|c10d[^\n]{0,120}(?:refused|reset|failed to connect)"
+            r"|failed to connect to (?:\w+:)?\S+:\d+[^\n]{0,60}(?:retry|rank|c10d)|c10d[^\n]{0,120}(?:refused|reset|Broken pipe|failed to connect)"
             r"|Connection reset by peer[^\n]{0,60}(?:rank|c10d|Exception raised from (?:recv|send)Bytes)|remote process (?:has )?exited"
         ),
         weight=0.64,

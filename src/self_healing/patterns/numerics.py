@@ -19,6 +19,7 @@ BACK_AND_SLOWER = (
 )
 BACK_THEN_SLOWER = (rung(RollBack(), success=0.6), *BACK_AND_SLOWER[1:])
 """An exception may be a glitch: the first return changes nothing."""
+RIVALS = (("loss-printed-as-nan", "train-loss-printed-as-nan"),)
 FIXES = (
     "Lower the learning rate; safe_train divided it by 1.5, we halve it and ramp back.",
     "Find the first NaN with torch.autograd.set_detect_anomaly(True).",
@@ -58,6 +59,24 @@ PATTERNS: tuple[Pattern, ...] = (
             "loss info",
         ),
         source="seed safe_train.py",
+    ),
+    Pattern(
+        name="train-loss-printed-as-nan",
+        says="The output shows a training loss that is NaN.",
+        failure=FailureType.NAN_LOSS,
+        fine="nan_loss",
+        text=(
+            r"(?m:^|[-|,{(\[]\s{0,3}|\btrain(?:ing)?[_/ ]|\d\s{1,4}|\]\s{0,3})['\"]?loss['\"]?\s{0,4}[=:]\s{0,4}['\"]?nan\b"
+        ),
+        weight=0.89,
+        remedy=BACK_AND_SLOWER,
+        fixes=FIXES,
+        matches=(
+            "100/100 - 12s - loss: nan - accuracy: 0.0980 - val_loss: nan",
+            "{'train_loss': nan, 'eval_loss': nan}",
+        ),
+        but_not=("val_loss: nan", "{'eval_loss': nan, 'epoch': 1.0}", "validation loss: nan"),
+        source="Keras and transformers, progress lines",
     ),
     Pattern(
         name="eval-loss-printed-as-nan",

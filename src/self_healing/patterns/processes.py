@@ -73,22 +73,18 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.PREEMPTED,
         fine="preempted",
         text=(
-            r"signal 15 \(SIGTERM\)|exit ?code\s{0,4}: -15\b|exit code 143\b|Signals\.SIGTERM|exitcode -15\b|received signal (?:15|SIGTERM)"
-            r"|Received SIGTERM: 15|SIGTERM received|signal 1 \(SIGHUP\)|exit ?code\s{0,4}: -1\b|exit code 129\b|closing signal SIGHUP"
-            r"|task \d+: Terminated|(?:JOB|STEP) [\d.]+ ON \S+ CANCELLED AT|return code = -15\b|caught signal SIGTERM"
-            r"|(?m:^Terminated\s{0,4}$)|Received 15 death|signal 10 \(SIGUSR1\)|Got SIGTERM|Received signal: SIGTERM"
+            r"signal 15 \(SIGTERM\)|exit ?code\s{0,4}: -15\b|exit code 143\b|Signals\.SIGTERM|exitcode -15\b"
+            r"|signal 1 \(SIGHUP\)|exit ?code\s{0,4}: -1\b|exit code 129\b|closing signal SIGHUP"
+            r"|task \d+: Terminated|return code = -15\b"
+            r"|(?m:^Terminated\s{0,4}$)|signal 10 \(SIGUSR1\)"
         ),
-        weight=0.66,
+        weight=0.55,
         remedy=SAVE_AND_START_AGAIN,
         fixes=(
             "Ask the scheduler why (sacct -j, or the cloud's event log); a launcher sends SIGTERM to all when one process fails.",
             "Ask for a warning before the end (--signal=TERM@120) and for a requeue (--requeue).",
         ),
-        matches=(
-            "  exitcode  : -15 (pid: 4117)\n  traceback : Signal 15 (SIGTERM) received by PID 4117",
-            "slurmstepd: error: *** STEP 901.0 ON gpu03 CANCELLED AT 2026-02-03T11:12:13 ***",
-            "[rank: 0] Received SIGTERM: 15",
-        ),
+        matches=("  exitcode  : -15 (pid: 4117)\n  traceback : Signal 15 (SIGTERM) received by PID 4117",),
         but_not=("WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 88 closing signal SIGTERM",),
         source="POSIX signals; Slurm; torch/distributed/elastic; Lightning signal_connector.py",
     ),

@@ -39,7 +39,8 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="preempted",
         text=(
             r"multiprocessing\.api\.SignalException|got signal: (?:1|15)\b|Received (?:1|15) death signal"
-            r"|Received Signals\.SIG(?:TERM|HUP) death signal"
+            r"|Received Signals\.SIG(?:TERM|HUP) death signal|(?:JOB|STEP) [\d.]+ ON \S+ CANCELLED AT|Force Terminated job"
+            r"|received signal:? (?:15|SIGTERM)|Received SIGTERM|SIGTERM received|caught signal SIGTERM|Got SIGTERM|Job step aborted: Waiting"
         ),
         weight=0.7,
         remedy=(rung(SaveCheckpoint(), RestartProcess(), success=0.95), rung(StopRun())),
@@ -48,6 +49,8 @@ PATTERNS: tuple[Pattern, ...] = (
             "Start with setsid, tmux or nohup if it was the terminal that closed.",
         ),
         matches=(
+            "slurmstepd: error: *** STEP 901.0 ON gpu03 CANCELLED AT 2026-02-03T11:12:13 ***",
+            "[rank: 0] Received SIGTERM: 15",
             "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1203 got signal: 15",
             "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers",
         ),
@@ -55,7 +58,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 10401 closing signal SIGTERM",
             "WARNING:torch.distributed.elastic.agent.server.api:Received 2 death signal, shutting down workers",
         ),
-        source="torch/distributed/elastic/multiprocessing/api.py",
+        source="torch/distributed/elastic/multiprocessing/api.py, Slurm, Lightning signal_connector.py",
     ),
     Pattern(
         name="interrupted-by-user",

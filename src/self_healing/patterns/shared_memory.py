@@ -29,7 +29,7 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.OOM,
         fine="oom_shm",
         text=(
-            r"killed by signal: Bus error|out of shared memory|unable to (?:open|allocate|mmap|resize) shared memory"
+            r"killed by signal: Bus error|insufficient shared memory|Unexpected bus error|out of shared memory|unable to (?:open|allocate|mmap|resize) shared memory"
             r"|unable to write to file </torch_|shared memory segment /dev/shm|\bObjectStoreFullError\b"
             r"|object store (?:memory )?is full|posix_fallocate failed|failed to extend /dev/shm|Fatal Python error: Bus error|joblib will operate in serial mode"
             r"|(?:SemLock|ctx\.\w*Lock\(|multiprocessing.(?:heap|synchronize|reduction)|torch.storage\.py|_new_shared|_share_filename)"

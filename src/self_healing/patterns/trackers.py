@@ -22,6 +22,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|wandb: Network error|Run initialization has timed out after|Error communicating with wandb process"
             r"|Couldn't communicate with backend after|ManagerConnectionRefusedError|wandb\.init\(\) failed|Error while calling W&B API"
             r"|problem (?:at|connecting).{0,80}wandb|(?:host='|://)api\.wandb\.ai|wandb-core exited|wandb service"
+            r"|(?:BrokenPipeError|ConnectionResetError|ConnectionRefusedError)[\s\S]{0,300}wandb/(?:sdk|apis)/|wandb/(?:sdk|apis)/[\s\S]{0,900}(?:BrokenPipe|ConnectionReset|ConnectionRefused)Error"
         ),
         weight=0.945,
         remedy=IT_MAY_PASS,
