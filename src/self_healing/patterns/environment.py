@@ -72,7 +72,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r" (?:to use|with|via|first|using|package|library|in order)|Missing optional dependency"
             r"|is (?:required|needed)[^.\n]{0,80} but (?:is |was )?not (?:installed|found)|cannot import name '\w+Tokenizer(?:Fast)?'"
             r"|Could not import \w+ python package|(?:Please|need to|Try) run:?\s{0,4}`?pip3? install"
-            r"|requires \S{1,60} to be installed|install it using `?pip|(?m:^[^\n]{0,80}Error: [^\n]{0,400}pip3? install)"
+            r"|requires \S{1,60} to be installed|install it using `?pip|(?m:^[^\n]{0,80}Error: [^\n]{0,250}pip3? install)"
         ),
         weight=0.89,
         remedy=GIVE_UP,
@@ -179,7 +179,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Descriptors cannot (?:not )?be created directly|require users to upgrade torch to at least"
             r"|requires (?:a )?(?:newer|different|higher) (?:version|Python)|requires (?:PyTorch|torch|transformers) ?(?:>=|==|<)"
             r"|(?:please|try) (?:upgrade|update|downgrade) (?:your )?`?(?:torch|pytorch|transformers|trl|peft|accelerate|bitsandbytes)"
-            r"|requires version [\d.]+|configuration_auto\.py[\s\S]{0,400}KeyError: '"
+            r"|requires version [\d.]+|configuration_auto\.py[\s\S]{0,250}KeyError: '"
             r"|KeyError: '(?:m?llama|qwen[\w.]*|mistral\w*|mixtral|gemma\w*|phi\w*|deepseek\w*|glm\w*|internlm\w*|cohere\w*|falcon\w*|gpt_\w+"
             r"|olmo\w*|granite\w*|starcoder\w*|smollm\w*|bloom|opt|mpt|stablelm\w*|nemotron\w*|jamba|mamba\w*|minimax\w*|kimi\w*)'"
         ),

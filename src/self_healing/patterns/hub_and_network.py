@@ -110,7 +110,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|EOF occurred in violation of protocol|SSL: \w+\]|IncompleteRead\(|ChunkedEncodingError|RemoteDisconnected|RemoteProtocolError"
             r"|getaddrinfo failed|[Cc]ould not resolve host|nodename nor servname|urlopen error|trying to locate the files? on the Hub"
             r"|cannot find the (?:requested|appropriate) (?:files|snapshot)|LocalEntryNotFoundError|peer closed connection without sending"
-            r"|(?:urllib3|requests|httpx2?|httpcore2?|aiohttp)(?:\.\w+)*\.\w*(?:Timeout|ConnectError|ConnectionError|ReadError|TransportError|ClientError|TimeoutError|ProtocolError)\b"
+            r"|(?:urllib3|requests|httpx2?|httpcore2?|aiohttp)\.[\w.]{0,60}(?:Timeout|ConnectError|ConnectionError|ReadError|TransportError|ClientError|TimeoutError|ProtocolError)\b"
             r"|Cannot connect to host|Connection aborted\.|Connect(?:ion)? to \S+ timed out|The handshake operation timed out|\bTimeoutError: The \w+ operation timed out"
             r"|Offline mode is enabled|Failed to connect to \S+ port \d+|Connection broken: |\bRead timed out\b|\bReadTimeoutError\b"
             r"|ConnectionError: (?:Couldn't|HTTPS?|\('|\[Errno)|Server disconnected"

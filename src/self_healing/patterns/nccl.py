@@ -24,7 +24,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Timed out waiting \d+ms for (?:recv|send) operation|got error: (?:Socket Timeout|Timeout waiting for key|wait timeout)"
             r"|wait timeout after \d+ms|Timed out after \d+ seconds waiting for clients|client socket has timed out after|store based barrier|DistStoreError"
             r"|NCCL operations have failed or timed out|Application timeout caused pair closure|(?:failed to pass|timed out in) monitoredBarrier"
-            r"|[Hh]eartbeat ?[Mm]onitor(?: \w+){0,3} (?:timed out|detected)|RendezvousTimeoutError|due to a collective timeout|Socket Timeout"
+            r"|[Hh]eartbeat ?[Mm]onitor[^\n]{0,40} (?:timed out|detected)|RendezvousTimeoutError|due to a collective timeout|Socket Timeout"
             r"|NCCL (?:watchdog )?(?:timeout|timed out)|collective (?:operation )?timeout|StoreTimeout|Timeout at NCCL work|HCCL\w* [^\n]{0,60}time ?out"
             r"|[Bb]arrier timed out|RendezvousConnectionError"
         ),

@@ -110,7 +110,7 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.NAN_LOSS,
         fine="nan_loss",
         text=(
-            r"probability tensor contains either `inf`, `nan`|found invalid values:\s{0,4}(?:tensor\()?[\[\s]{0,8}(?:-?\d[\d.e+-]{0,12},\s{0,4}){0,8}nan"
+            r"probability tensor contains either `inf`, `nan`|found invalid values:[\s\S]{0,120}\bnan\b"
             r"|contain(?:s|ed)? (?:Inf/NaN|NaN/Inf|NaNs? or Infs?|infs? or NaNs?|NaN\b)|Tensor had (?:NaN|Inf|-?Inf and NaN|NaN and Inf) values"
             r"|The total norm of order \S+ for gradients from `?parameters`? is non-finite|Detected (?:NaN|inf|non-?finite)\b"
             r"|NaNs? (?:was |were )?(?:detected|encountered|found) in|(?:Encountered|Found|Got) (?:a )?(?:NaNs?|non-?finite)\b|(?:gradients?|weights?|logits|outputs?) (?:is|are|became) nan\b"

@@ -33,7 +33,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|unable to write to file </torch_|shared memory segment /dev/shm|\bObjectStoreFullError\b"
             r"|object store (?:memory )?is full|posix_fallocate failed|failed to extend /dev/shm|Fatal Python error: Bus error|joblib will operate in serial mode"
             r"|(?:SemLock|ctx\.\w*Lock\(|multiprocessing.(?:heap|synchronize|reduction)|torch.storage\.py|_new_shared|_share_filename)"
-            r"[\s\S]{0,500}(?:No space left on device|Errno 28)|unable to mmap \d+ bytes from file </torch|Bus error \(core dumped\)"
+            r"[\s\S]{0,300}(?:No space left on device|Errno 28)|unable to mmap \d+ bytes from file </torch|Bus error \(core dumped\)"
             r"|(?:No space left on device|Errno 28).{0,200}/dev/shm|/dev/shm.{0,200}No space left on device"
         ),
         weight=0.94,

@@ -18,11 +18,11 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.API_ERROR,
         fine="tracker_error",
         text=(
-            r"wandb\.(?:sdk\.)?(?:errors|lib|service|mailbox|apis)[\w.]*\.\w*(?:Error|Timeout|Exception)\b|\bwandb: ERROR "
+            r"wandb\.(?:sdk\.)?(?:errors|lib|service|mailbox|apis)[\w.]{1,60}(?:Error|Timeout|Exception)\b|\bwandb: ERROR "
             r"|wandb: Network error|Run initialization has timed out after|Error communicating with wandb process"
             r"|Couldn't communicate with backend after|ManagerConnectionRefusedError|wandb\.init\(\) failed|Error while calling W&B API"
             r"|problem (?:at|connecting).{0,80}wandb|(?:host='|://)api\.wandb\.ai|wandb-core exited|wandb service"
-            r"|(?:BrokenPipeError|ConnectionResetError|ConnectionRefusedError)[\s\S]{0,300}wandb/(?:sdk|apis)/|wandb/(?:sdk|apis)/[\s\S]{0,900}(?:BrokenPipe|ConnectionReset|ConnectionRefused)Error"
+            r"|(?:BrokenPipeError|ConnectionResetError|ConnectionRefusedError)[\s\S]{0,300}wandb/(?:sdk|apis)/|wandb/(?:sdk|apis)/[\s\S]{0,300}(?:BrokenPipe|ConnectionReset|ConnectionRefused)Error"
         ),
         weight=0.945,
         remedy=IT_MAY_PASS,
@@ -67,8 +67,8 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"mlflow\.exceptions\.\w+|mlflow\.utils\.rest_utils|API request to .{1,200} failed with exception"
             r"|Changing param values is not allowed|COMET ERROR|comet_ml\.exceptions|neptune\.(?:common\.|new\.)?exceptions\.\w+"
-            r"|clearml[\w.]*\.\w*(?:Error|Exception)|trackio[\w.]*\.\w*(?:Error|Exception)|swanlab[\w.]*(?:Error|Exception)"
-            r"|(?:host='|://)\S{0,60}(?:comet\.com|neptune\.ai|swanlab\.cn|clear\.ml)|aim\.\w+[\w.]*Error"
+            r"|clearml\.[\w.]{0,60}(?:Error|Exception)|trackio\.[\w.]{0,60}(?:Error|Exception)|swanlab\.[\w.]{0,60}(?:Error|Exception)"
+            r"|(?:host='|://)\S{0,60}(?:comet\.com|neptune\.ai|swanlab\.cn|clear\.ml)|aim\.[\w.]{1,60}Error"
         ),
         weight=0.945,
         remedy=IT_MAY_PASS,
