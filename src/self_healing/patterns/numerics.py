@@ -92,6 +92,22 @@ PATTERNS: tuple[Pattern, ...] = (
         source="transformers, trainer logs",
     ),
     Pattern(
+        name="evaluation-results-nan",
+        says="The results of an evaluation hold a loss that is NaN.",
+        failure=FailureType.NAN_LOSS,
+        fine="nan_eval",
+        text=r"\b(?:eval|evaluation|validation|valid|test)\b[^\n{]{0,40}\{['\"]loss['\"]: ['\"]?nan\b",
+        weight=0.9,
+        remedy=BACK_AND_SLOWER,
+        fixes=(
+            *FIXES,
+            "If the training loss is fine, look for empty batches and for labels that are all masked in the evaluation set.",
+        ),
+        matches=("INFO - validation metrics: {'loss': nan, 'accuracy': 0.25}",),
+        but_not=("{'loss': nan, 'accuracy': 0.25}", "evaluation: {'loss': 0.3}"),
+        source="dictionaries of metrics as many training scripts print them",
+    ),
+    Pattern(
         name="nan-found-by-anomaly-mode",
         says="PyTorch's anomaly mode found the operation whose gradient is NaN.",
         failure=FailureType.NAN_LOSS,
