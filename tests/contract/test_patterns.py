@@ -148,13 +148,34 @@ def test_a_healthy_log_matches_nothing() -> None:
     assert not matching(("", (), f"***** Running training *****\n{log}\nTraining completed."))
 
 
-def test_the_cause_of_an_out_of_memory_behind_an_nccl_error_wins() -> None:
-    text = (
-        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-        "[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error"
-    )
-    found = matching(("", (), text))
-    assert max(found, key=lambda name: found[name].weight) == "gpu-out-of-memory"
+CAUSES = {
+    "gpu-out-of-memory": "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "disk-full": "OSError: [Errno 28] No space left on device: 'out/checkpoint-40/optimizer.pt'",
+    "gpu-failed": "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "shapes-do-not-fit": "[rank1]: RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x16 and 8x16)",
+    "argument-unknown": "[rank0]: TypeError: SFTTrainer.__init__() got an unexpected keyword argument 'packing_size'",
+    "module-missing": "ModuleNotFoundError: No module named 'einops'",
+    "hub-access-denied": "OSError: You are trying to access a gated repo.",
+}
+ECHOES = (
+    "[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error",
+    "[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15)",
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:34567",
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1203 got signal: 15",
+    "  exitcode  : -15 (pid: 4117)\n  traceback : Signal 15 (SIGTERM) received by PID 4117",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \ntrain.py FAILED\n  exitcode  : 1 (pid: 78)",
+    "slurmstepd: error: *** STEP 901.0 ON gpu03 CANCELLED AT 2026-02-03T11:12:13 ***",
+    "srun: error: node03: task 5: Exited with exit code 1",
+)
+"""What other ranks, launchers and schedulers print when one process has failed."""
+
+
+@pytest.mark.parametrize("echo", ECHOES, ids=range(len(ECHOES)))
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_cause_weighs_more_than_what_it_drags_down(cause: str, echo: str) -> None:
+    for text in (f"{CAUSES[cause]}\n{echo}", f"{echo}\n{CAUSES[cause]}"):
+        found = matching(("", (), text))
+        assert max(found, key=lambda name: found[name].weight) == cause
 
 
 @pytest.mark.parametrize(
