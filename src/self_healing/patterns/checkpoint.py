@@ -45,6 +45,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Unable to load weights from (?:pytorch )?checkpoint|storage has wrong (?:byte )?size|not a ZIP archive|file not found: archive"
             r"|Consistency check failed: file should be of size|(?:checkpoint|model|weights?)\b[^\n]{0,80} (?:is|are|appears? to be) (?:corrupt|incomplete|truncated)"
             r"|DataLossError|truncated record at|Checksum does not match|file is too short to be an sstable|truncated file: eof"
+            r"|JSONDecodeError[\s\S]{0,200}(?:load_from_json|trainer_state)|(?:load_from_json|trainer_state\.json)[\s\S]{0,250}JSONDecodeError"
             r"|file signature not found|_pickle\.UnpicklingError: (?:invalid|unpickling|could|A load)|BadZipFile"
         ),
         weight=0.95,
@@ -73,7 +74,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|(?:Missing|Unexpected) key\(s\) in state_dict|Missing key in checkpoint state_dict|(?:Key|Tensor name) \S+ not found in checkpoint"
             r"|used a DP world size of \d+ but the current world size|RNG state must be a torch\.ByteTensor|WeightsUnpickler error"
             r"|param 'initial_lr' is not specified|ignore_mismatched_sizes|Assign requires shapes of both tensors to match"
-            r"|CheckpointException|Failed to load checkpoint|Unsupported global: GLOBAL|KeyError: '(?:\w{0,20}(?:optimizer|state_dict|scheduler)\w{0,20}|param_groups|global_step|loops)'"
+            r"|CheckpointException|Failed to load checkpoint|Unsupported global: GLOBAL|KeyError: '(?:\w{0,20}(?:optimizer|state_dict|scheduler)\w{0,20}|param_groups|global_step|loops|(?:start_)?epoch)'"
             r"|world size[^\n]{0,80}(?:changed|different|mismatch)[^\n]{0,60}(?:checkpoint|resum)|cannot resume|(?:unable|failed) to resume"
             r"|incompatible (?:with the )?checkpoint|Checkpoint was saved with|wrong number of (?:parameter groups|saved tensors)"
         ),
@@ -104,6 +105,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"No valid checkpoint found in output directory|Can't find a valid checkpoint at"
             r"|Error no file named (?:model\.safetensors|pytorch_model\.bin)|Client provided checkpoint load path: \S+ does not exist"
+            r"|FileNotFoundError: [^\n]{0,200}(?:checkpoint-\d+|trainer_state\.json|optimizer\.pt|\.ckpt)"
             r"|[Cc]heckpoint (?:at )?\S{1,200} (?:not found|does not exist)|No checkpoints? found (?:at|in)|Unable to find (?:a )?(?:valid )?(?:latest|checkpoint)"
         ),
         weight=0.94,
@@ -115,6 +117,25 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         but_not=("FileNotFoundError: [Errno 2] No such file or directory: 'train.jsonl'",),
         source="transformers, trainer.py and modeling_utils.py",
+    ),
+    Pattern(
+        name="failed-while-resuming",
+        says="The run failed while it took up the state of a checkpoint.",
+        failure=FailureType.CHECKPOINT,
+        fine="resume_failure",
+        text=(
+            r", in (?:load_state_dict|_load_optimizer_and_scheduler|_load_from_checkpoint|_load_rng_state|load_checkpoint"
+            r"|resume_from_checkpoint|restore_training_state|_restore_checkpoint)\b"
+        ),
+        weight=0.6,
+        remedy=GIVE_UP,
+        fixes=(
+            "Resume with the configuration and library versions the checkpoint was written with.",
+            "Load the weights only and start the optimizer anew.",
+        ),
+        matches=('  File "torch/optim/adam.py", line 120, in load_state_dict\nIndexError: list index out of range',),
+        but_not=("INFO: load_state_dict took 2 s",),
+        source="tracebacks of PyTorch, transformers, Lightning and DeepSpeed",
     ),
     Pattern(
         name="lfs-pointer",

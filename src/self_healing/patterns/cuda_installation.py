@@ -111,7 +111,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"Torch not compiled with CUDA enabled|torch\.cuda\.is_available\(\) is False|No CUDA GPUs are available"
             r"|Found no NVIDIA driver on your system|no CUDA-capable device is detected|CUDA unknown error - this may be due"
             r"|CUDA_ERROR_NO_DEVICE|have NCCL built in|CUDA-capable device\(s\) is/are busy or unavailable"
-            r"|No HIP GPUs are available|cudaErrorNoDevice|Cannot access accelerator device when none is available"
+            r"|No HIP GPUs are available|CUDA call failed lazily at initialization|cudaErrorNoDevice|Cannot access accelerator device when none is available"
         ),
         weight=0.86,
         remedy=GIVE_UP,
@@ -174,7 +174,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="bf16_unsupported",
         text=(
             r"doesn't support bf16|does not support (?:bf16|bfloat16)|bf16 mixed precision requires|(?:bf16|bfloat16) is (?:only|not) supported"
-            r"|--tf32 requires Ampere|only supports? Ampere GPUs or newer|not implemented for 'BFloat16'|BFloat16 is not supported"
+            r"|CUBLAS_STATUS_NOT_SUPPORTED[^\n]{0,200}CUDA_R_16BF|--tf32 requires Ampere|only supports? Ampere GPUs or newer|not implemented for 'BFloat16'|BFloat16 is not supported"
             r"|requires a GPU (?:that|with) (?:supports|capable)[^\n]{0,40}bf(?:loat)?16|bf16 (?:requires|needs|is not available)"
             r"|Type bf16 is not supported|unsupported (?:data ?)?type:? bfloat16|only supported on CUDA devices with compute capability >="
             r"|(?:FP8|float8\w*)[^\n]{0,60}(?:requires|only supported)[^\n]{0,60}(?:compute capability|Hopper|Ada)"

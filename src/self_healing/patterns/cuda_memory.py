@@ -45,7 +45,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|cudaErrorMemoryAllocation|would exceed allowed memory|CUDA runtime error \(2\)|CUDA driver error: out of memory"
             r"|hipErrorOutOfMemory|cudaMalloc(?:Async)? (?:retry )?failed: out of memory|CUDA (?:failure|error) 2: out of memory"
             r"|Out of memory error on GPU \d|torch(?:\.cuda)?\.OutOfMemoryError|Failed to allocate \S+ (?:bytes )?on (?:GPU|device)"
-            r"|ErrorOutOfMemory:|(?:GPU|device) memory is (?:full|exhausted)|No available memory for the cache blocks"
+            r"|ErrorOutOfMemory:|(?:GPU|device) memory is (?:full|exhausted)|cudaSuccess \(2 vs\. 0\)|that can be stored in KV cache|No available memory for the cache blocks"
             r"|is less than desired GPU memory utilization|Insufficient Memory \([\d:]{0,20}kIOGPU"
         ),
         weight=0.95,

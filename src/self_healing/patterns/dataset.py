@@ -146,7 +146,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"Unable to create tensor, you should probably activate truncation"
             r"|expected sequence of length \d+ at dim \d+ \(got \d+\)|stack expects each tensor to be equal size"
             r"|each element in list of batch should be of equal size|too many dimensions 'str'|setting an array element with a sequence"
-            r"|[Uu]nable to (?:create|convert)[^\n]{0,60} to (?:a )?tensor|Image features and image tokens do not match"
+            r"|[Uu]nable to (?:create|convert)[^\n]{0,60} to (?:a )?tensor|Image features and image tokens do not match|Mismatch in `\w+` token count|can't convert np\.ndarray of type numpy\.object_"
             r"|batch must contain tensors, numpy arrays, numbers, dicts or lists|excessive nesting|Could not infer dtype of|inhomogeneous shape|Trying to resize storage that is not resizable"
         ),
         weight=0.92,
@@ -175,7 +175,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Expected input batch_size \(\d+\) to match target batch_size|Sizes of tensors must match except in dimension"
             r"|shape '\[[-\d, ]+\]' is invalid for input of size|must match the existing size \(\d+\)|size mismatch, m1: |Given groups=\d+, weight of size"
             r"|Expected more than 1 value per channel when training|[Cc]alculated (?:padded )?(?:input|output) size|could not be broadcast together with shapes"
-            r"|Incompatible shapes:|(?:batch size|shapes?|dimensions?) mismatch\b|Dimensions must be equal|Shapes? \S{1,60} and \S{1,60} are incompatible|Target size \(torch\.Size\(.{1,40}\)\) must be the same"
+            r"|Incompatible shapes:|(?:batch size|shapes?|dimensions?) mismatch\b|Dimensions must be equal|Shapes? \S{1,60} and \S{1,60} are incompatible|Target size \(torch\.Size\(.{1,40}\)\) must be (?:the same|different)"
             r"|a Tensor with \d+ elements cannot be converted to Scalar|shapes? \S{1,40} (?:and|,) ?\S{1,40} not aligned|does not match the shape of the indexed tensor"
             r"|[Ee]xpected \d+[dD](?: \([^)]{1,60}\))? (?:or \d[dD] (?:\([^)]{1,60}\) )?)?(?:input|tensor)|size of tensor \S+ must match|Dimension out of range \(expected|Expected hidden\[?\d?\]? size"
             r"|to have \d+ channels, but got \d+|is incompatible with the layer: expected|input\.size\(-1\) must be equal|inconsistent tensor size"

@@ -72,7 +72,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r" (?:to use|with|via|first|using|package|library|in order)|Missing optional dependency"
             r"|is (?:required|needed)[^.\n]{0,80} but (?:is |was )?not (?:installed|found)|cannot import name '\w+Tokenizer(?:Fast)?'"
             r"|Could not import \w+ python package|(?:Please|need to|Try) run:?\s{0,4}`?pip3? install"
-            r"|requires \S{1,60} to be installed|install it using `?pip|(?m:^[^\n]{0,80}Error: [^\n]{0,250}pip3? install)"
+            r"|NameError: name '(?:flash_attn|xformers|bnb|bitsandbytes|deepspeed|apex|amp_C|mamba)\w*' is|requires \S{1,60} to be installed|install it using `?pip|(?m:^[^\n]{0,80}Error: [^\n]{0,250}pip3? install)"
         ),
         weight=0.89,
         remedy=GIVE_UP,
@@ -137,7 +137,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"module '[\w.]+' has no attribute '\w+'|was a deprecated alias for the builtin|was removed in the NumPy 2\.0 release"
             r"|'\w{0,40}(?:Config|Trainer|Arguments|Accelerator|Tokenizer|TokenizerFast|Processor|ForCausalLM|LMHeadModel"
-            r"|ForConditionalGeneration|Model|Cache|Scheduler|Strategy)' object has no attribute '\w+'"
+            r"|ForConditionalGeneration|Model|Cache|Scheduler|Strategy|Optimizer|AdamW?)' object has no attribute '\w+'"
         ),
         weight=0.72,
         remedy=GIVE_UP,
@@ -207,7 +207,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"undefined symbol: |may indicate binary incompatibility|compiled using NumPy 1\.x cannot be run in"
             r"|operator torchvision::\w+ does not exist|torchvision versions are incompatible"
             r"|GLIBC(?:XX)?_[\d.]+'? not found|module compiled against (?:ABI|API) version|Illegal instruction"
-            r"|signal 4 \(SIGILL\)|exit code 132\b|Symbol not found: "
+            r"|signal 4 \(SIGILL\)|exit code 132\b|Symbol not found: |lib(?:torch|c10)[\w.]{0,40}: cannot open shared object"
         ),
         weight=0.87,
         remedy=GIVE_UP,

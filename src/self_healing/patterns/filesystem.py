@@ -16,7 +16,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="disk_full",
         text=(
             r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing file"
-            r"|\bErrno 28\b|\bENOSPC\b|os error 28\b|errno = 28\b|StorageFull|\bEDQUOT\b|os error 122\b|\bErrno 122\b|QuotaExceeded|WinError 112"
+            r"|\bErrno 28\b|\bENOSPC\b|os error 28\b|errno = 28\b|StorageFull|\bEDQUOT\b|\d+ requested and \d+ written|os error 122\b|\bErrno 122\b|QuotaExceeded|WinError 112"
             r"|Not enough (?:free )?disk space|has been used up[^\n]{0,40}quota|disk is full|file write failed"
             r"|database or disk is full|not enough space on the disk|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+"
         ),

@@ -20,7 +20,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="device_assert",
         text=(
             r"device-side assert triggered|\.cuh?:\d+: [^\n]{0,300}Assertion [^\n]{1,300} failed|cuda runtime error \(59\)"
-            r"|cudaErrorAssert|CUDA_ERROR_ASSERT|error=59 |\[CUDA\]: device-side assert"
+            r"|block: \[\d+,\d+,\d+\], thread: \[|cudaErrorAssert|CUDA_ERROR_ASSERT|error=59 |\[CUDA\]: device-side assert"
         ),
         weight=0.95,
         remedy=START_AGAIN,

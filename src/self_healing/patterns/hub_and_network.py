@@ -159,4 +159,17 @@ PATTERNS: tuple[Pattern, ...] = (
         but_not=("TimeoutError: the barrier was not reached", "ConnectionResetError: [Errno 104] Connection reset by peer"),
         source="httpx, as raised by huggingface_hub",
     ),
+    Pattern(
+        name="connection-lost-printed",
+        says="A connection was lost or could not be made.",
+        failure=FailureType.API_ERROR,
+        fine="network",
+        text=r"(?:ConnectionReset|ConnectionRefused|ConnectionAborted|BrokenPipe|FSTimeout|Timeout)Error\b:? ?(?:\[Errno|timed out|\s{0,4}$)|socket\.gaierror",
+        weight=0.54,
+        remedy=IT_MAY_PASS,
+        fixes=("Check the network of this machine; a data worker or a tracker that died looks the same: read what is above.",),
+        matches=("Traceback\nConnectionResetError: [Errno 104] Connection reset by peer", "ERROR TimeoutError: [Errno 110] Connection timed out"),
+        but_not=("TimeoutError: the barrier was not reached",),
+        source="CPython, built-in exceptions",
+    ),
 )  # fmt: skip

@@ -26,7 +26,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|NCCL operations have failed or timed out|Application timeout caused pair closure|(?:failed to pass|timed out in) monitoredBarrier"
             r"|[Hh]eartbeat ?[Mm]onitor[^\n]{0,40} (?:timed out|detected)|RendezvousTimeoutError|due to a collective timeout|Socket Timeout"
             r"|NCCL (?:watchdog )?(?:timeout|timed out)|collective (?:operation )?timeout|StoreTimeout|Timeout at NCCL work|HCCL\w* [^\n]{0,60}time ?out"
-            r"|[Bb]arrier timed out|RendezvousConnectionError"
+            r"|detected by watchdog at work|[Bb]arrier timed out|RendezvousConnectionError"
         ),
         weight=0.76,
         remedy=START_AGAIN,
@@ -61,7 +61,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|NCCL communicator was aborted|NCCL error in:|DistBackendError: NCCL|ncclInvalidUsage|ncclInvalidArgument|NCCL Error \d"
             r"|unhandled (?:cuda|system) error|Duplicate GPU detected|NCCL WARN (?:Net|NET|Call|Connect|Bootstrap|socket|Could not|Failed|Cuda)"
             r"|NCCL WARN [^\n]{0,80}(?:failed|error|refused)|ncclCommInit\w* failed|\b(?:HCCL|RCCL) (?:error|function error)|NCCL failure"
-            r"|ncclUniqueId|NET/IB : Got completion|Detected mismatch between collectives|NCCL watchdog thread terminated"
+            r"|ncclUniqueId|socket(?:PollConnect|StartConnect|Progress)|NET/IB : Got completion|Detected mismatch between collectives|NCCL watchdog thread terminated"
         ),
         weight=0.72,
         remedy=START_AGAIN,

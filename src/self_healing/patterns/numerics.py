@@ -35,7 +35,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"loss\w{0,24}['\"]?\]?\s{0,6}[=:|]?\s{0,6}['\"]?(?:tensor\(|array\(|np\.float\d\d\()?[\[(]?-?nan\b"
             r"|\bloss(?:es)? (?:is|are|was|became|went|turned|value is|=) (?:now )?(?:infinite or )?(?:not finite|non-?finite|nan)\b"
             r"|grad_?norm['\"]?\s?[=:]\s?['\"]?(?:tensor\()?nan\b|['\"](?:train[_/])?loss['\"]: ['\"]?-?inf(?:inity)?\b"
-            r"|non-?finite loss|NanLossDuringTraining|NaN loss during training|NaN or Inf found in input tensor"
+            r"|non-?finite loss|NanLossDuringTraining|NaN loss during training|NaN or Inf found in input tensor|Invalid loss, terminating training|\bnan\s{1,12}nan\s{1,12}nan\b"
         ),
         weight=0.85,
         remedy=BACK_AND_SLOWER,

@@ -25,7 +25,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"double free or corruption|free\(\): (?:invalid|double)|malloc\(\): |malloc_consolidate\(\): |corrupted (?:size|double-linked)"
             r"|munmap_chunk\(\): invalid pointer|stack smashing detected|0xC0000005|-1073741819|access violation"
-            r"|Signals\.SIGSEGV|SIGSEGV\b|realloc\(\): invalid|exitcode -11\b|terminated with signal SIGSEGV|Fatal Python error: Segm"
+            r"|Signals\.SIGSEGV|SIGSEGV\b|realloc\(\): invalid|exitcode -11\b|Segfault encountered|segfault at [0-9a-f]|terminated with signal SIGSEGV|Fatal Python error: Segm"
         ),
         weight=0.86,
         remedy=START_AGAIN,
@@ -48,8 +48,8 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="oom_host",
         text=(
             r"(?m:^\s{0,8}Killed\s{0,8}$)|line \d+:\s{1,8}\d+ Killed|Signals\.SIGKILL|terminated with signal SIGKILL|exitcode -9\b"
-            r"|task \d+: Killed|subprocesses has abruptly died during map operation|process pool was terminated abruptly"
-            r"|managed by the executor was unexpectedly terminated|(?:exit status|exited with code|error code:?|return code) 137\b"
+            r"|task \d+: Killed"
+            r"|(?:exit status|exited with code|error code:?|return code) 137\b"
             r"|terminated with exit code 137|exit_code=137"
         ),
         weight=0.62,
@@ -61,11 +61,34 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "train.sh: line 14: 20931 Killed                  python train.py --config base.yaml",
             "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGKILL: 9>.",
-            "RuntimeError: One of the subprocesses has abruptly died during map operation.To debug the error, disable multiprocessing.",
             "srun: error: node07: task 3: Killed",
         ),
         but_not=("INFO: Killing subprocess 4711", "KeyError: 'Killed'"),
-        source="bash(1), subprocess, datasets/utils/py_utils.py, concurrent.futures",
+        source="bash(1), subprocess, Slurm",
+    ),
+    Pattern(
+        name="killed-worker-of-a-pool",
+        says="A worker of a pool of processes was killed, most likely because the machine's memory ran out.",
+        failure=FailureType.OOM,
+        fine="oom_host",
+        text=(
+            r"subprocesses has abruptly died during map operation|process pool was terminated abruptly"
+            r"|managed by the executor was unexpectedly terminated"
+        ),
+        weight=0.89,
+        remedy=START_AGAIN,
+        fixes=(
+            "Use fewer processes (num_proc, n_jobs): each holds its own copy; one process shows a crash of the code itself.",
+        ),
+        matches=(
+            "RuntimeError: One of the subprocesses has abruptly died during map operation.To debug the error, disable multiprocessing.",
+            (
+                "TerminatedWorkerError: A worker process managed by the executor was unexpectedly terminated. This could be caused "
+                "by a segmentation fault while calling the function or by an excessive memory usage"
+            ),
+        ),
+        but_not=("INFO: the process pool was closed",),
+        source="datasets/utils/py_utils.py, concurrent.futures, joblib",
     ),
     Pattern(
         name="terminated-from-outside",

@@ -19,7 +19,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"Must flatten tensors (?:with uniform|on the same)|has a non-zero number of elements, but its data is not allocated"
             r"|setStorage: sizes[^\n]{0,200}out of bounds for storage of size 0|got mixed torch\.Tensor and DTensor"
             r"|ZeroParamStatus\.|object has no attribute 'ds_\w+'|is invalid for input of size 0\b"
-            r"|expected shape compatible with \[0\]|must be a matrix, got 1-D tensor|FlatParameter[^\n]{0,80}(?:size|shape|mismatch)"
+            r"|expected shape compatible with \[0\]|must be a matrix, got 1-D tensor|FlatParameter[^\n]{0,80}(?:size|shape|mismatch|requires uniform)|mat \(\d+x\d+\), vec \(0\)"
             r"|The size of tensor a \(0\) must match|weight should have at least three dimensions"
             r"|(?:inflight|in-flight) params|Expects? (?:the )?(?:flat|sharded) param"
         ),
