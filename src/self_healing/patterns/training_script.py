@@ -46,7 +46,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"--load_best_model_at_end requires|mutually exclusive|must be divisible by (?:the )?(?:tensor|pipeline|model|num_heads|number of heads|attention|world)"
             r"|(?:fp16|half precision|FP16) (?:mixed precision )?(?:training )?(?:requires|can only be used)|--fp16 and --bf16|At most one of fp16 and bf16"
-            r"|does not implement `?__len__|max_steps must be given|requires? max_steps|is not supported with|cannot be used together"
+            r"|does not implement `?__len__|max_steps must be given|requires? max_steps|cannot be used together"
             r"|requires an? (?:eval|evaluation) dataset|Trainer: (?:evaluation|training) requires|set `?remove_unused_columns|but got num_samples=0"
             r"|embed_dim must be divisible by num_heads|hidden size \(\d+\) is not a multiple of|Invalid (?:value|configuration)[^\n]{0,60}(?:batch|accumulation)"
         ),
