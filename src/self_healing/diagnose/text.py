@@ -1,0 +1,56 @@
+"""Findings from the lines of a log: the one function through which the patterns are asked."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterable
+from functools import lru_cache
+
+from ..core.cause import Pattern
+from ..core.diagnosis import diagnose
+from ..core.discover import discover_patterns
+from ..core.failure import FailureType, Severity
+from ..core.history import History
+from ..core.incident import Incident
+from ..readers.log_text import Line
+from .finding import Finding, explained, public_class
+
+_TELLING = re.compile(
+    r"error|exception|traceback|killed|fatal|abort|fail|cannot|mismatch|interrupt|out of memory|signal|nccl|xid|no space"
+    r"|denied|timed? ?out|terminat|preempt|slurm|usage:|segmentation|assert",
+    re.IGNORECASE,
+)
+MOST_LINES = 400
+"""Telling lines that are looked at: the newest, for a log ends with what ended the run."""
+LONGEST = 2000
+
+
+def text_findings(lines: Iterable[Line]) -> list[Finding]:
+    """Return what the patterns recognise in a log, most likely first."""
+    telling: deque[Line] = deque(maxlen=MOST_LINES)
+    for line in lines:
+        if _TELLING.search(line.text):
+            telling.append(Line(line.number, line.text[:LONGEST]))
+    if not telling:
+        return []
+    text = "\n".join(line.text for line in telling)
+    incident = Incident(
+        name="exited", failure=FailureType.CRASH, fine="crash", severity=Severity.ERROR, step=0, because="output", text=text
+    )
+    found = diagnose(incident, (), _patterns(), History(), lambda _name, _error: None)
+    leading = found.leading
+    if leading is None:
+        return []
+    decisive = leading.found[0] if leading.found else ""
+    number = next((line.number for line in reversed(telling) if line.text.startswith(decisive[:200])), None)
+    made = Finding(
+        name=leading.name, fine=public_class(leading.fine or "crash"), severity=Severity.ERROR, line=number,
+        because=leading.says, evidence=leading.found,
+    )  # fmt: skip
+    return [explained(made, found.hypotheses)]
+
+
+@lru_cache(1)
+def _patterns() -> tuple[Pattern, ...]:
+    return discover_patterns("self_healing.patterns")

@@ -1,0 +1,228 @@
+"""What only a whole run can tell: checks of a recorded curve that have no use while it is still being made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean, median, pstdev
+
+from ..core.failure import Severity
+from .curves import Curve, curve_of
+from .finding import Finding
+from .overfitting import overfitting
+from .thinning import Point, Thinned
+
+MOST_CLASSES = 10
+"""A flat loss at the logarithm of up to this many classes is taken for chance."""
+FEWEST = 3
+"""Observations of a loss, or of an evaluation, below which nothing is said about a curve."""
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """One recorded run, and its curves."""
+
+    points: Sequence[Point]
+    facts: dict[str, float | int | str | bool]
+
+    @cached_property
+    def loss(self) -> Curve:
+        """The training loss."""
+        return curve_of(self.points, "loss")
+
+    @cached_property
+    def evaluation(self) -> Curve:
+        """The evaluation loss."""
+        return curve_of(self.points, "eval_loss", once_per_step=True)
+
+    @cached_property
+    def reward(self) -> Curve:
+        """The reward, of runs that have one."""
+        return curve_of(self.points, "reward")
+
+    @cached_property
+    def has_own_rules(self) -> bool:
+        """Whether the run learns from rewards or preferences, whose loss says little."""
+        return any("reward" in p.values or "rewards/margins" in p.values for p in self.points)
+
+    @cached_property
+    def epochs(self) -> float:
+        """How often the data were seen."""
+        return max((p.values["epoch"] for p in self.points if math.isfinite(p.values.get("epoch", math.nan))), default=0.0)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there is too little to say anything about a curve."""
+        return len(self.loss) < FEWEST and len(self.evaluation) < FEWEST and len(self.reward) < FEWEST
+
+
+def of(run: Thinned) -> WholeRun:
+    """Return a run with its curves."""
+    return WholeRun(run.points, dict(run.facts))
+
+
+def checks(run: WholeRun) -> Iterator[Finding]:
+    """Yield what the whole run tells."""
+    yield from hidden_nan(run)
+    if run.has_own_rules:
+        return
+    yield from all_zero(run)
+    chance = list(at_chance(run))
+    yield from chance
+    yield from overfitting(run.loss, run.evaluation, run.epochs)
+    yield from collapse(run)
+    yield from scale_mismatch(run)
+    if not chance:
+        yield from slow(run)
+
+
+def hidden_nan(run: WholeRun) -> Iterator[Finding]:
+    """Look for a NaN that the log's filter has turned into a zero or a mean, and for norms that never become finite."""
+    logged = [p for p in run.points if "loss" in p.values and "grad_norm" in p.values]
+    odd = [p for p in logged if not math.isfinite(p.values["grad_norm"])]
+    if len(odd) < 2:
+        return
+    zero = [p for p in odd if p.values["loss"] == 0.0]
+    tail = 0
+    for point in reversed(logged):
+        if math.isfinite(point.values["grad_norm"]):
+            break
+        tail += 1
+    if len(zero) >= 2:
+        first, fine = zero[0], "nan_loss"
+        because = f"loss is exactly 0.0 and the gradient norm is not finite in {len(zero)} logs: a NaN loss, hidden by the filter"
+    elif tail >= FEWEST:
+        first = logged[-tail]
+        fine = "nan_loss" if tail >= 10 else "fp16_overflow"
+        because = f"the gradient norm is not finite in the last {tail} logs: no step has counted since"
+    else:
+        return
+    yield Finding(
+        name="nan-hidden-by-filter", fine=fine, severity=Severity.ERROR, step=first.step, line=first.line or None,
+        because=because,
+        evidence=(f"step {first.step}: loss {first.values['loss']:.4g}, grad_norm {first.values['grad_norm']}",),
+        also_possible=("fp16 overflow: To tell: train the same steps in bf16 or fp32.",),
+        fix=(
+            "Set logging_nan_inf_filter=False to see the NaN when it happens.",
+            f"Go back to a checkpoint before step {first.step}; use bf16 instead of fp16 and a lower learning_rate.",
+        ),
+        references=("transformers, TrainingArguments.logging_nan_inf_filter",),
+    )  # fmt: skip
+
+
+def all_zero(run: WholeRun) -> Iterator[Finding]:
+    """Report a loss that was exactly zero in every log of a short run; longer ones have a rule."""
+    values = run.loss.values
+    if len(values) < 2 or any(values):
+        return
+    norms = curve_of(run.points, "grad_norm").values
+    also = " and so is the gradient norm" if norms and not any(norms) else ""
+    yield Finding(
+        name="loss-exactly-zero", fine="zero_loss", severity=Severity.ERROR, step=run.loss.steps[0],
+        because=f"loss is exactly 0.0 in all {len(values)} logs{also}",
+        fix=(
+            "Look at one batch: are all labels -100, or empty after truncation or masking?",
+            "With completion_only_loss or a response template, check that the template is found in the text.",
+        ),
+    )  # fmt: skip
+
+
+def at_chance(run: WholeRun) -> Iterator[Finding]:
+    """Report a loss, of training or evaluation, that never left the level of guessing."""
+    for what, curve, enough in (("loss", run.loss, 12), ("evaluation loss", run.evaluation, 6)):
+        if len(curve) < enough or curve.last.mean <= 0.0 or curve.fall > 0.03 or curve.top > 1.06 * curve.last.mean:
+            continue
+        level = fmean(window.mean for window in curve.windows[len(curve.windows) // 2 :])
+        classes = _classes_at(level, run)
+        if not classes:
+            continue
+        yield Finding(
+            name="loss-plateau", fine="plateau_at_chance", severity=Severity.WARNING, step=curve.steps[0],
+            because=f"{what} has stayed at {level:.4g}, about ln({classes}), over {len(curve)} observations: as by guessing",
+            evidence=(f"{what} by tenths of the run: {curve.told()}",),
+            fix=(
+                "Try to learn 20 records by heart: if even that fails, look at labels, loss and frozen parameters.",
+                "If it succeeds, raise learning_rate 3 to 10 times, or train for longer.",
+            ),
+            references=("Karpathy (2019), A Recipe for Training Neural Networks",),
+        )  # fmt: skip
+        return
+
+
+def _classes_at(level: float, run: WholeRun) -> int:
+    known = [run.facts[name] for name in ("num_classes", "vocab_size") if name in run.facts]
+    choices = [int(n) for n in known if isinstance(n, int | float) and n >= 2] or list(range(2, MOST_CLASSES + 1))
+    nearest = min(choices, key=lambda n: abs(level - math.log(n)))
+    # Logarithms of larger numbers lie close together, where any level is near one.
+    tolerance = 0.02 if nearest <= 4 or known else 0.005
+    return nearest if abs(level - math.log(nearest)) <= tolerance * math.log(nearest) else 0
+
+
+def collapse(run: WholeRun) -> Iterator[Finding]:
+    """Report a loss that fell to next to nothing from one log to the next: a leak or labels that are gone."""
+    values = run.loss.values
+    top = run.loss.top if values else 0.0
+    for place in range(4, len(values) - 3):
+        before, after = median(values[max(0, place - 4) : place]), values[place : place + 4]
+        if before > 0.3 * top > 0.0 and all(0.0 < value < 0.005 * before for value in after):
+            yield Finding(
+                name="loss-collapse", fine="loss_collapse_anomalous", severity=Severity.WARNING, step=run.loss.steps[place],
+                because=f"loss fell from {before:.4g} to {values[place]:.2g} within one log and stayed there",
+                also_possible=("Answers that leak into the input. To tell: evaluate on records made by hand.",),
+                fix=("Look at a batch from before and one from after this step: what has changed in the labels?",),
+            )  # fmt: skip
+            return
+
+
+def scale_mismatch(run: WholeRun) -> Iterator[Finding]:
+    """Report training and evaluation losses that differ by one and the same factor all along."""
+    loss, evaluation = run.loss, run.evaluation
+    ratios, before = [], -math.inf
+    for step, value in zip(evaluation.steps, evaluation.values, strict=True):
+        train = loss.mean_between(before, step)
+        before = step
+        if train is not None and train > 0.0 and value > 0.0:
+            ratios.append(train / value)
+    ratios = ratios[len(ratios) // 4 :]  # the first ones average over the steepest part
+    if len(ratios) < FEWEST or evaluation.fall < 0.05:
+        return
+    factor = median(ratios)
+    if pstdev(ratios) > 0.06 * factor or 1 / 1.8 < factor < 1.8:
+        return
+    too_high = factor > 1
+    yield Finding(
+        name="loss-scale-mismatch", fine="loss_scale_mismatch",
+        severity=Severity.WARNING if too_high else Severity.INFO, step=evaluation.steps[0],
+        because=f"the training loss is {factor:.3g} times the evaluation loss at every evaluation: "
+        + ("it is summed where it should be averaged" if too_high else "it is printed per micro-batch or divided twice"),
+        evidence=(f"training / evaluation loss: {', '.join(f'{ratio:.3g}' for ratio in ratios[-8:])}",),
+        fix=(
+            "Compare the factor with gradient_accumulation_steps (and the number of devices): a loss that is summed over "
+            "micro-batches also scales the gradients, and with them the effective learning rate.",
+            "transformers before 4.46.2 did so; a custom compute_loss must accept num_items_in_batch.",
+        ),
+        references=("https://github.com/huggingface/transformers/pull/34511",),
+    )  # fmt: skip
+
+
+def slow(run: WholeRun) -> Iterator[Finding]:
+    """Report a loss that falls steadily and hardly at all."""
+    loss = run.loss
+    if len(loss) < 20 or len(loss.windows) < 6 or loss.first.mean <= 0.0 or not 0.003 < loss.fall < 0.03:
+        return
+    middle = loss.windows[len(loss.windows) // 2]
+    error = math.hypot(loss.first.error, loss.last.error)
+    late = middle.mean - loss.last.mean
+    if loss.first.mean - loss.last.mean < 4.0 * error or late < 0.35 * (loss.first.mean - loss.last.mean):
+        return
+    rates = curve_of(run.points, "learning_rate").values
+    top = max(rates, default=0.0)
+    yield Finding(
+        name="slow-learning", fine="slow_learning", severity=Severity.WARNING, step=loss.steps[-1],
+        because=f"loss fell steadily but only {loss.fall:.1%}, from {loss.first.mean:.4g} to {loss.last.mean:.4g}, and still falls",
+        evidence=(f"loss by tenths of the run: {loss.told()}",),
+        also_possible=("A model that knew the data already. To tell: look at its answers before training.",),
+        fix=(f"Raise learning_rate from {top:.2g} to {3 * top:.2g} or {10 * top:.2g}.",) if top else ("Raise learning_rate 3 to 10 times.",),
+    )  # fmt: skip

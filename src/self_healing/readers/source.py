@@ -1,0 +1,161 @@
+"""What can be given to a diagnosis: a file or folder, recognised by its content, read as one stream of items.
+
+Every format is one file in `formats/`, found by discovery: a class that says whether it knows an input and yields what
+is in it. An item is a block of log lines, an observation, or an entry of our ledger; a log gives the first two.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import ClassVar, NamedTuple
+
+from ..core.discover import discover_classes
+from ..core.errors import InputError
+from ..core.ledger import Entry
+from ..core.naming import kebab_case
+from ..core.signal import Signal
+from .log_text import Block
+
+HEAD_BYTES = 2**16
+STDIN = "-"
+READABLE = (
+    "expected a log, a trainer_state.json, a ledger, metrics as CSV or JSON lines, a TensorBoard event file, "
+    "or the folder of a run, of wandb or of trackio"
+)
+
+
+class Seen(NamedTuple):
+    """One observation, and where it stood."""
+
+    run: int
+    """Which of the runs in the file it belongs to, from 0."""
+    signal: Signal
+    line: int = 0
+    """The line it was printed in, from 1; 0 where the format has no lines worth naming."""
+
+
+class Part(NamedTuple):
+    """The beginning of one of the files that a folder stands for; a path that leads nowhere ends the last one."""
+
+    path: Path
+    format: str
+
+
+Item = Block | Seen | Entry | Part
+
+
+@dataclass
+class Reading:
+    """What was noticed of an input while it was read."""
+
+    damage: list[str] = field(default_factory=list)
+    """What could not be read, one sentence each."""
+    place: tuple[int, int] | None = None
+    """How far the last progress bar or step counter got, and of how many."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """An input whose format is looked for."""
+
+    path: Path
+    is_folder: bool
+    head: bytes
+    """The first bytes of a file; nothing of a folder."""
+    size: int
+    is_stdin: bool = False
+
+    @property
+    def name(self) -> str:
+        """Return what the input is called in messages."""
+        return STDIN if self.is_stdin else os.fspath(self.path)
+
+    def has(self, *names: str) -> bool:
+        """Say whether a folder holds one of these files or folders."""
+        return self.is_folder and any((self.path / name).exists() for name in names)
+
+
+class InputFormat:
+    """One format: says whether it knows an input, and yields what is in it. One file each, discovered by folder."""
+
+    order: ClassVar[int] = 50
+    """Formats with a lower number are asked first; the one that knows everything else comes last."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's public name, derived from the class name."""
+        return kebab_case(cls.__name__)
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Say whether the input is of this format."""
+        raise NotImplementedError
+
+    def items(self, candidate: Candidate, reading: Reading) -> Iterator[Item]:
+        """Yield what is in the input, in its order; `reading` learns what could not be read.
+
+        Raises:
+            InputError: there is nothing to read; the text names the file, what was found and what is expected.
+
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input whose format is known."""
+
+    candidate: Candidate
+    format: InputFormat
+
+    def items(self, reading: Reading) -> Iterator[Item]:
+        """Yield what is in it."""
+        return self.format.items(self.candidate, reading)
+
+
+@lru_cache(1)
+def _formats() -> tuple[InputFormat, ...]:
+    found = discover_classes("self_healing.readers.formats", InputFormat)
+    return tuple(sorted((cls() for cls in found.values()), key=lambda known: (known.order, known.name())))
+
+
+def open_source(path: str | Path) -> Source:
+    """Recognise an input by its content.
+
+    Raises:
+        InputError: there is no such input, or it is of no format that can be read here.
+
+    """
+    candidate = candidate_of(path)
+    for known in _formats():
+        if known.knows(candidate):
+            return Source(candidate, known)
+    raise InputError(f"{candidate.name}: is of no format that can be read here; {READABLE}")
+
+
+def candidate_of(path: str | Path) -> Candidate:
+    """Look at an input: its kind, its size and its first bytes; `-` is standard input, of which nothing is read yet."""
+    if str(path) == STDIN:
+        return Candidate(Path(STDIN), is_folder=False, head=b"", size=0, is_stdin=True)
+    place = Path(path)
+    try:
+        facts = place.stat()
+        if stat.S_ISDIR(facts.st_mode):
+            return Candidate(place, is_folder=True, head=b"", size=0)
+        if not stat.S_ISREG(facts.st_mode):
+            is_pipe = stat.S_ISFIFO(facts.st_mode)
+            if is_pipe and str(place).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/")):
+                return Candidate(place, is_folder=False, head=b"", size=0)
+            raise InputError(f"{place}: is neither a regular file nor a folder; {READABLE}")
+        with place.open("rb") as file:
+            return Candidate(place, is_folder=False, head=file.read(HEAD_BYTES), size=facts.st_size)
+    except FileNotFoundError as error:
+        raise InputError(f"{place}: there is no such file or folder; {READABLE}") from error
+    except OSError as error:
+        raise InputError(f"{place}: cannot be read ({error.strerror})") from error
+    except ValueError as error:  # a NUL in the name
+        raise InputError(f"{os.fspath(place)!r}: is not a file name; {READABLE}") from error
