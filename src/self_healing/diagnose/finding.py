@@ -63,7 +63,7 @@ class Finding:
         """Return the finding as information only, and say why it is no more than that."""
         if self.severity is Severity.INFO:
             return self
-        return replace(self, severity=Severity.INFO, because=f"{self.because}; {why}")
+        return replace(self, severity=Severity.INFO, because=f"{self.because.rstrip('.')}; {why}")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -105,13 +105,13 @@ def explained(finding: Finding, hypotheses: Sequence[Hypothesis], fallback: Sequ
         evidence = (*evidence, *first.found)
         fixes = (*fixes, *first.fixes)
         references = (*references, *first.references)
-    others = tuple(_alternative(h) for h in hypotheses[:MOST_ALTERNATIVES])
+    others = tuple(_alternative(h) for h in hypotheses[: MOST_ALTERNATIVES + 1] if h.name != finding.name)
     return replace(
         finding,
         evidence=_once(evidence)[:MOST_EVIDENCE],
         fix=_once(fixes or tuple(fallback)),
         references=_once(references),
-        also_possible=_once((*finding.also_possible, *others)),
+        also_possible=_once((*finding.also_possible, *others[:MOST_ALTERNATIVES])),
     )
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..core.errors import InputError
 from ..core.failure import Severity
-from ..core.ledger import Entry
 from ..core.signal import Metrics
 from ..readers.log_text import Block, Line
-from ..readers.source import READABLE, Item, Part, Reading, Seen, open_source
+from ..readers.source import READABLE, Item, Reading, Seen, Source, open_source
 from ..readers.text_file import NotFetched
 from ..readers.trainer_state import CutOff, NoHistory
 from .finding import Finding, InputReport
@@ -54,11 +53,7 @@ class _Input:
     ledger: LedgerNotes = field(default_factory=LedgerNotes)
     watched: _Watched = field(default_factory=_Watched)
     texts: list[Finding] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)
     has_lines: bool = False
-    _runs: int = 0
-    """Runs of the parts before this one."""
-    _newest: int = 0
 
     def take(self, items: Iterator[Item]) -> None:
         """Read everything; the patterns pull the lines, and what comes between them goes to the rules."""
@@ -71,17 +66,12 @@ class _Input:
                 self.watched.look(item)
                 yield from item.lines()
             elif isinstance(item, Seen):
-                self._newest = max(self._newest, self._runs + item.run + 1)
-                self.numbers.take(self._runs + item.run, item.signal, item.line)
-            elif isinstance(item, Part):
-                self.parts.append(f"{item.path} ({item.format})")
-                self._runs = self._newest
-            elif isinstance(item, Entry):
+                self.numbers.take(item.run, item.signal, item.line)
+            else:
                 self.ledger.take(item)
                 signal = self.ledger.observed(item)
                 if isinstance(signal, Metrics):
-                    self._newest = max(self._newest, self._runs + item.attempt + 1)
-                    self.numbers.take(self._runs + item.attempt, signal)
+                    self.numbers.take(item.attempt, signal)
 
     def report(self, path: str, kind: str) -> InputReport:
         """Return what was found, most likely first."""
@@ -91,7 +81,7 @@ class _Input:
         if not any(finding.severity > Severity.INFO for finding in found):
             found += self._unfinished() or self._too_little()
         ranked = sorted(found, key=lambda finding: -finding.severity)  # stable: text before numbers
-        return InputReport(path=path, format=kind, findings=_unique(ranked), notes=[*self.parts, *self.reading.damage])
+        return InputReport(path=path, format=kind, findings=_unique(ranked), notes=self.reading.damage)
 
     def _judged(self, finding: Finding) -> Finding:
         """Return a message as grave as it turned out: a run that went on, or another one that was fine, came after it."""
@@ -150,14 +140,40 @@ def _unique(findings: list[Finding]) -> list[Finding]:
 
 def diagnose_input(path: str | Path) -> InputReport:
     """Say what went wrong in one input; what cannot be read is a report too, never an exception."""
-    kind, state = "unknown", _Input()
+    kind, reading = "unknown", Reading()
     try:
         source = open_source(path)
         kind = source.format.name()
-        state.take(source.items(state.reading))
+        parts = source.parts(reading)
+        if parts is None:
+            return _single(source, str(path), reading)
     except InputError as error:
         return InputReport(path=str(path), format=kind, findings=[_unusable(error)], is_usable=False)
-    return state.report(str(path), kind)
+    return _together(Path(path), kind, [diagnose_input(part) for part in parts], reading)
+
+
+def _single(source: Source, path: str, reading: Reading) -> InputReport:
+    state = _Input(reading)
+    state.take(source.items(reading))
+    return state.report(path, reading.format or source.format.name())
+
+
+def _together(folder: Path, kind: str, reports: list[InputReport], reading: Reading) -> InputReport:
+    """Put the reports on the files of a folder together; each finding says where it is from."""
+    usable = [report for report in reports if report.is_usable]
+    telling = [report for report in usable if not _says_nothing(report)] or usable or reports
+    found = []
+    for report in telling:
+        name = Path(report.path).relative_to(folder)
+        found += [replace(finding, evidence=(*finding.evidence, f"in {name}")) for finding in report.findings]
+    notes = [f"{report.path} ({report.format})" for report in reports]
+    notes += [note for report in reports for note in report.notes] + reading.damage
+    ranked = sorted(found, key=lambda finding: -finding.severity)
+    return InputReport(path=str(folder), format=kind, findings=_unique(ranked), is_usable=bool(usable), notes=notes)
+
+
+def _says_nothing(report: InputReport) -> bool:
+    return [finding.fine for finding in report.findings] == ["insufficient_data"]
 
 
 def _unusable(error: InputError) -> Finding:

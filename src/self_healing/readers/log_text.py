@@ -128,6 +128,12 @@ def read_blocks(source: BufferedIOBase, facts: LogFacts | None = None, *, name: 
     yield from _Lines(facts).blocks(_text_chunks(_chunks(source, name), facts, name))
 
 
+def unpacked_chunks(source: BufferedIOBase, facts: LogFacts, name: str) -> Iterator[bytes]:
+    """Yield the bytes of a file as they are, unpacked where it is gzip."""
+    head, chunks = _with_head(_chunks(source, name))
+    return _unpacked(chunks, facts) if head.startswith(GZIP) else chunks
+
+
 def _chunks(source: BufferedIOBase, name: str) -> Iterator[bytes]:
     try:
         while chunk := source.read1(CHUNK_BYTES):

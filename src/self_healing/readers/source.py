@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -39,14 +40,7 @@ class Seen(NamedTuple):
     """The line it was printed in, from 1; 0 where the format has no lines worth naming."""
 
 
-class Part(NamedTuple):
-    """The beginning of one of the files that a folder stands for; a path that leads nowhere ends the last one."""
-
-    path: Path
-    format: str
-
-
-Item = Block | Seen | Entry | Part
+Item = Block | Seen | Entry
 
 
 @dataclass
@@ -57,6 +51,8 @@ class Reading:
     """What could not be read, one sentence each."""
     place: tuple[int, int] | None = None
     """How far the last progress bar or step counter got, and of how many."""
+    format: str = ""
+    """What was found inside, where the input was packed or piped."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +91,10 @@ class InputFormat:
         """Say whether the input is of this format."""
         raise NotImplementedError
 
+    def parts(self, candidate: Candidate, reading: Reading) -> list[Path] | None:
+        """Return the files that a folder stands for, the most telling first; None where the input is read itself."""
+        return None
+
     def items(self, candidate: Candidate, reading: Reading) -> Iterator[Item]:
         """Yield what is in the input, in its order; `reading` learns what could not be read.
 
@@ -111,6 +111,10 @@ class Source:
 
     candidate: Candidate
     format: InputFormat
+
+    def parts(self, reading: Reading) -> list[Path] | None:
+        """Return the files that it stands for, or None where it is read itself."""
+        return self.format.parts(self.candidate, reading)
 
     def items(self, reading: Reading) -> Iterator[Item]:
         """Yield what is in it."""
@@ -138,9 +142,10 @@ def open_source(path: str | Path) -> Source:
 
 
 def candidate_of(path: str | Path) -> Candidate:
-    """Look at an input: its kind, its size and its first bytes; `-` is standard input, of which nothing is read yet."""
+    """Look at an input: its kind, its size and its first bytes; of standard input (`-`) nothing is taken away."""
     if str(path) == STDIN:
-        return Candidate(Path(STDIN), is_folder=False, head=b"", size=0, is_stdin=True)
+        peek = getattr(getattr(sys.stdin, "buffer", None), "peek", None)
+        return Candidate(Path(STDIN), is_folder=False, head=peek(HEAD_BYTES) if peek else b"", size=0, is_stdin=True)
     place = Path(path)
     try:
         facts = place.stat()

@@ -31,7 +31,12 @@ class JsonLines(InputFormat):
 
 def is_text(candidate: Candidate) -> bool:
     """Say whether a file may be JSON or a table at all: not standard input, and nothing packed."""
-    return not candidate.is_stdin and bool(candidate.head) and not candidate.head.startswith(GZIP)
+    return not candidate.is_stdin and is_content(candidate.head)
+
+
+def is_content(head: bytes) -> bool:
+    """Say whether a beginning is that of a text that is not packed."""
+    return bool(head) and not head.startswith(GZIP)
 
 
 def is_table(candidate: Candidate) -> bool:
