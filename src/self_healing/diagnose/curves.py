@@ -82,6 +82,15 @@ class Curve:
         noise = 2.0 * math.hypot(last.error, best.error)
         return last.mean <= best.mean + max(noise, 0.05 * (self.top - best.mean), 0.01 * abs(best.mean))
 
+    def has_bump(self) -> bool:
+        """Say whether a part stands above an earlier one by more than noise and a tenth."""
+        lowest = math.inf
+        for window in self.windows:
+            if window.mean > lowest + max(0.1 * abs(lowest), 3.0 * window.error):
+                return True
+            lowest = min(lowest, window.mean)
+        return False
+
     def mean_between(self, after: float, until: float) -> float | None:
         """Return the mean of the values whose steps lie in a range, or None where there are none."""
         inside = [value for step, value in zip(self.steps, self.values, strict=True) if after < step <= until]

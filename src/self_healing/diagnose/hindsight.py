@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from statistics import median
 
 from .finding import Finding
 from .rules import Seen
@@ -50,9 +51,22 @@ def _outcome(incident: Seen, run: WholeRun) -> str:
         return ""
     if incident.fine.startswith("plateau") or incident.fine == "grad_vanishing":
         return f"the run learned later: loss {loss.last.mean:.4g}" if loss.last.mean < 0.9 * loss.top else ""
-    if incident.last_step >= loss.last.first_step:
+    if _keeps_coming(incident, run) or not _has_settled(incident, run):
         return ""
     return f"the run got over it and ended at its best level, loss {loss.last.mean:.4g}"
+
+
+def _keeps_coming(incident: Seen, run: WholeRun) -> bool:
+    """Say whether spikes are so many and so large that whole parts of the run stand above earlier ones."""
+    return incident.fine == "loss_spike" and incident.times >= 3 and run.loss.has_bump()
+
+
+def _has_settled(incident: Seen, run: WholeRun) -> bool:
+    """Say whether the losses after the last sign of it are as low as the end of the run."""
+    loss = run.loss
+    later = [value for step, value in zip(loss.steps, loss.values, strict=True) if step > incident.last_step]
+    limit = loss.best.mean + max(0.1 * (loss.top - loss.best.mean), 3.0 * loss.last.error, 0.02 * abs(loss.best.mean))
+    return len(later) >= 3 and median(later) <= limit
 
 
 def _ends_finite(run: WholeRun) -> bool:

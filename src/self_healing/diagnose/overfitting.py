@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from statistics import fmean
+import math
+from collections.abc import Iterator, Sequence
+from statistics import fmean, median
 
 from ..core.failure import Severity
 from .curves import Curve
@@ -13,9 +14,11 @@ CLEAR_RISE = 0.03
 """Rise of the evaluation loss above its best, as a share of it, that counts if it lasts."""
 SUDDEN_RISE = 0.10
 """Likewise where a single evaluation came after the best one."""
+NOISY = 3.5
+"""Standard deviations of the evaluations that a rise must have: the best of many is a lucky one."""
 STEADY = 4
 """Evaluations that must each be worse than the one before for a smaller rise to count: the usual patience."""
-BY_HEART = ((3.0, 0.03), (10.0, 0.1))
+BY_HEART = ((3.0, 0.02), (10.0, 0.05))
 """Epochs, and the share of its first level that the training loss is at: from there on records are known by heart."""
 
 _REFERENCES = ("https://docs.axolotl.ai/docs/training_stability.html",)
@@ -39,7 +42,8 @@ def _turned(loss: Curve, evaluation: Curve, epochs: float) -> Iterator[Finding]:
         return
     rise = fmean(after[-2:]) / best - 1.0
     is_steady = len(after) >= STEADY and all(a < b for a, b in zip(values[place:], after, strict=False))
-    is_clear = rise > (CLEAR_RISE if len(after) > 1 else SUDDEN_RISE) and rise * best > _largest_swing(values[: place + 1])
+    usual = max(_largest_swing(values[: place + 1]), NOISY * _noise(values))
+    is_clear = rise > (CLEAR_RISE if len(after) > 1 else SUDDEN_RISE) and rise * best > usual
     if not is_clear and not (is_steady and rise > 0.01):
         return
     train = _fall_since(loss, evaluation.steps[place])
@@ -60,15 +64,21 @@ def _turned(loss: Curve, evaluation: Curve, epochs: float) -> Iterator[Finding]:
         ),
         also_possible=("Confident answers, not worse ones. To tell: does the metric that matters still improve?",),
         fix=(
-            f"Use the checkpoint at step {step} (load_best_model_at_end=True, metric_for_best_model='eval_loss').",
-            f"T{told[1:]}.",
+            f"Use the checkpoint nearest to step {step} (load_best_model_at_end=True, metric_for_best_model='eval_loss').",
+            *((f"T{told[1:]}.",) if step else ()),
             "More or more varied data, weight_decay 0.01 to 0.1, a smaller LoRA rank (lora_r 8 to 32), lora_dropout 0.05.",
         ),
         references=_REFERENCES,
     )  # fmt: skip
 
 
-def _largest_swing(values: list[float] | tuple[float, ...]) -> float:  # type: ignore[type-arg]
+def _noise(values: Sequence[float]) -> float:
+    """Return the standard deviation of evaluations around their course, from how much three in a row bend."""
+    bends = [abs(a - 2.0 * b + c) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
+    return 1.4826 * median(bends) / math.sqrt(6.0) if len(bends) >= 4 else 0.0
+
+
+def _largest_swing(values: Sequence[float]) -> float:
     """Return the largest rise above an earlier best that went away again: what is noise in this run."""
     swing, lowest = 0.0, float("inf")
     for value in values:
