@@ -1,9 +1,9 @@
-"""How often the patterns name the right class for error output that other people posted.
+"""How often the patterns name the right class for error output that other people posted, and a diagnosis for their runs.
 
     python bench/diagnose.py [FOLDER] [--list]
 
 FOLDER holds `messages.jsonl`: one object a line with `id`, `url`, `text`, `cls`, `secondary_classes`, `ambiguous` and
-`text_scorable`. Without it, the folder that the recorded cases of the tests are in is used. A class is right where it is `cls`;
+`text_scorable`; `states.jsonl` and `logs.jsonl` as `diagnose_runs.py` describes them. Without it, the folder that the recorded cases of the tests are in is used. A class is right where it is `cls`;
 where `ambiguous` is set, one of `secondary_classes` is right too.
 
 A catalogue written by people who saw these texts cannot be measured on them alone. Two more figures bound what it would do
@@ -25,6 +25,10 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from diagnose_runs import report as report_runs
 
 from self_healing.core.cause import Pattern
 from self_healing.core.diagnosis import Diagnosis, diagnose
@@ -179,6 +183,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"taught by others only:     {share(others)}")
     print_confusion(answers)
     print_missed(answers)
+    report_runs(chosen.folder, list_all=chosen.list)
     return 0
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import pairwise
 from statistics import fmean, pstdev
 from typing import NamedTuple
 
@@ -42,7 +43,7 @@ class Curve:
         total = len(self.values)
         parts = max(1, min(WINDOWS, total // 2)) if total else 0
         edges = [total * i // parts for i in range(parts + 1)] if parts else []
-        return [self._window(low, high) for low, high in zip(edges, edges[1:], strict=False)]
+        return [self._window(low, high) for low, high in pairwise(edges)]
 
     def _window(self, low: int, high: int) -> Window:
         part = self.values[low:high]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import replace
 from statistics import median
 
 from .finding import Finding
@@ -19,8 +20,9 @@ PASSING = frozenset(
     nan_loss fp16_overflow learning_rate_unexpected""".split()
 )
 """Troubles that a run may get over by itself."""
-_JUDGED_ANEW = frozenset({"eval-gap-growing"})
-"""Rules about evaluations, which the whole run judges better."""
+_BY_THE_RATE = frozenset({"divergence", "dead_run", "loss_spike", "grad_spike", "grad_norm_growth", "nan_loss"})
+_JUDGED_ANEW = frozenset({"eval-gap-growing", "loss-plateau"})
+"""Rules about long stretches, which the whole run judges better."""
 
 
 def rule_findings(seen: Iterable[Seen], run: WholeRun) -> list[Finding]:
@@ -31,9 +33,24 @@ def rule_findings(seen: Iterable[Seen], run: WholeRun) -> list[Finding]:
             continue
         line = next((p.line for p in run.points if p.step == incident.step and p.line), None)
         finding = incident.finding(line)
+        own = _own_fix(incident, run)
+        if own:
+            finding = replace(finding, fix=(own, *finding.fix))
         why = _outcome(incident, run)
         found.append(finding.eased(why) if why else finding)
     return found
+
+
+def _own_fix(incident: Seen, run: WholeRun) -> str:
+    """Return the change of the learning rate in numbers, where the recording knows the rate."""
+    if incident.fine not in _BY_THE_RATE:
+        return ""
+    rates = [
+        p.values["learning_rate"]
+        for p in run.points
+        if p.step <= incident.step and p.values.get("learning_rate", 0.0) > 0.0
+    ]
+    return f"Lower learning_rate from {max(rates):.2g} to {max(rates) / 3:.2g}." if rates else ""
 
 
 def _outcome(incident: Seen, run: WholeRun) -> str:

@@ -180,7 +180,11 @@ def _unusable(error: InputError) -> Finding:
     fine, name, fix = "insufficient_data", "unreadable-input", f"{READABLE[0].upper()}{READABLE[1:]}."
     match error:
         case NotFetched():
-            fine, name, fix = "lfs_pointer", "content-not-fetched", "Fetch the file itself: git lfs pull, or git annex get."
+            fine, name, fix = (
+                "lfs_pointer",
+                "content-not-fetched",
+                "Fetch the file itself: git lfs pull, or git annex get.",
+            )
         case CutOff():
             fine, name, fix = "truncated", "file-cut-off", "Copy the file again, or take that of an earlier checkpoint."
         case NoHistory():
@@ -193,6 +197,3 @@ def exit_code(reports: list[InputReport]) -> int:
     if any(not report.is_usable for report in reports):
         return 2
     return 0 if all(report.healthy for report in reports) else 1
-
-
-

@@ -18,10 +18,16 @@ _COMMON = frozenset({"root", "user", "admin", "localhost", "ubuntu", "runner", "
 """Names that say nothing of anybody, and are words besides."""
 # Each starts at a literal or a boundary and has bounded parts, so that no line makes it slow.
 _EMAIL = re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,4}")
-_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])|(?<![\w:])(?:[0-9a-f]{1,4}:){4,7}[0-9a-f]{1,4}(?![\w:])")
+_ADDRESS = re.compile(
+    r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])|(?<![\w:])(?:[0-9a-f]{1,4}:){4,7}[0-9a-f]{1,4}(?![\w:])"
+)
 _URL = re.compile(r"(?<![\w])[a-z][a-z0-9+]{1,20}://[^\s\"'<>]{1,2000}", re.IGNORECASE)
-_PATH = re.compile(r"(?<![\w/.~:])(?:~|\.{1,2})?/(?:[^\s/\"'<>|:,;()\[\]`]{1,255}/){1,64}([^\s/\"'<>|:,;()\[\]`]{0,255})")
-_WINDOWS = re.compile(r"(?<![\w])[A-Za-z]:\\(?:[^\s\\\"'<>|:]{1,255}\\){0,64}([^\s\\\"'<>|:]{0,255})|\\\\[\w.$-]{1,64}\\[^\s\"'<>|]{1,255}")
+_PATH = re.compile(
+    r"(?<![\w/.~:])(?:~|\.{1,2})?/(?:[^\s/\"'<>|:,;()\[\]`]{1,255}/){1,64}([^\s/\"'<>|:,;()\[\]`]{0,255})"
+)
+_WINDOWS = re.compile(
+    r"(?<![\w])[A-Za-z]:\\(?:[^\s\\\"'<>|:]{1,255}\\){0,64}([^\s\\\"'<>|:]{0,255})|\\\\[\w.$-]{1,64}\\[^\s\"'<>|]{1,255}"
+)
 _PUBLIC_HOSTS = re.compile(
     r"https?://(?:[\w-]{1,63}\.)*(?:github\.com|huggingface\.co|hf\.co|pytorch\.org|arxiv\.org|axolotl\.ai|nvidia\.com|readthedocs\.io|docs\.[\w.-]{1,63})/",
     re.IGNORECASE,
@@ -35,8 +41,12 @@ class Discreet:
         known = os.environ if environ is None else environ
         self._masker = Masker(known)
         names = {known.get(name, "") for name in _NAMED} if for_others else set()
-        telling = sorted((n for n in names if len(n) >= _SHORTEST_NAME and n.lower() not in _COMMON), key=lambda n: -len(n))
-        self._names = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, telling))})(?![A-Za-z0-9])") if telling else None
+        telling = sorted(
+            (n for n in names if len(n) >= _SHORTEST_NAME and n.lower() not in _COMMON), key=lambda n: -len(n)
+        )
+        self._names = (
+            re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(map(re.escape, telling))})(?![A-Za-z0-9])") if telling else None
+        )
         self._for_others = for_others
 
     def text(self, text: str) -> str:

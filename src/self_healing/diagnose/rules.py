@@ -90,8 +90,8 @@ class RuleNotes:
         body = entry.body
         event, fine = body.get("event"), str(body.get("class", ""))
         if event == "closed":
-            for known in self._of(entry.name):
-                known.is_open = False
+            for opened in self._of(entry.name):
+                opened.is_open = False
             return
         severity = Severity.__members__.get(str(body.get("severity", "")).upper())
         if event not in ("opened", "worsened") or severity is None:

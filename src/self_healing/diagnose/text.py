@@ -36,7 +36,13 @@ def text_findings(lines: Iterable[Line]) -> list[Finding]:
         return []
     text = "\n".join(line.text for line in telling)
     incident = Incident(
-        name="exited", failure=FailureType.CRASH, fine="crash", severity=Severity.ERROR, step=0, because="output", text=text
+        name="exited",
+        failure=FailureType.CRASH,
+        fine="crash",
+        severity=Severity.ERROR,
+        step=0,
+        because="output",
+        text=text,
     )
     found = diagnose(incident, (), _patterns(), History(), lambda _name, _error: None)
     leading = found.leading

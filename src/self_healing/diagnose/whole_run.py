@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from statistics import fmean, median, pstdev
 
 from ..core.failure import Severity
@@ -16,6 +17,13 @@ from .thinning import Point, Thinned
 
 MOST_CLASSES = 10
 """A flat loss at the logarithm of up to this many classes is taken for chance."""
+VOCABULARIES = (
+    21_128, 28_996, 30_522, 32_000, 32_128, 49_152, 50_257, 50_265, 51_865, 65_024, 100_352, 119_547, 128_256, 151_936, 250_002,
+    256_000, 262_144,
+)  # fmt: skip
+"""Sizes of usual vocabularies: guessing among so many words gives losses between 9.9 and 12.5."""
+BARELY_TRAINED = 7.0
+"""A language model with such a loss knows little more than which words are frequent."""
 FEWEST = 3
 """Observations of a loss, or of an evaluation, below which nothing is said about a curve."""
 
@@ -50,7 +58,9 @@ class WholeRun:
     @cached_property
     def epochs(self) -> float:
         """How often the data were seen."""
-        return max((p.values["epoch"] for p in self.points if math.isfinite(p.values.get("epoch", math.nan))), default=0.0)
+        return max(
+            (p.values["epoch"] for p in self.points if math.isfinite(p.values.get("epoch", math.nan))), default=0.0
+        )
 
     @property
     def is_short(self) -> bool:
@@ -65,16 +75,17 @@ def of(run: Thinned) -> WholeRun:
 
 def checks(run: WholeRun) -> Iterator[Finding]:
     """Yield what the whole run tells."""
-    yield from hidden_nan(run)
+    yield from [*hidden_nan(run)] or zero_and_nan(run)
     if run.has_own_rules:
         return
     yield from all_zero(run)
-    chance = list(at_chance(run))
-    yield from chance
+    flat = [*at_chance(run)] or [*unmoved(run)]
+    yield from flat
+    yield from lost_again(run)
     yield from overfitting(run.loss, run.evaluation, run.epochs)
     yield from collapse(run)
     yield from scale_mismatch(run)
-    if not chance:
+    if not flat:
         yield from slow(run)
 
 
@@ -94,15 +105,33 @@ def hidden_nan(run: WholeRun) -> Iterator[Finding]:
         first, fine = zero[0], "nan_loss"
         because = f"loss is exactly 0.0 and the gradient norm is not finite in {len(zero)} logs: a NaN loss, hidden by the filter"
     elif tail >= FEWEST:
-        first = logged[-tail]
-        fine = "nan_loss" if tail >= 10 else "fp16_overflow"
+        first, fine = logged[-tail], "fp16_overflow"
         because = f"the gradient norm is not finite in the last {tail} logs: no step has counted since"
     else:
         return
-    yield Finding(
+    yield _hidden(first, fine, because)
+
+
+def zero_and_nan(run: WholeRun) -> Iterator[Finding]:
+    """Look for losses that become exactly zero while the evaluation is NaN: logs without norms show it so."""
+    logged = [p for p in run.points if "loss" in p.values]
+    tail = list(takewhile(lambda p: p.values["loss"] == 0.0, reversed(logged)))
+    if not 2 <= len(tail) < len(logged):
+        return
+    odd = [p for p in run.points if p.step >= tail[-1].step and not math.isfinite(p.values.get("eval_loss", 0.0))]
+    if odd:
+        because = f"loss is exactly 0.0 in the last {len(tail)} logs and the evaluation loss is not finite: a NaN, hidden by the filter"
+        yield _hidden(tail[-1], "nan_loss", because)
+
+
+def _hidden(first: Point, fine: str, because: str) -> Finding:
+    shown = ", ".join(
+        f"{name} {first.values[name]:.4g}" for name in ("loss", "grad_norm", "eval_loss") if name in first.values
+    )
+    return Finding(
         name="nan-hidden-by-filter", fine=fine, severity=Severity.ERROR, step=first.step, line=first.line or None,
         because=because,
-        evidence=(f"step {first.step}: loss {first.values['loss']:.4g}, grad_norm {first.values['grad_norm']}",),
+        evidence=(f"step {first.step}: {shown}",),
         also_possible=("fp16 overflow: To tell: train the same steps in bf16 or fp32.",),
         fix=(
             "Set logging_nan_inf_filter=False to see the NaN when it happens.",
@@ -129,6 +158,32 @@ def all_zero(run: WholeRun) -> Iterator[Finding]:
     )  # fmt: skip
 
 
+def lost_again(run: WholeRun) -> Iterator[Finding]:
+    """Report a short run whose loss ends far above its best; longer ones have a rule."""
+    loss = run.loss
+    if not 8 <= len(loss) <= 60 or loss.best.mean <= 0.0 or run.evaluation.ends_at_its_best():
+        return
+    *_, before, last = loss.windows
+    noise = 4.0 * math.hypot(last.error, loss.best.error)
+    limit = loss.best.mean + max(0.5 * loss.best.mean, noise)
+    if min(before.mean, last.mean) <= limit or loss.best in (before, last):
+        return
+    rates = curve_of(run.points, "learning_rate").values
+    top = max(rates, default=0.0)
+    yield Finding(
+        name="loss-divergence", fine="divergence", severity=Severity.ERROR if last.mean > loss.first.mean else Severity.WARNING,
+        step=loss.best.last_step,
+        because=f"loss was {loss.best.mean:.4g} around step {loss.best.last_step} and ended at {last.mean:.4g}",
+        evidence=(f"loss by parts of the run: {loss.told()}",),
+        fix=(
+            f"Go back to a checkpoint before step {loss.best.last_step} and "
+            + (f"lower learning_rate from {top:.2g} to {top / 3:.2g}." if top else "lower the learning rate 2 to 5 times."),
+            "Clip gradients (max_grad_norm=1.0) and warm up for longer (warmup_ratio=0.1).",
+        ),
+        references=("https://docs.axolotl.ai/docs/training_stability.html",),
+    )  # fmt: skip
+
+
 def at_chance(run: WholeRun) -> Iterator[Finding]:
     """Report a loss, of training or evaluation, that never left the level of guessing."""
     for what, curve, enough in (("loss", run.loss, 12), ("evaluation loss", run.evaluation, 6)):
@@ -152,28 +207,62 @@ def at_chance(run: WholeRun) -> Iterator[Finding]:
 
 
 def _classes_at(level: float, run: WholeRun) -> int:
+    """Return among how many answers a model with this loss would be guessing; 0 where it would not."""
     known = [run.facts[name] for name in ("num_classes", "vocab_size") if name in run.facts]
-    choices = [int(n) for n in known if isinstance(n, int | float) and n >= 2] or list(range(2, MOST_CLASSES + 1))
+    told = [int(n) for n in known if isinstance(n, int | float) and n >= 2]
+    choices = told or [*range(2, MOST_CLASSES + 1), *VOCABULARIES]
     nearest = min(choices, key=lambda n: abs(level - math.log(n)))
     # Logarithms of larger numbers lie close together, where any level is near one.
-    tolerance = 0.02 if nearest <= 4 or known else 0.005
+    tolerance = 0.02 if told or nearest <= 4 else 0.005
     return nearest if abs(level - math.log(nearest)) <= tolerance * math.log(nearest) else 0
 
 
+def unmoved(run: WholeRun) -> Iterator[Finding]:
+    """Report a loss that is where it began; runs with many logs have a rule, which knows the warm-up."""
+    loss = run.loss
+    if (
+        len(loss) < 15
+        or loss.steps[-1] < 200
+        or loss.last.mean <= 0.0
+        or (len(run.evaluation) > 1 and run.evaluation.values[-1] < run.evaluation.values[0])
+    ):
+        return
+    moved = abs(loss.first.mean - loss.last.mean)
+    if moved > 0.01 * loss.first.mean or moved > 2.0 * math.hypot(loss.first.error, loss.last.error) or loss.has_bump():
+        return
+    yield Finding(
+        name="loss-plateau", fine="plateau", severity=Severity.WARNING, step=loss.steps[0],
+        because=f"loss is {loss.last.mean:.4g} after {loss.steps[-1]} steps and began at {loss.first.mean:.4g}: nothing was learned",
+        evidence=(f"loss by tenths of the run: {loss.told()}",),
+        fix=(
+            "Check that parameters are trainable (print the number with requires_grad) and that labels are not masked.",
+            "Raise learning_rate 3 to 10 times.",
+        ),
+    )  # fmt: skip
+
+
 def collapse(run: WholeRun) -> Iterator[Finding]:
-    """Report a loss that fell to next to nothing from one log to the next: a leak or labels that are gone."""
-    values = run.loss.values
-    top = run.loss.top if values else 0.0
-    for place in range(4, len(values) - 3):
-        before, after = median(values[max(0, place - 4) : place]), values[place : place + 4]
-        if before > 0.3 * top > 0.0 and all(0.0 < value < 0.005 * before for value in after):
-            yield Finding(
-                name="loss-collapse", fine="loss_collapse_anomalous", severity=Severity.WARNING, step=run.loss.steps[place],
-                because=f"loss fell from {before:.4g} to {values[place]:.2g} within one log and stayed there",
-                also_possible=("Answers that leak into the input. To tell: evaluate on records made by hand.",),
-                fix=("Look at a batch from before and one from after this step: what has changed in the labels?",),
-            )  # fmt: skip
-            return
+    """Report a loss that fell to next to nothing too fast to be learned: a leak, or labels that are gone."""
+    loss, values = run.loss, run.loss.values
+    top = loss.top if values else 0.0
+    place, how = None, ""
+    for at in range(4, len(values) - 3):
+        before = median(values[at - 4 : at])
+        if before > 0.3 * top > 0.0 and all(0.0 < value < 0.005 * before for value in values[at : at + 4]):
+            place, how = at, f"loss fell from {before:.4g} to {values[at]:.2g} within one log and stayed there"
+            break
+    if place is None and len(values) >= 10 and 0.0 < run.epochs <= 1.0 and 0.0 < loss.last.mean < 0.002 * values[0]:
+        place, how = (
+            len(values) - 1,
+            f"loss fell from {values[0]:.4g} to {loss.last.mean:.2g} within {run.epochs:.2g} epochs",
+        )
+    if place is not None:
+        yield Finding(
+            name="loss-collapse", fine="loss_collapse_anomalous", severity=Severity.WARNING, step=loss.steps[place],
+            because=how,
+            also_possible=("Answers that leak into the input. To tell: evaluate on records made by hand.",),
+            fix=("Look at a batch from before and one from after this step: what has changed in the labels?",),
+        )  # fmt: skip
 
 
 def scale_mismatch(run: WholeRun) -> Iterator[Finding]:
@@ -199,8 +288,8 @@ def scale_mismatch(run: WholeRun) -> Iterator[Finding]:
         + ("it is summed where it should be averaged" if too_high else "it is printed per micro-batch or divided twice"),
         evidence=(f"training / evaluation loss: {', '.join(f'{ratio:.3g}' for ratio in ratios[-8:])}",),
         fix=(
-            "Compare the factor with gradient_accumulation_steps (and the number of devices): a loss that is summed over "
-            "micro-batches also scales the gradients, and with them the effective learning rate.",
+            "Compare the factor with gradient_accumulation_steps and the number of devices.",
+            "A loss that is summed over micro-batches also scales the gradients, and with them the effective rate.",
             "transformers before 4.46.2 did so; a custom compute_loss must accept num_items_in_batch.",
         ),
         references=("https://github.com/huggingface/transformers/pull/34511",),
@@ -210,7 +299,10 @@ def scale_mismatch(run: WholeRun) -> Iterator[Finding]:
 def slow(run: WholeRun) -> Iterator[Finding]:
     """Report a loss that falls steadily and hardly at all."""
     loss = run.loss
-    if len(loss) < 20 or len(loss.windows) < 6 or loss.first.mean <= 0.0 or not 0.003 < loss.fall < 0.03:
+    if len(loss) < 20 or len(loss.windows) < 6 or loss.first.mean <= 0.0:
+        return
+    most = 0.15 if loss.last.mean > BARELY_TRAINED else 0.03
+    if not 0.003 < loss.fall < most:
         return
     middle = loss.windows[len(loss.windows) // 2]
     error = math.hypot(loss.first.error, loss.last.error)

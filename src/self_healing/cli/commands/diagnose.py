@@ -61,10 +61,14 @@ def _tell(report: InputReport, *, verbose: bool) -> None:
     from ..output import show_styled
 
     counts = {name: sum(str(finding.severity) == name for finding in report.findings) for name in STYLES}
-    told = ", ".join(f"{count} {name}{'s' if count > 1 and name != 'info' else ''}" for name, count in counts.items() if count)
+    told = ", ".join(
+        f"{count} {name}{'s' if count > 1 and name != 'info' else ''}" for name, count in counts.items() if count
+    )
     verdict = "healthy" if report.healthy else "cannot be used" if not report.is_usable else "not healthy"
     style = "green" if report.healthy else "bold red"
-    show_styled((f"{report.path}", "bold"), (f" ({report.format}): ", ""), (verdict, style), (f", {told}" if told else "", ""))
+    show_styled(
+        (f"{report.path}", "bold"), (f" ({report.format}): ", ""), (verdict, style), (f", {told}" if told else "", "")
+    )
     for finding in report.findings:
         _tell_finding(finding, verbose=verbose)
     if verbose:
@@ -77,7 +81,9 @@ def _tell_finding(finding: Finding, *, verbose: bool) -> None:
     from ..output import show_styled
 
     severity = str(finding.severity)
-    place = [f"step {finding.step}"] * (finding.step is not None) + [f"line {finding.line}"] * (finding.line is not None)
+    place = [f"step {finding.step}"] * (finding.step is not None) + [f"line {finding.line}"] * (
+        finding.line is not None
+    )
     head = f" {finding.fine}" + (f" at {', '.join(place)}" if place else "") + f" ({finding.name})"
     show_styled((f"  {severity}", STYLES[severity]), (head, "bold"))
     show_styled((f"    {finding.because}", ""))

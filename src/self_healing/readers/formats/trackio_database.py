@@ -48,12 +48,11 @@ def _runs(database: sqlite3.Connection, name: str) -> Iterator[Seen]:
         raise InputError(f"{name}: is an SQLite database without trackio's table of metrics")
     key = "run_id" if "run_id" in columns else "run_name"
     # The column is one of two words of ours, and the run is passed as a value.
-    newest = f"SELECT {key}, MAX(rowid) AS last FROM metrics GROUP BY {key} ORDER BY last DESC LIMIT ?"
+    newest = f"SELECT {key}, MAX(rowid) AS last FROM metrics GROUP BY {key} ORDER BY last DESC LIMIT ?"  # noqa: S608
+    of_run = f"SELECT step, metrics FROM metrics WHERE {key} = ? ORDER BY rowid"  # noqa: S608
     runs = [row[0] for row in database.execute(newest, (MOST_RUNS,))][::-1]
     for number, run in enumerate(runs):
-        for step, text in database.execute(
-            f"SELECT step, metrics FROM metrics WHERE {key} = ? ORDER BY rowid", (run,)
-        ):
+        for step, text in database.execute(of_run, (run,)):
             row = parsed(text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text))
             if row is None:
                 continue
