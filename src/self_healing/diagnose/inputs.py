@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..core.errors import InputError
 from ..core.failure import Severity
 from ..core.signal import Metrics
-from ..readers.log_text import Block, Line
+from ..readers.log_text import Block
 from ..readers.source import READABLE, Item, Reading, Seen, Source, open_source
 from ..readers.text_file import NotFetched
 from ..readers.trainer_state import CutOff, NoHistory
 from .finding import Finding, InputReport
 from .ledger_notes import LedgerNotes
 from .numbers import ENOUGH, Numbers, merged
-from .text import text_findings
+from .text import TextReading
 
 FINISHED = ("training complete", "training finished", "finished training", "successfully", "train_runtime", "early stopping",
             "training done", "done training", "run summary", "completed", "best model", "max_epochs=", "max_steps=")  # fmt: skip
@@ -52,19 +52,16 @@ class _Input:
     numbers: Numbers = field(default_factory=Numbers)
     ledger: LedgerNotes = field(default_factory=LedgerNotes)
     watched: _Watched = field(default_factory=_Watched)
-    texts: list[Finding] = field(default_factory=list)
+    text: TextReading = field(default_factory=TextReading)
     has_lines: bool = False
 
-    def take(self, items: Iterator[Item]) -> None:
-        """Read everything; the patterns pull the lines, and what comes between them goes to the rules."""
-        self.texts = text_findings(self._lines(items))
-
-    def _lines(self, items: Iterator[Item]) -> Iterator[Line]:
+    def take(self, items: Iterable[Item]) -> None:
+        """Read everything: lines go to the patterns, observations to the rules."""
         for item in items:
             if isinstance(item, Block):
                 self.has_lines = True
                 self.watched.look(item)
-                yield from item.lines()
+                self.text.feed(item)
             elif isinstance(item, Seen):
                 self.numbers.take(item.run, item.signal, item.line)
             else:
@@ -76,7 +73,7 @@ class _Input:
     def report(self, path: str, kind: str) -> InputReport:
         """Return what was found, most likely first."""
         numbers = self.numbers.findings()
-        texts = [self._judged(finding) for finding in self.texts]
+        texts = [self._judged(finding) for finding in self.text.findings()]
         found = [*texts, *self.ledger.findings(), *numbers]
         if not any(finding.severity > Severity.INFO for finding in found):
             found += self._unfinished() or self._too_little()
