@@ -66,6 +66,7 @@ class _Input:
                 self.numbers.take(item.run, item.signal, item.line)
             else:
                 self.ledger.take(item)
+                self.numbers.asks_rules = False
                 signal = self.ledger.observed(item)
                 if isinstance(signal, Metrics):
                     self.numbers.take(item.attempt, signal)

@@ -15,7 +15,6 @@ from ..core.detector import Detector
 from ..core.diagnosis import Hypothesis
 from ..core.discover import discover_classes
 from ..core.failure import Mode, Severity
-from ..core.healer import Healer
 from ..core.ledger import SCHEMA, Entry
 from ..core.signal import Facts, Metrics
 from .finding import Finding, explained, public_class
@@ -140,8 +139,8 @@ def _hypotheses(body: Mapping[str, object]) -> tuple[Hypothesis, ...]:
     return tuple(made)
 
 
-def judge(run: Thinned) -> tuple[list[Seen], Healer]:
-    """Feed a run to the rules as if it were watched, and return what they reported, with the core's memory of it."""
+def judge(run: Thinned) -> list[Seen]:
+    """Feed a run to the rules as if it were watched, and return what they reported."""
     config = HealingConfig()
     notes = RuleNotes()
     healer = build_healer(config, notes, CAPABILITIES, settings=replace(config.settings(), mode=Mode.ADVISE))
@@ -151,7 +150,7 @@ def judge(run: Thinned) -> tuple[list[Seen], Healer]:
         plan = healer.observe(Metrics(step=point.step, values=point.values))
         if plan is not None:
             healer.act(plan, None, lambda: 0.0)  # in this mode only a plan that asks nothing of the run is carried out
-    return list(notes.seen.values()), healer
+    return list(notes.seen.values())
 
 
 @lru_cache(1)

@@ -244,11 +244,13 @@ def unmoved(run: WholeRun) -> Iterator[Finding]:
 def collapse(run: WholeRun) -> Iterator[Finding]:
     """Report a loss that fell to next to nothing too fast to be learned: a leak, or labels that are gone."""
     loss, values = run.loss, run.loss.values
-    top = loss.top if values else 0.0
+    top = min(loss.top, 3.0 * loss.first.mean) if values else 0.0  # what follows a spike is no collapse
     place, how = None, ""
     for at in range(4, len(values) - 3):
         before = median(values[at - 4 : at])
-        if before > 0.3 * top > 0.0 and all(0.0 < value < 0.005 * before for value in values[at : at + 4]):
+        if 3.0 * top > before > 0.3 * top > 0.0 and all(
+            0.0 < value < 0.005 * min(top, before) for value in values[at : at + 4]
+        ):
             place, how = at, f"loss fell from {before:.4g} to {values[at]:.2g} within one log and stayed there"
             break
     if place is None and len(values) >= 10 and 0.0 < run.epochs <= 1.0 and 0.0 < loss.last.mean < 0.002 * values[0]:

@@ -7,6 +7,7 @@ is in it. An item is a block of log lines, an observation, or an entry of our le
 from __future__ import annotations
 
 import os
+import re
 import stat
 import sys
 from collections.abc import Iterator
@@ -24,6 +25,8 @@ from .log_text import Block
 
 HEAD_BYTES = 2**16
 STDIN = "-"
+_OPEN_ALREADY = re.compile(r"/dev/(?:stdin|fd/\d{1,9})")
+"""Pipes that are open already: opening another one would wait for a writer."""
 READABLE = (
     "expected a log, a trainer_state.json, a ledger, metrics as CSV or JSON lines, a TensorBoard event file, "
     "or the folder of a run, of wandb or of trackio"
@@ -146,21 +149,23 @@ def candidate_of(path: str | Path) -> Candidate:
     if str(path) == STDIN:
         peek = getattr(getattr(sys.stdin, "buffer", None), "peek", None)
         return Candidate(Path(STDIN), is_folder=False, head=peek(HEAD_BYTES) if peek else b"", size=0, is_stdin=True)
+    if not str(path):
+        raise InputError(f"'': is not a file name; {READABLE}")
     place = Path(path)
     try:
         facts = place.stat()
         if stat.S_ISDIR(facts.st_mode):
             return Candidate(place, is_folder=True, head=b"", size=0)
-        if not stat.S_ISREG(facts.st_mode):
-            is_pipe = stat.S_ISFIFO(facts.st_mode)
-            if is_pipe and str(place).startswith(("/dev/fd/", "/dev/stdin", "/proc/self/fd/")):
-                return Candidate(place, is_folder=False, head=b"", size=0)
-            raise InputError(f"{place}: is neither a regular file nor a folder; {READABLE}")
-        with place.open("rb") as file:
-            return Candidate(place, is_folder=False, head=file.read(HEAD_BYTES), size=facts.st_size)
+        head = b""
+        if stat.S_ISREG(facts.st_mode):
+            with place.open("rb") as file:
+                head = file.read(HEAD_BYTES)
     except FileNotFoundError as error:
         raise InputError(f"{place}: there is no such file or folder; {READABLE}") from error
     except OSError as error:
         raise InputError(f"{place}: cannot be read ({error.strerror})") from error
     except ValueError as error:  # a NUL in the name
         raise InputError(f"{os.fspath(place)!r}: is not a file name; {READABLE}") from error
+    if not stat.S_ISREG(facts.st_mode) and not (stat.S_ISFIFO(facts.st_mode) and _OPEN_ALREADY.fullmatch(str(place))):
+        raise InputError(f"{place}: is neither a regular file nor a folder; {READABLE}")
+    return Candidate(place, is_folder=False, head=head, size=facts.st_size)

@@ -18,7 +18,7 @@ DEEPEST = 5
 MOST_OF_A_KIND = 6
 """Files of one kind that are read, the newest."""
 _CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
-_PASSED = frozenset({".git", "__pycache__", "node_modules", "site-packages", ".venv", "venv", ".cache", "code"})
+_PASSED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
 _KINDS = {
     "ledger": re.compile(r"ledger\.jsonl"),
     "state": re.compile(r"trainer_state\.json"),
@@ -30,6 +30,7 @@ _KINDS = {
     "log": re.compile(
         r".*\.(?:log|out|err|stdout|stderr)(?:\.gz|\.\d{1,3})?|nohup\.out|slurm-.*|std(?:out|err)(?:\.txt)?|.*log.*\.txt"
     ),
+    "other": re.compile(r".*\.(?:json|jsonl|csv|tsv|txt)(?:\.gz)?"),
 }
 _OF_TRACKERS = re.compile(r"debug(?:-internal|-core)?\.log|.*\.lock")
 _NUMBERS = ("state", "wandb", "trackio", "tensorboard", "table", "results")
@@ -71,6 +72,7 @@ class RunFolder(InputFormat):
             if len(chosen) == len(_newest(kinds["ledger"], 1)):
                 chosen += _newest(kinds[kind], MOST_OF_A_KIND)
         chosen += _newest(kinds["log"], MOST_OF_A_KIND)
+        chosen = chosen or _newest(kinds["other"], MOST_OF_A_KIND)
         if not chosen:
             raise InputError(f"{candidate.name}: is a folder without anything to diagnose; {READABLE}")
         return chosen
@@ -118,7 +120,7 @@ def _files(folder: Path, reading: Reading) -> Iterator[Path]:
                 reading.damage.append(f"{folder}: holds more than {MOST_ENTRIES:,} files; the rest was not looked at")
                 return
             if entry.is_dir(follow_symlinks=False):
-                if depth < DEEPEST and entry.name not in _PASSED:
+                if depth < DEEPEST and entry.name not in _PASSED and entry.name[0] != ".":
                     waiting.append((Path(entry.path), depth + 1))
             elif entry.is_file():
                 yield Path(entry.path)

@@ -9,7 +9,7 @@ from ..names import KNOWN, layout_of, metrics_of, step_number
 from ..source import Candidate, InputFormat, Item, Reading, Seen
 from ..text_file import text_of
 from ..trainer_state import NoHistory, read_trainer_state
-from .json_lines import is_text
+from .json_lines import is_lines, is_text
 
 
 class TrainerState(InputFormat):
@@ -19,7 +19,7 @@ class TrainerState(InputFormat):
 
     def knows(self, candidate: Candidate) -> bool:
         """Take every file that is one JSON document."""
-        if candidate.is_folder or not is_text(candidate):
+        if candidate.is_folder or not is_text(candidate) or is_lines(candidate):
             return False
         text = text_of(candidate.head)
         # A log may begin with a dict line as well: those quote with apostrophes, or hold one object a line.
