@@ -33,12 +33,24 @@ def rule_findings(seen: Iterable[Seen], run: WholeRun) -> list[Finding]:
             continue
         line = next((p.line for p in run.points if p.step == incident.step and p.line), None)
         finding = incident.finding(line)
+        if (
+            incident.name == "gradient-not-finite"
+            and incident.fine == "nan_loss"
+            and _losses_are_real(run, incident.step)
+        ):
+            finding = replace(finding, fine="fp16_overflow")
         own = _own_fix(incident, run)
         if own:
             finding = replace(finding, fix=(own, *finding.fix))
         why = _outcome(incident, run)
         found.append(finding.eased(why) if why else finding)
     return found
+
+
+def _losses_are_real(run: WholeRun, step: int) -> bool:
+    """Say whether every loss from a step on is a number other than zero: then only the gradients overflow."""
+    later = [p.values["loss"] for p in run.points if p.step >= step and "loss" in p.values]
+    return all(loss != 0.0 and math.isfinite(loss) for loss in later)
 
 
 def _own_fix(incident: Seen, run: WholeRun) -> str:

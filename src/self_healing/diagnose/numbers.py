@@ -88,11 +88,18 @@ class Numbers:
             return []
         long = [run for run in self.runs if not run.is_short]
         main = long[-1] if long else self.runs[-1]
-        found = list(main.findings)
-        for run in reversed(self.runs):
-            if run is not main:
-                found += [self._beside(finding, run, main) for finding in run.findings]
-        return merged(found) if len(self.runs) > 1 else found
+        others = [
+            self._beside(finding, run, main)
+            for run in reversed(self.runs)
+            if run is not main
+            for finding in run.findings
+        ]
+        known = {finding.fine for finding in main.findings if finding.severity > Severity.INFO}
+        beside = [finding for finding in others if finding.fine not in known]
+        same = [finding for finding in others if finding.fine in known]
+        first, rest = merged([*main.findings, *same]), merged(beside)
+        kept = {finding.fine for finding in rest}
+        return sorted([*(f for f in first if f.fine not in kept), *rest], key=lambda finding: -finding.severity)
 
     def _beside(self, finding: Finding, run: RunStory, main: RunStory) -> Finding:
         """Return a finding of another run as grave as it is beside the last one, which speaks for the input."""

@@ -227,8 +227,11 @@ def unmoved(run: WholeRun) -> Iterator[Finding]:
         or (len(run.evaluation) > 1 and run.evaluation.values[-1] < run.evaluation.values[0])
     ):
         return
-    moved = abs(loss.first.mean - loss.last.mean)
-    if moved > 0.01 * loss.first.mean or moved > 2.0 * math.hypot(loss.first.error, loss.last.error) or loss.has_bump():
+    third = len(loss) // 3
+    early, late = loss.values[:third], loss.values[-third:]
+    moved = fmean(early) - fmean(late)
+    error = math.hypot(pstdev(early), pstdev(late)) / math.sqrt(third)
+    if moved > 0.02 * fmean(early) or moved > 2.5 * error or loss.has_bump():
         return
     yield Finding(
         name="loss-plateau", fine="plateau", severity=Severity.WARNING, step=loss.steps[0],
@@ -306,10 +309,12 @@ def slow(run: WholeRun) -> Iterator[Finding]:
     most = 0.15 if loss.last.mean > BARELY_TRAINED else 0.03
     if not 0.003 < loss.fall < most:
         return
-    middle = loss.windows[len(loss.windows) // 2]
+    third = len(loss) // 3
+    early, middle, late = (
+        fmean(part) for part in (loss.values[:third], loss.values[third:-third], loss.values[-third:])
+    )
     error = math.hypot(loss.first.error, loss.last.error)
-    late = middle.mean - loss.last.mean
-    if loss.first.mean - loss.last.mean < 4.0 * error or late < 0.35 * (loss.first.mean - loss.last.mean):
+    if loss.first.mean - loss.last.mean < 4.0 * error or middle - late < 0.35 * (early - late):  # it levels off
         return
     rates = curve_of(run.points, "learning_rate").values
     top = max(rates, default=0.0)

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from ...core.errors import InputError
 from ...core.signal import Metrics
-from ..log_text import Block
+from ..log_text import LONGEST_BYTES, Block
 from ..metrics_table import parsed
 from ..names import RunCounter, layout_of, metrics_of, step_number
 from ..protobuf import Damaged, Field, fields
@@ -75,9 +75,9 @@ class _Printed:
 
     def take(self, field: Field) -> None:
         text = next((inner.text() for inner in field.message() if inner.number == 3), "")
-        *whole, self.waiting = (self.waiting + text[:65_536]).split("\n")
-        self.waiting = self.waiting[-65_536:]
-        self.lines += whole
+        *whole, waiting = (self.waiting + text).split("\n")
+        self.waiting = waiting[-LONGEST_BYTES:]
+        self.lines += [line[-LONGEST_BYTES:] for line in whole]
 
     def block(self, *, last: bool = False) -> Block:
         lines = [*self.lines, *([self.waiting] if last and self.waiting else [])]
