@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from self_healing.diagnose import diagnose_input
+from self_healing.diagnosis import diagnose_input
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.cli.main import main
 from self_healing.core.discover import discover_classes
 from self_healing.core.failure import Severity
-from self_healing.diagnose import diagnose_input
+from self_healing.diagnosis import diagnose_input
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_trainer
 
@@ -80,7 +80,9 @@ def test_a_real_log_of_a_trainer_that_ran_out_of_memory(tmp_path, capfd):
     printed = capfd.readouterr().out
     assert "'loss'" in printed
     log = tmp_path / "train.log"
-    log.write_text(f"{printed}Traceback (most recent call last):\n{type(error).__module__}.{type(error).__name__}: {error}\n")
+    log.write_text(
+        f"{printed}Traceback (most recent call last):\n{type(error).__module__}.{type(error).__name__}: {error}\n"
+    )
     report = diagnose_input(log)
     assert (report.format, report.findings[0].fine) == ("log", "oom_gpu")
     assert main(["diagnose", str(log)]) == 1

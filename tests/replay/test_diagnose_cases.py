@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from self_healing.core.failure import FINE_CLASSES
-from self_healing.diagnose import diagnose_input
+from self_healing.diagnosis import diagnose_input
 
 CASES = Path(__file__).parents[2].parent / "shared" / "cases"
 LISTS = ("states.jsonl", "logs.jsonl")

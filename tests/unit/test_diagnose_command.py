@@ -13,7 +13,7 @@ import pytest
 
 from self_healing.cli.main import main
 from self_healing.core.failure import FINE_CLASSES
-from self_healing.diagnose.privacy import Discreet
+from self_healing.diagnosis.privacy import Discreet
 
 FINDING_KEYS = [
     "name",

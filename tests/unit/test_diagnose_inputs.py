@@ -12,7 +12,7 @@ import struct
 
 import pytest
 
-from self_healing.diagnose import diagnose_input
+from self_healing.diagnosis import diagnose_input
 from self_healing.readers.formats import tensorboard, wandb_file
 from self_healing.readers.protobuf import Damaged, fields
 from self_healing.readers.source import Reading, Seen, open_source

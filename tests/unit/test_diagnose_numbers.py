@@ -9,9 +9,9 @@ import pytest
 
 from self_healing.core.failure import Severity
 from self_healing.core.signal import Facts, Metrics
-from self_healing.diagnose.curves import Curve
-from self_healing.diagnose.numbers import Numbers
-from self_healing.diagnose.thinning import Point, Thinned
+from self_healing.diagnosis.curves import Curve
+from self_healing.diagnosis.numbers import Numbers
+from self_healing.diagnosis.thinning import Point, Thinned
 
 NAN = math.nan
 
@@ -194,7 +194,7 @@ def test_one_nan_among_thousands_is_not_averaged_away():
 
 
 def test_a_dense_log_is_judged_like_a_sparse_one(monkeypatch):
-    monkeypatch.setattr("self_healing.diagnose.thinning.MOST", 512)
+    monkeypatch.setattr("self_healing.diagnosis.thinning.MOST", 512)
     monkeypatch.setattr(Thinned.__init__, "__defaults__", (512,))
     assert (
         main_class([{"loss": fall(i / 40) if i < 3000 else 8.0 + noise(0.1, i)} for i in range(5000)]) == "divergence"

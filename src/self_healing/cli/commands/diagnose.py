@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from ...diagnose import Finding, InputReport
+    from ...diagnosis import Finding, InputReport
 
 MOST_FIXES = 3
 """What to try that is shown without -v."""
@@ -39,8 +39,8 @@ def command(
         raise typer.BadParameter("--json and --markdown exclude each other")
     if paths.count("-") > 1:
         raise typer.BadParameter("standard input can be read only once")
-    from ...diagnose import diagnose_input, exit_code
-    from ...diagnose.privacy import Discreet
+    from ...diagnosis import diagnose_input, exit_code
+    from ...diagnosis.privacy import Discreet
     from ..output import show_json, write
 
     discreet = Discreet()
@@ -48,7 +48,7 @@ def command(
     if as_json:
         show_json({"v": 1, "inputs": [report.to_json() for report in reports]}, inside_html=True)
     elif as_markdown:
-        from ...diagnose.as_markdown import as_markdown as rendered
+        from ...diagnosis.as_markdown import as_markdown as rendered
 
         write(rendered(reports))
     else:

@@ -16,7 +16,7 @@ from ..readers.trainer_state import CutOff, NoHistory
 from .finding import Finding, InputReport
 from .ledger_notes import LedgerNotes
 from .numbers import ENOUGH, Numbers, merged
-from .text import TextReading
+from .printed import PrintedText
 
 FINISHED = ("training complete", "training finished", "finished training", "successfully", "train_runtime", "early stopping",
             "training done", "done training", "run summary", "completed", "best model", "max_epochs=", "max_steps=")  # fmt: skip
@@ -52,7 +52,7 @@ class _Input:
     numbers: Numbers = field(default_factory=Numbers)
     ledger: LedgerNotes = field(default_factory=LedgerNotes)
     watched: _Watched = field(default_factory=_Watched)
-    text: TextReading = field(default_factory=TextReading)
+    text: PrintedText = field(default_factory=PrintedText)
     has_lines: bool = False
 
     def take(self, items: Iterable[Item]) -> None:

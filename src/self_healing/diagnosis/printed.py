@@ -25,7 +25,7 @@ MOST_LINES = 400
 LONGEST = 2000
 
 
-class TextReading:
+class PrintedText:
     """A text that is being read; feed it blocks, then ask for findings."""
 
     def __init__(self) -> None:
