@@ -1,0 +1,175 @@
+"""Read the text of a run once, in constant memory, and say what it gives away.
+
+    reading = TextReading(patterns)
+    for observation in read_metrics(reading.through(read_blocks(file))):
+        ...
+    reading.findings()
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+
+from ..core.cause import Pattern
+from ..core.finding import Finding
+from ..readers.log_text import Block, Line
+from .clues import Clues, Reader
+from .ending import text_ends_early
+from .facts import ENOUGH_BYTES, Facts
+from .reporting import findings_of
+from .sieve import MARKS, Hit, Sieve
+from .tracebacks import Passage
+from .walk import LONGEST_LINE, Walk
+
+BEFORE = 3
+"""Lines that are kept before one that matters."""
+ENOUGH_PROGRESS = 20
+"""Lines of metrics or bars after which a run has gone past what was said before them."""
+OFTEN = 256
+"""Hits after which a row is looked for only at the end of the text: what it says is known, and it would cost time."""
+_PROGRESS = ("loss", "it/s", "s/it", "epoch")
+_LINES_AT_ONCE = 2000
+
+
+class TextReading:
+    """A text that is being read; feed it blocks, then ask for findings."""
+
+    def __init__(self, patterns: Iterable[Pattern]) -> None:
+        self.facts = Facts()
+        self._patterns = tuple(patterns)
+        self._whole = self._sieve = Sieve(self._patterns)
+        self._reader = Reader(self._patterns, self._whole.rows)
+        self._clues = Clues(ENOUGH_PROGRESS)
+        self._walk = Walk(self._on_passage)
+        self._counts: Counter[str] = Counter()
+        self._dropped: frozenset[str] = frozenset()
+        self._progress = 0
+        self._before: list[Line] = []
+        self._tail: list[Block] = []
+        self._newest_line = 0
+        """The last line that was walked over: the end of the text may be looked at twice."""
+        self._is_finished = False
+
+    def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
+        """Read the blocks on their way to another reader."""
+        for block in blocks:
+            self.feed(block)
+            yield block
+
+    def feed(self, block: Block) -> None:
+        """Read the next lines."""
+        if self.facts.looked_at < ENOUGH_BYTES:
+            self.facts.look(block.text)
+        self._tail = [*self._tail[-1:], block]
+        hits = self._go(block, self._sieve)
+        for hit in hits:
+            self._counts.update(hit.rows)
+        often = frozenset(name for name, count in self._counts.items() if count >= OFTEN) - self._dropped
+        if often:
+            self._dropped |= often
+            self._sieve = Sieve(self._patterns, without=self._dropped)
+
+    def findings(self) -> list[Finding]:
+        """Return what the text gives away, the root first; there is nothing more to read."""
+        self._walk.close()
+        if self._dropped:
+            self._before = []
+            for block in self._tail:
+                self._go(block, self._whole, only=self._dropped)
+            self._walk.close()
+        self._clues.settle(self._progress)
+        found = findings_of(self._clues, self.facts)
+        if not self._clues.live and not self._is_finished:
+            found += text_ends_early(self._tail)
+        return found
+
+    def _go(self, block: Block, sieve: Sieve, only: frozenset[str] = frozenset()) -> list[Hit]:
+        data = block.text.encode(errors="replace")
+        hits = [hit for hit in sieve.hits(data) if not only or hit.rows & only]
+        if not hits and not self._walk.wants_more:
+            self._quiet(block.text)
+        else:
+            self._walk_over(block, data, hits)
+        self._before = _last_lines(block)
+        return hits
+
+    def _walk_over(self, block: Block, data: bytes, hits: Sequence[Hit]) -> None:
+        lines = block.text.split("\n")
+        hot: dict[int, Hit] = {}
+        index = place = 0
+        for hit in hits:
+            index += data.count(b"\n", place, hit.start)
+            place = hit.start
+            hot[index] = hit
+        upcoming = [*hot, len(lines)]
+        at = 0
+        for following in upcoming:
+            while at < following and self._walk.wants_more:
+                self._take(block.numbers[at], lines[at])
+                at += 1
+            start = max(at, following - BEFORE)
+            if at < start:
+                self._quiet("\n".join(lines[at:start]))
+            if following == len(lines):
+                if at < following:
+                    self._quiet("\n".join(lines[start:]))
+                return
+            if start == 0 and following < BEFORE and not self._walk.wants_more:
+                for line in self._before[following - BEFORE :]:
+                    self._take(line.number, line.text)
+            for index in range(start, following):
+                self._take(block.numbers[index], lines[index])
+            hit = hot[following]
+            if "finished" in hit.rows:
+                self._finish()
+            self._take(block.numbers[following], _round_hit(lines[following], data, hit), is_hot=bool(hit.rows - MARKS.keys()))
+            at = following + 1
+
+    def _finish(self) -> None:
+        self._walk.close()
+        self._clues.finish()
+        self._is_finished = True
+
+    def _take(self, number: int, text: str, *, is_hot: bool = False) -> None:
+        self._walk.take(number, text, is_hot=is_hot)
+
+    def _quiet(self, text: str) -> None:
+        """Pass over text that says nothing, except perhaps that the run goes on."""
+        self._walk.close()
+        if self._clues.live and self._progress - self._clues.newest < ENOUGH_PROGRESS:
+            low = text.lower()
+            self._progress += max(low.count(word) for word in _PROGRESS)
+
+    def _on_passage(self, passage: Passage) -> None:
+        if passage.lines[-1].number <= self._newest_line and not self._dropped:
+            return
+        self.facts.look(passage.text)
+        for clue in self._reader.clues(passage):
+            self._clues.add(clue, self._progress)
+            if clue.tier < 5:
+                self._is_finished = False
+
+
+def text_findings(lines: Iterable[Line], patterns: Iterable[Pattern]) -> list[Finding]:
+    """Return what the lines of a text give away, the root first."""
+    reading = TextReading(patterns)
+    source = iter(lines)
+    while piece := list(islice(source, _LINES_AT_ONCE)):
+        reading.feed(Block([line.number for line in piece], "\n".join(line.text.replace("\n", " ") for line in piece)))
+    return reading.findings()
+
+
+def _last_lines(block: Block) -> list[Line]:
+    last = block.text.rsplit("\n", BEFORE)[-BEFORE:]
+    return [Line(number, text) for number, text in zip(block.numbers[-len(last) :], last, strict=False)]
+
+
+def _round_hit(line: str, data: bytes, hit: Hit) -> str:
+    """Return a line, and of a very long one its beginning and what stands round the match."""
+    if len(line) <= LONGEST_LINE:
+        return line
+    start = max(hit.start, hit.found - LONGEST_LINE // 4)
+    around = data[start : min(hit.end, hit.found + LONGEST_LINE // 2)].decode(errors="replace")
+    return around if start == hit.start else f"{line[:80]} [...] {around}"
