@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -75,19 +75,28 @@ class Reader:
         text = passage.text
         found = self._asked("", text)
         if not passage.exception:
-            return [clue for clue in map(lambda group: _of_line(passage, group), _by_line(passage, found)) if clue]  # noqa: C417
+            return [clue for group in self._by_line(passage, found) if (clue := _of_line(passage, *group)) is not None]
         raised = self._asked(passage.exception, passage.message)
         known = {h.name for h in found}
         ranked = _ranked([*found, *(h for h in raised if h.name not in known)])
         leading = ranked[0] if ranked and ranked[0].weight >= CONVINCING else _unknown(passage)
         return [_clue(passage, leading, ranked, passage.decisive, is_raised=True)]
 
+    def _by_line(self, passage: Passage, found: Sequence[Hypothesis]) -> Iterator[tuple[int, list[Hypothesis]]]:
+        """Yield what each line gives away: what is first said in it, and what is said in it again."""
+        first = [(passage.line_at(hypothesis.at), hypothesis) for hypothesis in found]
+        for index, line in enumerate(passage.lines):
+            here = [hypothesis for at, hypothesis in first if at == index]
+            if line.is_hot or here:
+                names = self._rows_of(line.text.encode(errors="replace"))
+                yield index, [*here, *(h for at, h in first if at < index and h.name in names)]
+
     def _asked(self, exception: str, text: str) -> tuple[Hypothesis, ...]:
         if exception:
             rows: Iterable[Pattern] = self._of_classes
         else:
             names = self._rows_of(text.encode(errors="replace"))
-            rows = [row for name, row in self._of_text.items() if name in names]
+            rows = [row for name, row in self._of_text.items() if name in names or not names]
         incident = Incident(
             name="exited", failure=FailureType.CRASH, fine="crash", severity=Severity.ERROR, step=0, because="the text",
             exception=exception, bases=bases_of(exception) if exception else (), text=text,
@@ -99,17 +108,9 @@ def _ranked(found: Iterable[Hypothesis]) -> list[Hypothesis]:
     return sorted(found, key=lambda h: (h.is_echo or h.weight < SPECIFIC, -h.weight, h.name))
 
 
-def _by_line(passage: Passage, found: Iterable[Hypothesis]) -> list[tuple[int, list[Hypothesis]]]:
-    groups: dict[int, list[Hypothesis]] = {}
-    for hypothesis in found:
-        groups.setdefault(passage.line_at(hypothesis.at), []).append(hypothesis)
-    return sorted(groups.items())
-
-
-def _of_line(passage: Passage, group: tuple[int, list[Hypothesis]]) -> Clue | None:
-    index, found = group
+def _of_line(passage: Passage, index: int, found: list[Hypothesis]) -> Clue | None:
     ranked = _ranked(found)
-    if ranked[0].weight < CONVINCING:
+    if not ranked or ranked[0].weight < CONVINCING:
         return None
     return _clue(passage, ranked[0], ranked, index, is_raised=names_exception(passage.lines[index].text))
 
@@ -206,7 +207,7 @@ class Clues:
 
 def root_first(clues: Iterable[Clue]) -> list[Clue]:
     """Return the clues with the root first: by what they say, then by time, unless a later one is much surer."""
-    ordered = sorted(clues, key=lambda clue: (clue.tier, clue.first))
+    ordered = sorted(clues, key=_place)
     if not ordered:
         return []
     same = [clue for clue in ordered if clue.tier == ordered[0].tier]
@@ -215,3 +216,8 @@ def root_first(clues: Iterable[Clue]) -> list[Clue]:
         if clue.hypothesis.weight >= root.hypothesis.weight + MUCH_SURER:
             root = clue
     return [root, *(clue for clue in ordered if clue is not root)]
+
+
+def _place(clue: Clue) -> tuple[float, float, int]:
+    """Of consequences the one that says most is worth most; a summary that only says that something failed, least."""
+    return (clue.tier, -clue.hypothesis.weight if clue.tier == Tier.ECHO else 0, clue.first)

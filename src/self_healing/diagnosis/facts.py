@@ -68,10 +68,11 @@ NAMES: Mapping[str, Mapping[str, str]] = {
 
 _ALL_KEYS = sorted({key for keys in KEYS.values() for key in keys}, key=len, reverse=True)
 _ARGUMENT = re.compile(
-    r"(?<!\w)(" + "|".join(map(re.escape, _ALL_KEYS)) + r")['\"]?(?:\s{0,3}[=:]\s{0,3}|\s{1,40})"
+    r"(?<![\w/])(" + "|".join(map(re.escape, _ALL_KEYS)) + r")['\"]?(?:\s{0,3}[=:]\s{0,3}|\s{1,40})"
     r"['\"]?(\d{1,9}(?:\.\d{1,12})?(?:e-?\d{1,3})?|true|false|none|null)\b",
     re.IGNORECASE,
 )
+_METRICS = re.compile(r"loss['\"]?\s{0,2}[=:|]?\s{0,2}['\"]?-?(?:\d|nan|inf)|grad_norm['\"]?\s?[=:]|lr at \d|epoch['\"]?: ")
 _BANNER = {
     "batch": re.compile(r"instantaneous batch size per device\s{0,3}=\s{0,3}(\d{1,7})", re.IGNORECASE),
     "accumulation": re.compile(r"gradient accumulation steps\s{0,3}=\s{0,3}(\d{1,7})", re.IGNORECASE),
@@ -103,7 +104,7 @@ class Facts:
             return
         for found in _ARGUMENT.finditer(text):
             key = found[1].lower()
-            if key in KEYS["rate"] and _is_of_a_step(text, found.start()):
+            if _is_of_a_step(text, found.start()):
                 continue
             self.arguments[key] = found[2][:_LONGEST_VALUE]
         for name, banner in _BANNER.items():
@@ -144,5 +145,4 @@ class Facts:
 def _is_of_a_step(text: str, place: int) -> bool:
     """Say whether a line shows the metrics of a step: the rate of a moment is not the one that was asked for."""
     start, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
-    line = text[start : len(text) if end < 0 else end]
-    return "loss" in line or "epoch" in line.lower()
+    return _METRICS.search(text, max(start, place - 2000), len(text) if end < 0 else min(end, place + 2000)) is not None

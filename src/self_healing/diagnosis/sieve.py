@@ -95,8 +95,8 @@ def _with_re2(together: str, each: list[str]) -> tuple[Find, Which]:
         return -1 if found is None else int(found.start())
 
     def which(data: bytes) -> Sequence[int]:
-        indices: Sequence[int] = several.Match(data)
-        return indices
+        indices: Sequence[int] | None = several.Match(data)
+        return indices or ()
 
     return find, which
 

@@ -124,7 +124,8 @@ class TextReading:
             hit = hot[following]
             if "finished" in hit.rows:
                 self._finish()
-            self._take(block.numbers[following], _round_hit(lines[following], data, hit), is_hot=bool(hit.rows - MARKS.keys()))
+            is_hot = not hit.rows <= MARKS.keys() or not hit.rows  # none: what was found goes over several lines
+            self._take(block.numbers[following], _round_hit(lines[following], data, hit), is_hot=is_hot)
             at = following + 1
 
     def _finish(self) -> None:
