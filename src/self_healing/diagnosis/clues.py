@@ -96,7 +96,7 @@ class Reader:
             rows: Iterable[Pattern] = self._of_classes
         else:
             names = self._rows_of(text.encode(errors="replace"))
-            rows = [row for name, row in self._of_text.items() if name in names or not names]
+            rows = [row for name, row in self._of_text.items() if name in names]
         incident = Incident(
             name="exited", failure=FailureType.CRASH, fine="crash", severity=Severity.ERROR, step=0, because="the text",
             exception=exception, bases=bases_of(exception) if exception else (), text=text,
@@ -123,9 +123,7 @@ def _unknown(passage: Passage) -> Hypothesis:
     )  # fmt: skip
 
 
-def _clue(
-    passage: Passage, leading: Hypothesis, ranked: Sequence[Hypothesis], index: int, *, is_raised: bool
-) -> Clue:
+def _clue(passage: Passage, leading: Hypothesis, ranked: Sequence[Hypothesis], index: int, *, is_raised: bool) -> Clue:
     line = passage.lines[index]
     tier = _tier(leading, line.text, is_raised=is_raised)
     return Clue(
@@ -161,6 +159,8 @@ class Clues:
         self._enough = enough_progress
         self._live: dict[tuple[str, str], Clue] = {}
         self.past: list[Clue] = []
+        self.held: frozenset[str] = frozenset()
+        """Rows that are no longer looked for: whether the run went past them shows only at the end of the text."""
         self.newest = 0
         """The progress at the newest clue."""
 
@@ -175,7 +175,7 @@ class Clues:
         clue.progress = progress
         key = (clue.hypothesis.name, clue.exception)
         known = self._live.get(key)
-        if known is not None and progress - known.progress >= self._enough:
+        if known is not None and progress - known.progress >= self._enough and key[0] not in self.held:
             self._over(key)
             known = None
         if known is None:

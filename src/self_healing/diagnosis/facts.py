@@ -72,7 +72,9 @@ _ARGUMENT = re.compile(
     r"['\"]?(\d{1,9}(?:\.\d{1,12})?(?:e-?\d{1,3})?|true|false|none|null)\b",
     re.IGNORECASE,
 )
-_METRICS = re.compile(r"loss['\"]?\s{0,2}[=:|]?\s{0,2}['\"]?-?(?:\d|nan|inf)|grad_norm['\"]?\s?[=:]|lr at \d|epoch['\"]?: ")
+_METRICS = re.compile(
+    r"loss['\"]?\s{0,2}[=:|]?\s{0,2}['\"]?-?(?:\d|nan|inf)|grad_norm['\"]?\s?[=:]|lr at \d|epoch['\"]?: "
+)
 _BANNER = {
     "batch": re.compile(r"instantaneous batch size per device\s{0,3}=\s{0,3}(\d{1,7})", re.IGNORECASE),
     "accumulation": re.compile(r"gradient accumulation steps\s{0,3}=\s{0,3}(\d{1,7})", re.IGNORECASE),
@@ -106,6 +108,8 @@ class Facts:
             key = found[1].lower()
             if _is_of_a_step(text, found.start()):
                 continue
+            if key in KEYS["rate"] and not _is_larger(found[2], self.arguments.get(key)):
+                continue  # a schedule prints many; the highest is the one that was asked for
             self.arguments[key] = found[2][:_LONGEST_VALUE]
         for name, banner in _BANNER.items():
             said = banner.search(text)
@@ -146,3 +150,10 @@ def _is_of_a_step(text: str, place: int) -> bool:
     """Say whether a line shows the metrics of a step: the rate of a moment is not the one that was asked for."""
     start, end = text.rfind("\n", 0, place) + 1, text.find("\n", place)
     return _METRICS.search(text, max(start, place - 2000), len(text) if end < 0 else min(end, place + 2000)) is not None
+
+
+def _is_larger(value: str, known: str | None) -> bool:
+    try:
+        return known is None or float(value) > float(known)
+    except ValueError:
+        return False

@@ -61,7 +61,9 @@ def _gpu_memory(text: str, facts: Facts) -> list[str]:
             f"Set {key}: {half} (it is {batch}) and {steps_key}: {steps_now} (it is {steps}): the effective batch stays."
         )
     if facts.is_on("checkpointing") is not True:
-        found.append(f"Set {facts.key('checkpointing')}: true: it trades about a third more time for most of the activations.")
+        found.append(
+            f"Set {facts.key('checkpointing')}: true: it trades about a third more time for most of the activations."
+        )
     for name in ("completion", "length"):
         length = facts.whole(name)
         if length is not None and length > 256:  # noqa: PLR2004  # shorter ones are not what fills a GPU
@@ -80,7 +82,9 @@ def _host_memory(text: str, facts: Facts) -> list[str]:
         count = facts.whole(name)
         if count is not None and count > 1:
             found.append(f"Set {facts.key(name)}: {count // 2} (it is {count}): each holds memory of its own.")
-    return found or [f"Lower {facts.key('processes')} and {facts.key('workers')}: each process holds memory of its own."]
+    return found or [
+        f"Lower {facts.key('processes')} and {facts.key('workers')}: each process holds memory of its own."
+    ]
 
 
 def _shared_memory(text: str, facts: Facts) -> list[str]:
@@ -145,7 +149,9 @@ def _port(text: str, facts: Facts) -> list[str]:
 def _disk(text: str, facts: Facts) -> list[str]:
     path = _PATH.search(text)
     folder = path[1].replace("\\", "/").rpartition("/")[0] if path else "the output folder"
-    return [f"Free space at {folder or '/'} (df -h shows it; df -i too), or save elsewhere; save_total_limit: 2 keeps fewer."]
+    return [
+        f"Free space at {folder or '/'} (df -h shows it; df -i too), or save elsewhere; save_total_limit: 2 keeps fewer."
+    ]
 
 
 def _damaged(text: str, facts: Facts) -> list[str]:
@@ -168,7 +174,9 @@ def _access(text: str, facts: Facts) -> list[str]:
     said = _REPOSITORY.search(text)
     if said is None:
         return []
-    return [f"Ask for access at https://huggingface.co/{said[1]}, then hf auth login (or HF_TOKEN) where the run starts."]
+    return [
+        f"Ask for access at https://huggingface.co/{said[1]}, then hf auth login (or HF_TOKEN) where the run starts."
+    ]
 
 
 def _slower(text: str, facts: Facts) -> list[str]:
@@ -202,7 +210,9 @@ def _where_to_look(text: str, facts: Facts) -> list[str]:
         rank = said["rank"].split(" ")[0]
         host = f" on {said['host']}" if "host" in said else ""
         when = f" at {said['time']}" if "time" in said else ""
-        found.append(f"Read the output of rank {rank}{host}, which failed first{when}; torchrun --log-dir logs --tee 3 keeps it.")
+        found.append(
+            f"Read the output of rank {rank}{host}, which failed first{when}; torchrun --log-dir logs --tee 3 keeps it."
+        )
     return found
 
 

@@ -7,7 +7,8 @@ it is not installed the standard library's `re` does the same work, right but sl
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..core.cause import Pattern
@@ -45,17 +46,15 @@ class Hit(NamedTuple):
 class Sieve:
     """All rows as one expression, and as a set that says which of them a piece of text may be of."""
 
-    def __init__(self, patterns: Sequence[Pattern], *, without: frozenset[str] = frozenset()) -> None:
-        named = {**{row.name: row.text for row in patterns if row.text}, **MARKS}
-        self._named = {name: text for name, text in named.items() if name not in without}
-        self._names = tuple(self._named)
-        together = "|".join(f"(?:{text})" for text in self._named.values())
-        self._find, self._which = _engines(together, list(self._named.values()))
+    def __init__(self, named: Sequence[tuple[str, str]]) -> None:
+        self._names = tuple(name for name, _ in named)
+        texts = [text for _, text in named]
+        self._find, self._which = _engines("|".join(f"(?:{text})" for text in texts), texts)
 
     def hits(self, data: bytes) -> Iterator[Hit]:
         """Yield the lines of a text that matter, in order."""
         place = 0
-        while self._named and place <= len(data):
+        while self._names and place <= len(data):
             found = self._find(data, place)
             if found < 0:
                 return
@@ -68,6 +67,17 @@ class Sieve:
     def rows(self, data: bytes) -> frozenset[str]:
         """Return which rows and marks a piece of text is of."""
         return frozenset(self._names[index] for index in self._which(data))
+
+
+def sieve_of(patterns: Iterable[Pattern], *, without: frozenset[str] = frozenset()) -> Sieve:
+    """Return the sieve of a catalogue; it is made once, for making it takes longer than reading a short text."""
+    named = {**{row.name: row.text for row in patterns if row.text}, **MARKS}
+    return _made(tuple((name, text) for name, text in named.items() if name not in without))
+
+
+@lru_cache(maxsize=2)
+def _made(named: tuple[tuple[str, str], ...]) -> Sieve:
+    return Sieve(named)
 
 
 Find = Callable[[bytes, int], int]

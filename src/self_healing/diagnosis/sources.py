@@ -43,7 +43,9 @@ def split_source(line: str) -> tuple[str, str]:
     if not rest.strip():  # "[0]:" alone heads an entry of torchrun's summary
         return "", line
     again = _PREFIX.match(rest)
-    if again is not None and again["rank"] is not None and rest[again.end() :].strip():  # [0] [0]: launchers in launchers
+    if (
+        again is not None and again["rank"] is not None and rest[again.end() :].strip()
+    ):  # [0] [0]: launchers in launchers
         rest = rest[again.end() :]
     return source, rest
 

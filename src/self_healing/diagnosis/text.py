@@ -1,9 +1,9 @@
 """Read the text of a run once, in constant memory, and say what it gives away.
 
-    reading = TextReading(patterns)
-    for observation in read_metrics(reading.through(read_blocks(file))):
-        ...
-    reading.findings()
+reading = TextReading(patterns)
+for observation in read_metrics(reading.through(read_blocks(file))):
+    ...
+reading.findings()
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .clues import Clues, Reader
 from .ending import text_ends_early
 from .facts import ENOUGH_BYTES, Facts
 from .reporting import findings_of
-from .sieve import MARKS, Hit, Sieve
+from .sieve import MARKS, Hit, Sieve, sieve_of
 from .tracebacks import Passage
 from .walk import LONGEST_LINE, Walk
 
@@ -27,7 +27,7 @@ BEFORE = 3
 """Lines that are kept before one that matters."""
 ENOUGH_PROGRESS = 20
 """Lines of metrics or bars after which a run has gone past what was said before them."""
-OFTEN = 256
+OFTEN = 32
 """Hits after which a row is looked for only at the end of the text: what it says is known, and it would cost time."""
 _PROGRESS = ("loss", "it/s", "s/it", "epoch")
 _LINES_AT_ONCE = 2000
@@ -39,7 +39,7 @@ class TextReading:
     def __init__(self, patterns: Iterable[Pattern]) -> None:
         self.facts = Facts()
         self._patterns = tuple(patterns)
-        self._whole = self._sieve = Sieve(self._patterns)
+        self._whole = self._sieve = sieve_of(self._patterns)
         self._reader = Reader(self._patterns, self._whole.rows)
         self._clues = Clues(ENOUGH_PROGRESS)
         self._walk = Walk(self._on_passage)
@@ -63,13 +63,12 @@ class TextReading:
         if self.facts.looked_at < ENOUGH_BYTES:
             self.facts.look(block.text)
         self._tail = [*self._tail[-1:], block]
-        hits = self._go(block, self._sieve)
-        for hit in hits:
-            self._counts.update(hit.rows)
+        self._go(block, self._sieve)
         often = frozenset(name for name, count in self._counts.items() if count >= OFTEN) - self._dropped
         if often:
             self._dropped |= often
-            self._sieve = Sieve(self._patterns, without=self._dropped)
+            self._clues.held = self._dropped
+            self._sieve = sieve_of(self._patterns, without=self._dropped)
 
     def findings(self) -> list[Finding]:
         """Return what the text gives away, the root first; there is nothing more to read."""
@@ -85,15 +84,20 @@ class TextReading:
             found += text_ends_early(self._tail)
         return found
 
-    def _go(self, block: Block, sieve: Sieve, only: frozenset[str] = frozenset()) -> list[Hit]:
+    def _go(self, block: Block, sieve: Sieve, only: frozenset[str] = frozenset()) -> None:
         data = block.text.encode(errors="replace")
-        hits = [hit for hit in sieve.hits(data) if not only or hit.rows & only]
+        hits = [hit for hit in sieve.hits(data) if (hit.rows & only if only else self._is_news(hit))]
         if not hits and not self._walk.wants_more:
             self._quiet(block.text)
         else:
             self._walk_over(block, data, hits)
         self._before = _last_lines(block)
-        return hits
+
+    def _is_news(self, hit: Hit) -> bool:
+        """Count what a line is of, and say whether it is worth a look."""
+        is_news = not hit.rows or any(self._counts[name] < OFTEN for name in hit.rows)
+        self._counts.update(hit.rows)
+        return is_news
 
     def _walk_over(self, block: Block, data: bytes, hits: Sequence[Hit]) -> None:
         lines = block.text.split("\n")

@@ -17,7 +17,9 @@ _FRAME = re.compile(r'\s{0,40}File "')
 _RAISED = re.compile(
     r"((?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?:\((\w{1,80})\))?(?:: ?(.*)|\s{0,4})$", re.DOTALL
 )
-_PRINTED = re.compile(r"(?:[A-Za-z_]\w{0,60}\.){0,12}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Timeout)(?:\(\w+\))?(?::|\s{0,4}$)")
+_PRINTED = re.compile(
+    r"(?:[A-Za-z_]\w{0,60}\.){0,12}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Timeout)(?:\(\w+\))?(?::|\s{0,4}$)"
+)
 _NEW_ENTRY = re.compile(
     r"\[|\d{4}-\d\d-\d\d|\d\d[:/]\d\d|wandb:|(?:WARNING|INFO|ERROR|DEBUG|CRITICAL)\b|[EWIF]\d{4} |\s{0,8}\d{1,3}%\||\{['\"]"
     r"|Traceback |During handling of|The above exception|srun:|slurmstepd:|-{20}|={20}"
