@@ -138,7 +138,8 @@ def _tier(leading: Hypothesis, line: str, *, is_raised: bool) -> Tier:
         return Tier.ECHO
     if leading.weight < SPECIFIC:
         return Tier.SOMETHING_RAISED if is_raised else Tier.VAGUE
-    if not is_raised and (leading.fine in _SPARED or _REMARK.search(line[:200])):
+    is_number = leading.failure is FailureType.NAN_LOSS  # metrics are printed as information
+    if not is_raised and not is_number and (leading.fine in _SPARED or _REMARK.search(line[:200])):
         return Tier.REMARK
     if leading.fine in _ENDED_BY_OTHERS:
         return Tier.ENDED_FROM_OUTSIDE

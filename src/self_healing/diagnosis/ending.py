@@ -41,8 +41,8 @@ def text_ends_early(tail: Sequence[Block]) -> list[Finding]:
             "without a word, or its output was cut. The cause is not in this text.",
             line=number, evidence=(Seen(text=shown(line[-200:]), line=number),),
             fix=(
-                "See whether the process is alive (ps, nvidia-smi); if it is not, ask dmesg and the scheduler (sacct -j) "
-                "who ended it, and read its standard error.",
+                ("See whether the process is alive (ps, nvidia-smi); if it is not, ask dmesg and the scheduler (sacct -j) "
+                "who ended it, and read its standard error."),
             ),
         )
     ]  # fmt: skip

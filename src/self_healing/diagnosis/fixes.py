@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import NamedTuple
 
 from .clues import Clue
 from .facts import Facts
@@ -24,11 +25,12 @@ RENAMED = {
 """Arguments of transformers and TRL that have another name now."""
 
 _PAST_LARGE = 2
-_ALLOCATE = re.compile(r"Tried to allocate ([\d.]{1,12} [KMG]i?B)")
-_OTHER_PROCESS = re.compile(r"Process (\d{1,9}) has ([\d.]{1,12} [GM]i?B) memory in use")
-_UNUSED = re.compile(r"([\d.]{1,12}) GiB is reserved by PyTorch but unallocated")
-_GENERATION_BATCH = re.compile(r"generation_batch_size \((\d{1,7})\)[^\n]{0,60}num_generations \((\d{1,5})\)")
-_GLOBAL_BATCH = re.compile(r"batch size \((\d{1,7}) x (\d{1,7})\)[^\n]{0,120}generations per prompt \((\d{1,5})\)")
+_OTHER_PROCESS = re.compile(r"Process (\d{1,9}) has (\d{1,6}(?:\.\d{1,4})? [GM]i?B) memory in use")
+_UNUSED = re.compile(r"(\d{1,6}(?:\.\d{1,4})?) GiB is reserved by PyTorch but unallocated")
+_GENERATION_BATCH = re.compile(r"generation_batch_size \((\d{1,7})\)[^\n]{0,60}num_generations \(([1-9]\d{0,4})\)")
+_GLOBAL_BATCH = re.compile(
+    r"batch size \(([1-9]\d{0,6}) x (\d{1,7})\)[^\n]{0,120}generations per prompt \(([1-9]\d{0,4})\)"
+)
 _MODULE = re.compile(r"No module named ['\"]([\w.]{1,100})['\"]|requires the (\w{1,60}) library")
 _ARGUMENT = re.compile(r"(?:(\w{1,80})(?:\.__init__)?\(\) )?got an unexpected keyword argument '(\w{1,80})'")
 _PORT = re.compile(r"\bport:? (\d{2,5})\b|:(\d{4,5})\b[^\n]{0,40}in use")
@@ -38,37 +40,44 @@ _REPOSITORY = re.compile(r"huggingface\.co/(?:api/(?:models|datasets)/)?((?:data
 _ENTRY = re.compile(r"(?m)^\s{0,8}(time|host|rank|exitcode|error_file)\s{0,8}: ([^\n]{1,200})")
 
 
+class Case(NamedTuple):
+    """What a fix is computed from: the words of the failure, and what the text says of the run."""
+
+    text: str
+    facts: Facts
+
+
 def fixes_for(clue: Clue, facts: Facts) -> tuple[str, ...]:
     """Return what to do about a clue, what was computed first."""
     computed = _COMPUTED.get(clue.fine)
-    own = computed(clue.text, facts) if computed is not None else []
+    own = computed(Case(clue.text, facts)) if computed is not None else []
     return (*own, *(fix for fix in clue.hypothesis.fixes if fix not in own))
 
 
-def _gpu_memory(text: str, facts: Facts) -> list[str]:
+def _gpu_memory(case: Case) -> list[str]:
     found = []
-    other = _OTHER_PROCESS.search(text)
+    other = _OTHER_PROCESS.search(case.text)
     if other is not None and other[2].endswith(("GiB", "GB")) and float(other[2].split()[0]) >= _PAST_LARGE:
         found.append(
             f"Process {other[1]} holds {other[2]} of that GPU: end it, or choose another GPU with CUDA_VISIBLE_DEVICES."
         )
-    batch, key = facts.whole("batch"), facts.key("batch")
-    steps, steps_key = facts.whole("accumulation") or 1, facts.key("accumulation")
+    batch, key = case.facts.whole("batch"), case.facts.key("batch")
+    steps, steps_key = case.facts.whole("accumulation") or 1, case.facts.key("accumulation")
     if batch is not None and batch > 1:
         half = batch // 2
         steps_now = steps * batch // half
         found.append(
             f"Set {key}: {half} (it is {batch}) and {steps_key}: {steps_now} (it is {steps}): the effective batch stays."
         )
-    if facts.is_on("checkpointing") is not True:
+    if case.facts.is_on("checkpointing") is not True:
         found.append(
-            f"Set {facts.key('checkpointing')}: true: it trades about a third more time for most of the activations."
+            f"Set {case.facts.key('checkpointing')}: true: it trades about a third more time for most of the activations."
         )
     for name in ("completion", "length"):
-        length = facts.whole(name)
-        if length is not None and length > 256:  # noqa: PLR2004  # shorter ones are not what fills a GPU
-            found.append(f"Set {facts.key(name)}: {length // 2} (it is {length}) if the data allow it.")
-    unused = _UNUSED.search(text)
+        length = case.facts.whole(name)
+        if length is not None and length > 256:  # shorter ones are not what fills a GPU
+            found.append(f"Set {case.facts.key(name)}: {length // 2} (it is {length}) if the data allow it.")
+    unused = _UNUSED.search(case.text)
     if unused is not None and float(unused[1]) >= 1:
         found.append(f"PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: {unused[1]} GiB were reserved and unused.")
     if batch is None:
@@ -76,42 +85,46 @@ def _gpu_memory(text: str, facts: Facts) -> list[str]:
     return found
 
 
-def _host_memory(text: str, facts: Facts) -> list[str]:
+def _host_memory(case: Case) -> list[str]:
     found = []
     for name in ("processes", "workers"):
-        count = facts.whole(name)
+        count = case.facts.whole(name)
         if count is not None and count > 1:
-            found.append(f"Set {facts.key(name)}: {count // 2} (it is {count}): each holds memory of its own.")
+            found.append(f"Set {case.facts.key(name)}: {count // 2} (it is {count}): each holds memory of its own.")
     return found or [
-        f"Lower {facts.key('processes')} and {facts.key('workers')}: each process holds memory of its own."
+        f"Lower {case.facts.key('processes')} and {case.facts.key('workers')}: each process holds memory of its own."
     ]
 
 
-def _shared_memory(text: str, facts: Facts) -> list[str]:
-    count = facts.whole("workers")
+def _shared_memory(case: Case) -> list[str]:
+    count = case.facts.whole("workers")
     now = f": {count // 2} (it is {count})" if count else ""
-    return [f"Start the container with --shm-size=16g (or --ipc=host), or lower {facts.key('workers')}{now}."]
+    return [f"Start the container with --shm-size=16g (or --ipc=host), or lower {case.facts.key('workers')}{now}."]
 
 
-def _generations(text: str, facts: Facts) -> list[str]:
-    key = facts.key("batch")
-    said = _GENERATION_BATCH.search(text)
+def _generations(case: Case) -> list[str]:
+    key = case.facts.key("batch")
+    said = _GENERATION_BATCH.search(case.text)
     if said is not None:
         batch, group = int(said[1]), int(said[2])
         larger = -(-batch // group) * group
         return [
-            f"Make the generation batch {larger} instead of {batch}, a multiple of {facts.key('generations')} ({group}): "
-            f"set {key} to a multiple of {group}, or {facts.key('generations')} to one of {_divisors(batch)}."
+            (
+                f"Make the generation batch {larger} instead of {batch}, a multiple of {case.facts.key('generations')} ({group}): "
+                f"set {key} to a multiple of {group}, or {case.facts.key('generations')} to one of {_divisors(batch)}."
+            )
         ]
-    said = _GLOBAL_BATCH.search(text)
+    said = _GLOBAL_BATCH.search(case.text)
     if said is not None:
         processes, each, group = int(said[1]), int(said[2]), int(said[3])
         fits = next((n for n in range(max(1, each), each + group + 1) if processes * n % group == 0), group)
         return [
-            f"Set {key}: {fits} (it is {each}; {processes} processes), so that the product divides by {group}, "
-            f"or {facts.key('generations')} to one of {_divisors(processes * each)}."
+            (
+                f"Set {key}: {fits} (it is {each}; {processes} processes), so that the product divides by {group}, "
+                f"or {case.facts.key('generations')} to one of {_divisors(processes * each)}."
+            )
         ]
-    return [f"Set {key} to a multiple of {facts.key('generations')}, and at least as large."]
+    return [f"Set {key} to a multiple of {case.facts.key('generations')}, and at least as large."]
 
 
 def _divisors(number: int) -> str:
@@ -119,8 +132,8 @@ def _divisors(number: int) -> str:
     return ", ".join(map(str, small[:12])) or "(none: the batch is too small)"
 
 
-def _missing(text: str, facts: Facts) -> list[str]:
-    said = _MODULE.search(text)
+def _missing(case: Case) -> list[str]:
+    said = _MODULE.search(case.text)
     if said is None:
         return []
     module = said[1] or said[2]
@@ -128,8 +141,8 @@ def _missing(text: str, facts: Facts) -> list[str]:
     return [f"pip install {package}, in the environment that the run uses."]
 
 
-def _version(text: str, facts: Facts) -> list[str]:
-    said = _ARGUMENT.search(text)
+def _version(case: Case) -> list[str]:
+    said = _ARGUMENT.search(case.text)
     if said is None:
         return []
     where = f" of {said[1]}" if said[1] and said[1] != "__init__" else ""
@@ -138,40 +151,42 @@ def _version(text: str, facts: Facts) -> list[str]:
     return [f"Leave out {said[2]}{where}, or install the version the script was written for."]
 
 
-def _port(text: str, facts: Facts) -> list[str]:
-    said = _PORT.search(text)
+def _port(case: Case) -> list[str]:
+    said = _PORT.search(case.text)
     if said is None:
         return []
     port = int(said[1] or said[2])
     return [f"Port {port} is taken: start with --master_port {port + 1}, or end what holds it (lsof -i :{port})."]
 
 
-def _disk(text: str, facts: Facts) -> list[str]:
-    path = _PATH.search(text)
+def _disk(case: Case) -> list[str]:
+    path = _PATH.search(case.text)
     folder = path[1].replace("\\", "/").rpartition("/")[0] if path else "the output folder"
     return [
         f"Free space at {folder or '/'} (df -h shows it; df -i too), or save elsewhere; save_total_limit: 2 keeps fewer."
     ]
 
 
-def _damaged(text: str, facts: Facts) -> list[str]:
-    path = _PATH.search(text)
+def _damaged(case: Case) -> list[str]:
+    path = _PATH.search(case.text)
     return [f"Resume from the checkpoint before {path[1]}; this one is not whole."] if path else []
 
 
-def _collective(text: str, facts: Facts) -> list[str]:
-    said = _TIMEOUT.search(text)
+def _collective(case: Case) -> list[str]:
+    said = _TIMEOUT.search(case.text)
     if said is None:
         return []
     seconds = int(said[1]) // 1000
     return [
-        f"Find the rank that came late. Only if work of more than {seconds} s is expected (saving, tokenising on one rank), "
-        f"set ddp_timeout: {2 * seconds}."
+        (
+            f"Find the rank that came late. Only if work of more than {seconds} s is expected (saving, tokenising on one rank), "
+            f"set ddp_timeout: {2 * seconds}."
+        )
     ]
 
 
-def _access(text: str, facts: Facts) -> list[str]:
-    said = _REPOSITORY.search(text)
+def _access(case: Case) -> list[str]:
+    said = _REPOSITORY.search(case.text)
     if said is None:
         return []
     return [
@@ -179,29 +194,29 @@ def _access(text: str, facts: Facts) -> list[str]:
     ]
 
 
-def _slower(text: str, facts: Facts) -> list[str]:
+def _slower(case: Case) -> list[str]:
     found = []
-    if facts.is_on("fp16"):
+    if case.facts.is_on("fp16"):
         found.append("Set bf16: true and fp16: false if the GPU has it (Ampere or newer): fp16 ends at 65504.")
-    rate = facts.number("rate")
+    rate = case.facts.number("rate")
     if rate:
-        found.append(f"Set {facts.key('rate')}: {rate / 2:g} (it is {rate:g}).")
-    clip = facts.number("clip")
+        found.append(f"Set {case.facts.key('rate')}: {rate / 2:g} (it is {rate:g}).")
+    clip = case.facts.number("clip")
     if clip is not None and not clip:
-        found.append(f"Set {facts.key('clip')}: 1.0 (it is 0, which switches clipping off).")
+        found.append(f"Set {case.facts.key('clip')}: 1.0 (it is 0, which switches clipping off).")
     return found
 
 
-def _pad_token(text: str, facts: Facts) -> list[str]:
-    if facts.framework == "axolotl":
+def _pad_token(case: Case) -> list[str]:
+    if case.facts.framework == "axolotl":
         return ['Add to the configuration: special_tokens: {pad_token: "<|endoftext|>"}.']
     return ["Set tokenizer.pad_token = tokenizer.eos_token before the data are collated."]
 
 
-def _where_to_look(text: str, facts: Facts) -> list[str]:
+def _where_to_look(case: Case) -> list[str]:
     """Say where the cause is: the summary of a launcher names the rank, its machine and its error file."""
     said: dict[str, str] = {}
-    for name, value in _ENTRY.findall(text):
+    for name, value in _ENTRY.findall(case.text):
         said.setdefault(name, value.strip())
     found = []
     if said.get("error_file", "<N/A>") != "<N/A>":
@@ -216,7 +231,7 @@ def _where_to_look(text: str, facts: Facts) -> list[str]:
     return found
 
 
-_COMPUTED: Mapping[str, Callable[[str, Facts], list[str]]] = {
+_COMPUTED: Mapping[str, Callable[[Case], list[str]]] = {
     "oom_gpu": _gpu_memory,
     "oom_host": _host_memory,
     "oom_shm": _shared_memory,

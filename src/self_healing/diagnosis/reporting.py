@@ -80,6 +80,6 @@ def _where(clue: Clue) -> str:
 def _who(sources: list[str]) -> str:
     ranks = sorted({rank for source in sources if (rank := rank_of(source)) is not None})
     if ranks:
-        shown = ", ".join(map(str, ranks[:8])) + (" and others" if len(ranks) > 8 else "")  # noqa: PLR2004
+        shown = ", ".join(map(str, ranks[:8])) + (" and others" if len(ranks) > 8 else "")
         return f", by rank {shown}" if len(ranks) == 1 else f", by ranks {shown}"
     return f", by {sources[0]}" if sources else ""

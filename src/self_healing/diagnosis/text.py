@@ -15,7 +15,7 @@ from itertools import islice
 from ..core.cause import Pattern
 from ..core.finding import Finding
 from ..readers.log_text import Block, Line
-from .clues import Clues, Reader
+from .clues import Clues, Reader, Tier
 from .ending import text_ends_early
 from .facts import ENOUGH_BYTES, Facts
 from .reporting import findings_of
@@ -48,8 +48,6 @@ class TextReading:
         self._progress = 0
         self._before: list[Line] = []
         self._tail: list[Block] = []
-        self._newest_line = 0
-        """The last line that was walked over: the end of the text may be looked at twice."""
         self._is_finished = False
 
     def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
@@ -68,6 +66,7 @@ class TextReading:
         if often:
             self._dropped |= often
             self._clues.held = self._dropped
+            self._walk.follows = "traceback" not in self._dropped
             self._sieve = sieve_of(self._patterns, without=self._dropped)
 
     def findings(self) -> list[Finding]:
@@ -75,6 +74,7 @@ class TextReading:
         self._walk.close()
         if self._dropped:
             self._before = []
+            self._walk.follows = True
             for block in self._tail:
                 self._go(block, self._whole, only=self._dropped)
             self._walk.close()
@@ -100,45 +100,41 @@ class TextReading:
         return is_news
 
     def _walk_over(self, block: Block, data: bytes, hits: Sequence[Hit]) -> None:
+        """Walk over the lines round each hit; what lies between is passed over."""
         lines = block.text.split("\n")
-        hot: dict[int, Hit] = {}
-        index = place = 0
+        at = index = place = 0
         for hit in hits:
             index += data.count(b"\n", place, hit.start)
             place = hit.start
-            hot[index] = hit
-        upcoming = [*hot, len(lines)]
-        at = 0
-        for following in upcoming:
-            while at < following and self._walk.wants_more:
-                self._take(block.numbers[at], lines[at])
-                at += 1
-            start = max(at, following - BEFORE)
+            at = self._go_on(block, lines, at, index)
+            if at == 0 and not self._walk.wants_more:
+                for line in self._before[min(index, BEFORE) :]:
+                    self._walk.take(line.number, line.text, is_hot=False)
+            start = max(at, index - BEFORE)
             if at < start:
                 self._quiet("\n".join(lines[at:start]))
-            if following == len(lines):
-                if at < following:
-                    self._quiet("\n".join(lines[start:]))
-                return
-            if start == 0 and following < BEFORE and not self._walk.wants_more:
-                for line in self._before[following - BEFORE :]:
-                    self._take(line.number, line.text)
-            for index in range(start, following):
-                self._take(block.numbers[index], lines[index])
-            hit = hot[following]
+            for near in range(start, index):
+                self._walk.take(block.numbers[near], lines[near], is_hot=False)
             if "finished" in hit.rows:
                 self._finish()
             is_hot = not hit.rows <= MARKS.keys() or not hit.rows  # none: what was found goes over several lines
-            self._take(block.numbers[following], _round_hit(lines[following], data, hit), is_hot=is_hot)
-            at = following + 1
+            self._walk.take(block.numbers[index], _round_hit(lines[index], data, hit), is_hot=is_hot)
+            at = index + 1
+        at = self._go_on(block, lines, at, len(lines))
+        if at < len(lines):
+            self._quiet("\n".join(lines[at:]))
+
+    def _go_on(self, block: Block, lines: Sequence[str], at: int, end: int) -> int:
+        """Walk on as long as what was begun is not complete; return the line after it."""
+        while at < end and self._walk.wants_more:
+            self._walk.take(block.numbers[at], lines[at], is_hot=False)
+            at += 1
+        return at
 
     def _finish(self) -> None:
         self._walk.close()
         self._clues.finish()
         self._is_finished = True
-
-    def _take(self, number: int, text: str, *, is_hot: bool = False) -> None:
-        self._walk.take(number, text, is_hot=is_hot)
 
     def _quiet(self, text: str) -> None:
         """Pass over text that says nothing, except perhaps that the run goes on."""
@@ -148,13 +144,10 @@ class TextReading:
             self._progress += max(low.count(word) for word in _PROGRESS)
 
     def _on_passage(self, passage: Passage) -> None:
-        if passage.lines[-1].number <= self._newest_line and not self._dropped:
-            return
         self.facts.look(passage.text)
         for clue in self._reader.clues(passage):
             self._clues.add(clue, self._progress)
-            if clue.tier < 5:
-                self._is_finished = False
+            self._is_finished = self._is_finished and clue.tier >= Tier.REMARK
 
 
 def text_findings(lines: Iterable[Line], patterns: Iterable[Pattern]) -> list[Finding]:

@@ -25,6 +25,8 @@ class Walk:
         self._open: dict[str, Trace] = {}
         self._count = 0
         self._after = 0
+        self.follows = True
+        """Whether printed exceptions are followed to their end: not where a text is full of them."""
 
     @property
     def wants_more(self) -> bool:
@@ -41,7 +43,7 @@ class Walk:
             source = ""
         self._lines.setdefault(source, []).append(Taken(number, rest, is_hot))
         self._after = AFTER if is_hot else self._after - 1
-        if HEADER in rest:
+        if HEADER in rest and self.follows:
             self._open[source] = Trace()
         elif source in self._open and not self._open[source].is_frame(rest):
             del self._open[source]
