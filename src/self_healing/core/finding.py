@@ -33,10 +33,13 @@ class Possible:
     fine: str
     says: str
     confirm: str = ""
+    fix: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, object]:
         """Return the reading as plain data."""
-        return {"name": self.name, "class": self.fine, "says": self.says, "confirm": self.confirm}
+        return {
+            "name": self.name, "class": self.fine, "says": self.says, "confirm": self.confirm, "fix": list(self.fix),
+        }  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ MUCH_SURER = 0.2
 MOST_PAST = 40
 _MOST_SOURCES = 64
 _MOST_LINES = 6
+_LONGEST_TEXT = 8000
 _REMARK = re.compile(r"\b(?:warn|warning|info|debug)\b|Warning:", re.IGNORECASE)
 _ENDED_BY_OTHERS = frozenset({"user_interrupt", "preempted"})
 _SPARED = frozenset({"tracker_error"})
@@ -129,8 +130,13 @@ def _clue(passage: Passage, leading: Hypothesis, ranked: Sequence[Hypothesis], i
     return Clue(
         hypothesis=leading, tier=tier, first=line.number, last=line.number, exception=passage.exception,
         others=tuple(h for h in ranked if h.name != leading.name and h.fine != leading.fine),
-        seen=_seen(passage, index), text=passage.text[:8000], sources=[passage.source] if passage.source else [],
+        seen=_seen(passage, index), text=_from(passage, index), sources=[passage.source] if passage.source else [],
     )  # fmt: skip
+
+
+def _from(passage: Passage, index: int) -> str:
+    """Return the words of a passage from the decisive line on, and only then what stands before it."""
+    return "\n".join(line.text for line in (*passage.lines[index:], *passage.lines[:index]))[:_LONGEST_TEXT]
 
 
 def _tier(leading: Hypothesis, line: str, *, is_raised: bool) -> Tier:

@@ -65,7 +65,7 @@ def _finding(clue: Clue, facts: Facts, severity: Severity, because: str) -> Find
         name=hypothesis.name, fine=clue.fine, severity=severity, says=hypothesis.says, because=because,
         weight=hypothesis.weight, line=clue.first, evidence=clue.seen,
         also_possible=tuple(
-            Possible(name=h.name, fine=h.fine or "", says=h.says, confirm=h.confirm) for h in clue.others[:MOST_OTHERS]
+            Possible(name=h.name, fine=h.fine or "", says=h.says, confirm=h.confirm, fix=h.fixes) for h in clue.others[:MOST_OTHERS]
         ),
         fix=fixes_for(clue, facts), references=hypothesis.references,
     )  # fmt: skip

@@ -54,6 +54,7 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         weight=0.62,
         is_echo=True,
+        confirm="dmesg on that machine says 'Out of memory: Killed process'; sacct -j shows MaxRSS at the limit.",
         remedy=START_AGAIN,
         fixes=(
             "Read dmesg on that machine: 'Out of memory: Killed process' settles it; sacct -j shows MaxRSS and State under Slurm.",
@@ -104,6 +105,7 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         weight=0.55,
         is_echo=True,
+        confirm="sacct -j or the cloud's event log names the end; if not, another process failed first.",
         remedy=SAVE_AND_START_AGAIN,
         fixes=(
             "Ask the scheduler why (sacct -j, or the cloud's event log); a launcher sends SIGTERM to all when one process fails.",
