@@ -21,9 +21,9 @@ from self_healing.readers import Line, read_blocks
 PATTERNS = discover_patterns("self_healing.patterns")
 SAMPLES = [sample for row in PATTERNS for sample in (*row.matches, *row.but_not)]
 FRAGMENTS = [
-    "Traceback (most recent call last):\n", '  File "a.py", line 1, in f\n', "[rank0]: ", "[0]:", "During handling of the above "
-    "exception, another exception occurred:\n", "KeyError: 'x'\n", "Training completed\n", "generation_batch_size (6) must be "
-    "divisible by num_generations (0)", "batch size (0 x 0) must be evenly divisible by the number of generations per prompt (0)",
+    "Traceback (most recent call last):\n", '  File "a.py", line 1, in f\n', "[rank0]: ", "[0]:", ("During handling of the above "
+    "exception, another exception occurred:\n"), "KeyError: 'x'\n", "Training completed\n", ("generation_batch_size (6) must be "
+    "divisible by num_generations (0)"), "batch size (0 x 0) must be evenly divisible by the number of generations per prompt (0)",
     "per_device_train_batch_size=0\n", "learning_rate: 1e999\n", "learning_rate: 0\n", "0/0 [00:00<00:00, ", "\n", "\r", "\x1b[31m",
     "Process 1 has 9999999.9 GiB memory in use", "port: 99999 EADDRINUSE", "rank      : \n", "\x00", "\ud800", "9" * 40, "| ",
 ]  # fmt: skip
