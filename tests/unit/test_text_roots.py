@@ -46,9 +46,9 @@ def trace(error: str, prefix: str = "", function: str = "main") -> str:
         f"{prefix}{line}\n"
         for line in (
             "Traceback (most recent call last):",
-            '  File "/work/train.py", line 812, in <module>',
+            '  File "/home/u/train.py", line 812, in <module>',
             "    main()",
-            f'  File "/work/train.py", line 700, in {function}',
+            f'  File "/home/u/train.py", line 700, in {function}',
             "    loss.backward()",
             "    ^^^^^^^^^^^^^^^",
             error,
@@ -121,7 +121,7 @@ def test_an_error_file_that_the_launcher_prints_is_read():
     inside = TERMINATED.format(
         file="/tmp/torchelastic_1/none_x/attempt_0/3/error.json",
         traceback=(
-            'Traceback (most recent call last):\n    File "/work/train.py", line 3, in main\n      raise KeyError("x")\n'
+            'Traceback (most recent call last):\n    File "/home/u/train.py", line 3, in main\n      raise KeyError("x")\n'
             "  KeyError: 'pixel_values'\n"
         ),
     )
@@ -252,3 +252,31 @@ def test_the_key_is_the_one_that_the_run_printed():
 def test_another_process_on_the_gpu_is_named_first():
     text = trace(OOM + " Process 4711 has 70.25 GiB memory in use.")
     assert root(text).fix[0].startswith("Process 4711 holds 70.25 GiB")
+
+
+def test_a_remark_alone_is_information():
+    answers = found(
+        "UserWarning: CUDA initialization: The NVIDIA driver on your system is too old (found version 10020).\n"
+    )
+    assert [(a.fine, a.severity) for a in answers] == [("cuda_version_mismatch", Severity.INFO)]
+
+
+def test_a_word_of_success_right_after_an_exception_is_not_believed():
+    answer = root(STEPS + trace(OOM) + "Training finished.\n")
+    assert (answer.fine, answer.severity) == ("oom_gpu", Severity.ERROR)
+
+
+def test_the_summary_of_a_tracker_is_no_progress():
+    summary = "".join(f"wandb:  train/loss_{n} 0.{n}\n" for n in range(60))
+    assert root(STEPS + trace(OOM) + summary).severity == Severity.ERROR
+
+
+def test_an_exit_is_the_consequence_of_what_was_said_before():
+    text = "train.py: error: unrecognized arguments: --local-rank=0\n" + trace("SystemExit: 2") + NO_FILE
+    assert root(text).fine == "config_error"
+    assert root(trace("SystemExit: 1") + trace("KeyError: 'x'")).because.startswith("KeyError")
+
+
+def test_a_bar_that_other_lines_follow_is_not_the_end():
+    bar = "  2%|          | 44/20000 [02:23<12:02:06,  2.17s/it]\n"
+    assert found(bar + "saved to out\n" * 9) == []

@@ -72,7 +72,7 @@ class Diagnosis:
 
 def classify(incident: Incident, patterns: Iterable[Pattern]) -> Incident:
     """Give an incident that carries text the class of failure its text gives away."""
-    leading = Diagnosis(incident=incident, hypotheses=_ranked(_matching(incident, patterns))).leading
+    leading = Diagnosis(incident=incident, hypotheses=ranked(_matching(incident, patterns))).leading
     if leading is None or leading.failure is None:
         return incident
     return replace(incident, failure=leading.failure, fine=leading.fine or incident.fine)
@@ -95,7 +95,7 @@ def diagnose(
                 found.append(_from_cause(cause, evidence, cause.ladder(incident)))
         except Exception as error:  # noqa: BLE001  # the fence: recorded by on_crash
             on_crash(cause.name(), error)
-    return Diagnosis(incident=incident, hypotheses=_ranked(found))
+    return Diagnosis(incident=incident, hypotheses=ranked(found))
 
 
 def _matching(incident: Incident, patterns: Iterable[Pattern]) -> Iterable[Hypothesis]:
@@ -107,7 +107,7 @@ def _matching(incident: Incident, patterns: Iterable[Pattern]) -> Iterable[Hypot
             yield _from_pattern(pattern, evidence)
 
 
-def _ranked(found: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
+def ranked(found: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
     """Put the most likely first; a consequence comes after every cause that is known, however plainly it is said."""
     return tuple(sorted(found, key=lambda h: (h.is_echo or h.weight < SPECIFIC, -h.weight, h.name)))
 

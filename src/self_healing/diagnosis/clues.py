@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from ..core.cause import Pattern
-from ..core.diagnosis import CONVINCING, SPECIFIC, Hypothesis, diagnose
+from ..core.diagnosis import CONVINCING, SPECIFIC, Hypothesis, diagnose, ranked
 from ..core.failure import FailureType, Severity
 from ..core.finding import Seen, shown
 from ..core.history import History
@@ -19,6 +19,7 @@ MUCH_SURER = 0.2
 """By so much a later cause must be surer than an earlier one to be taken for the root."""
 MOST_PAST = 40
 _MOST_SOURCES = 64
+_SOME_PROGRESS = 3
 _MOST_LINES = 6
 _LONGEST_TEXT = 8000
 _REMARK = re.compile(r"\b(?:warn|warning|info|debug)\b|Warning:", re.IGNORECASE)
@@ -79,9 +80,9 @@ class Reader:
             return [clue for group in self._by_line(passage, found) if (clue := _of_line(passage, *group)) is not None]
         raised = self._asked(passage.exception, passage.message)
         known = {h.name for h in found}
-        ranked = _ranked([*found, *(h for h in raised if h.name not in known)])
-        leading = ranked[0] if ranked and ranked[0].weight >= CONVINCING else _unknown(passage)
-        return [_clue(passage, leading, ranked, passage.decisive, is_raised=True)]
+        readings = ranked([*found, *(h for h in raised if h.name not in known)])
+        leading = readings[0] if readings and readings[0].weight >= CONVINCING else _unknown(passage)
+        return [_clue(passage, leading, readings, passage.decisive, is_raised=True)]
 
     def _by_line(self, passage: Passage, found: Sequence[Hypothesis]) -> Iterator[tuple[int, list[Hypothesis]]]:
         """Yield what each line gives away: what is first said in it, and what is said in it again."""
@@ -105,15 +106,11 @@ class Reader:
         return diagnose(incident, (), rows, History(), lambda _name, _error: None).hypotheses
 
 
-def _ranked(found: Iterable[Hypothesis]) -> list[Hypothesis]:
-    return sorted(found, key=lambda h: (h.is_echo or h.weight < SPECIFIC, -h.weight, h.name))
-
-
 def _of_line(passage: Passage, index: int, found: list[Hypothesis]) -> Clue | None:
-    ranked = _ranked(found)
-    if not ranked or ranked[0].weight < CONVINCING:
+    readings = ranked(found)
+    if not readings or readings[0].weight < CONVINCING:
         return None
-    return _clue(passage, ranked[0], ranked, index, is_raised=names_exception(passage.lines[index].text))
+    return _clue(passage, readings[0], readings, index, is_raised=names_exception(passage.lines[index].text))
 
 
 def _unknown(passage: Passage) -> Hypothesis:
@@ -121,15 +118,18 @@ def _unknown(passage: Passage) -> Hypothesis:
         name="exception-unknown", says="The program raised an exception that no pattern knows.", weight=CONVINCING,
         found=(passage.lines[passage.decisive].text[:300],), failure=FailureType.CRASH, fine="script_error",
         fixes=("Read the innermost lines of the traceback, and correct the code or the value they name.",),
+        is_echo=passage.exception == "SystemExit",
     )  # fmt: skip
 
 
-def _clue(passage: Passage, leading: Hypothesis, ranked: Sequence[Hypothesis], index: int, *, is_raised: bool) -> Clue:
+def _clue(
+    passage: Passage, leading: Hypothesis, readings: Sequence[Hypothesis], index: int, *, is_raised: bool
+) -> Clue:
     line = passage.lines[index]
     tier = _tier(leading, line.text, is_raised=is_raised)
     return Clue(
         hypothesis=leading, tier=tier, first=line.number, last=line.number, exception=passage.exception,
-        others=tuple(h for h in ranked if h.name != leading.name and h.fine != leading.fine),
+        others=tuple(h for h in readings if h.name != leading.name and h.fine != leading.fine),
         seen=_seen(passage, index), text=_from(passage, index), sources=[passage.source] if passage.source else [],
     )  # fmt: skip
 
@@ -200,10 +200,15 @@ class Clues:
             if progress - clue.progress >= self._enough:
                 self._over(key)
 
-    def finish(self) -> None:
-        """The run said that it has come to its end: what was said before did not stop it, but a NaN is one to the end."""
+    def finish(self, progress: int) -> None:
+        """Take the run's word that it has come to its end: what was said before did not stop it.
+
+        A NaN is one to the end, and an exception right before such a word is not made good by it.
+        """
         for key, clue in list(self._live.items()):
-            if clue.hypothesis.failure is not FailureType.NAN_LOSS:
+            is_raised = clue.tier in (Tier.CAUSE_RAISED, Tier.SOMETHING_RAISED)
+            went_on = not is_raised or progress - clue.progress >= _SOME_PROGRESS
+            if went_on and clue.hypothesis.failure is not FailureType.NAN_LOSS:
                 self._over(key)
 
     def _over(self, key: tuple[str, str]) -> None:

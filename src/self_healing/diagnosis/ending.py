@@ -14,6 +14,7 @@ _LOOKED_AT = 2**16
 _FINISHED = 0.95
 _EARLY = 0.5
 _FEWEST = 10
+_LAST_LINES = 5
 
 
 def text_ends_early(tail: Sequence[Block]) -> list[Finding]:
@@ -24,7 +25,8 @@ def text_ends_early(tail: Sequence[Block]) -> list[Finding]:
     numbers = tail[-1].numbers[-len(lines) :]
     while lines and not lines[-1].strip():
         lines.pop()
-    shown_last = [(n, line, found) for n, line in zip(numbers, lines, strict=False) for found in _BAR.findall(line)]
+    last = list(zip(numbers, lines, strict=False))[-_LAST_LINES:]
+    shown_last = [(number, line, found) for number, line in last for found in _BAR.findall(line)]
     if not shown_last:
         return []
     largest = max(int(found[1]) for _, _, found in shown_last)

@@ -11,6 +11,9 @@ from .sources import rank_of
 
 MOST_FINDINGS = 12
 MOST_OTHERS = 4
+_OF_TIER = {Tier.REMARK: Severity.INFO, Tier.VAGUE: Severity.WARNING}
+_NO_FAILURES = frozenset({"user_interrupt", "tracker_error"})
+"""Classes that ended a run, or disturbed it, without a fault in the training."""
 NOT_IN_TEXT = frozenset({"unknown_child_failure", "killed_unknown"})
 """Classes that say that something failed, and not why."""
 
@@ -34,8 +37,8 @@ def findings_of(clues: Clues, facts: Facts) -> list[Finding]:
 
 
 def _root(clue: Clue, echoes: list[Clue], facts: Facts) -> Finding:
-    severity = Severity.WARNING if clue.tier in (Tier.REMARK, Tier.VAGUE) else Severity.ERROR
-    if clue.fine == "user_interrupt":
+    severity = _OF_TIER.get(clue.tier, Severity.ERROR)
+    if clue.fine in _NO_FAILURES:
         severity = Severity.WARNING
     because = _where(clue)
     if clue.fine in NOT_IN_TEXT:

@@ -30,6 +30,7 @@ ENOUGH_PROGRESS = 20
 OFTEN = 32
 """Hits after which a row is looked for only at the end of the text: what it says is known, and it would cost time."""
 _PROGRESS = ("loss", "it/s", "s/it", "epoch")
+_SUMMARY = "wandb:"
 _LINES_AT_ONCE = 2000
 
 
@@ -133,7 +134,7 @@ class TextReading:
 
     def _finish(self) -> None:
         self._walk.close()
-        self._clues.finish()
+        self._clues.finish(self._progress)
         self._is_finished = True
 
     def _quiet(self, text: str) -> None:
@@ -141,6 +142,8 @@ class TextReading:
         self._walk.close()
         if self._clues.live and self._progress - self._clues.newest < ENOUGH_PROGRESS:
             low = text.lower()
+            if _SUMMARY in low:  # what a tracker says at the end holds the names of all metrics
+                low = "\n".join(line for line in low.split("\n") if _SUMMARY not in line)
             self._progress += max(low.count(word) for word in _PROGRESS)
 
     def _on_passage(self, passage: Passage) -> None:
