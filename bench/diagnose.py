@@ -1,10 +1,12 @@
-"""How often the patterns name the right class for error output that other people posted, and a diagnosis for their runs.
+"""How often the right class is named for error output and logs that other people posted.
 
     python bench/diagnose.py [FOLDER] [--list]
 
 FOLDER holds `messages.jsonl`: one object a line with `id`, `url`, `text`, `cls`, `secondary_classes`, `ambiguous` and
-`text_scorable`; `states.jsonl` and `logs.jsonl` as `diagnose_runs.py` describes them. Without it, the folder that the recorded cases of the tests are in is used. A class is right where it is `cls`;
-where `ambiguous` is set, one of `secondary_classes` is right too.
+`text_scorable`, and `logs.jsonl` with `id`, `file`, `labels`, `healthy`, `ambiguous`. Without it, the folder that the recorded
+cases of the tests are in is used. A class is right where it is `cls` or the first of `labels`; where `ambiguous` is set, one of
+the others is right too. First the text alone is measured; then the whole diagnosis, text and numbers, on `states.jsonl` and
+`logs.jsonl`, as `diagnose_runs.py` describes it.
 
 A catalogue written by people who saw these texts cannot be measured on them alone. Two more figures bound what it would do
 on texts of a repository that nobody has looked at:
@@ -31,14 +33,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from diagnose_runs import report as report_runs
 
 from self_healing.core.cause import Pattern
-from self_healing.core.diagnosis import Diagnosis, diagnose
 from self_healing.core.discover import discover_patterns
-from self_healing.core.failure import FailureType, Severity
-from self_healing.core.history import History
-from self_healing.core.incident import Incident
+from self_healing.core.failure import Severity
+from self_healing.core.finding import Finding
+from self_healing.diagnosis import TextReading, text_findings
+from self_healing.readers import Line, open_log, read_blocks
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
 NOTHING = "(nothing)"
+HEALTHY = "healthy"
 
 
 @dataclass(frozen=True)
@@ -54,12 +57,12 @@ class Message:
 
 @dataclass(frozen=True)
 class Answer:
-    """What the patterns made of a message."""
+    """What was made of a message."""
 
     message: Message
     fine: str
     rows: tuple[str, ...]
-    """Every row that matched, the most likely first."""
+    """Every finding, the most likely first."""
 
     @property
     def is_right(self) -> bool:
@@ -82,15 +85,41 @@ def load(folder: Path) -> list[Message]:
     ]
 
 
-def ask(message: Message, patterns: Iterable[Pattern]) -> Answer:
-    """Let the core rank the patterns, as it does for the last lines of a process that has ended."""
-    incident = Incident(
-        name="exited", failure=FailureType.CRASH, fine=NOTHING, severity=Severity.ERROR, step=0, because="output",
-        text=message.text,
-    )  # fmt: skip
-    found: Diagnosis = diagnose(incident, (), patterns, History(), lambda _name, _error: None)
-    fine = found.leading.fine if found.leading and found.leading.fine else NOTHING
-    return Answer(message, fine, tuple(h.name for h in found.hypotheses))
+def ask(message: Message, patterns: Sequence[Pattern]) -> Answer:
+    """Read a message as the text that it is."""
+    lines = (Line(number, line) for number, line in enumerate(message.text.split("\n"), 1))
+    return answer_to(message, text_findings(lines, patterns))
+
+
+def ask_log(message: Message, path: Path, patterns: Sequence[Pattern]) -> Answer:
+    """Read a whole log; what is only mentioned (an attempt before the one that ended well) does not count."""
+    reading = TextReading(patterns)
+    with open_log(path) as file:
+        for block in read_blocks(file):
+            reading.feed(block)
+    return answer_to(message, reading.findings())
+
+
+def answer_to(message: Message, findings: Sequence[Finding]) -> Answer:
+    counted = [finding for finding in findings if finding.severity > Severity.INFO]
+    nothing = HEALTHY if message.cls == HEALTHY else NOTHING
+    return Answer(message, counted[0].fine if counted else nothing, tuple(finding.name for finding in findings))
+
+
+def load_logs(folder: Path) -> list[tuple[Message, Path]]:
+    """Return the logs with their labels."""
+    source = folder / "logs.jsonl"
+    rows = [json.loads(line) for line in source.read_text(encoding="utf-8").splitlines()] if source.is_file() else []
+    return [
+        (
+            Message(
+                name=row["id"], repository="", text="", cls=row["labels"][0],
+                allowed=frozenset(row["labels"] if row["ambiguous"] else row["labels"][:1]),
+            ),
+            folder / row["file"],
+        )
+        for row in rows
+    ]  # fmt: skip
 
 
 def branches(expression: str) -> list[str]:
@@ -151,7 +180,7 @@ def print_missed(answers: Sequence[Answer]) -> None:
     if missed:
         print("\nmissed, by class:")
     for answer in missed:
-        shown = ", ".join(answer.rows) or "no row matches"
+        shown = ", ".join(answer.rows) or "nothing found"
         last = answer.message.text.strip().rsplit("\n", 1)[-1][:100]
         print(f"  {answer.message.cls}: {answer.message.name} taken for {answer.fine} ({shown})\n      {last}")
 
@@ -183,6 +212,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"taught by others only:     {share(others)}")
     print_confusion(answers)
     print_missed(answers)
+    logs = [ask_log(message, path, patterns) for message, path in load_logs(chosen.folder)]
+    if logs:
+        print(f"\nlogs, by their text alone:  {share(logs)}")
+        healthy = [answer for answer in logs if answer.message.cls == HEALTHY]
+        print(f"false alarms on healthy logs: {sum(not answer.is_right for answer in healthy)} of {len(healthy)}")
+        print_confusion(logs)
+        print_missed(logs)
     report_runs(chosen.folder, list_all=chosen.list)
     return 0
 

@@ -1,6 +1,8 @@
-"""What went wrong in a run, from whatever it left behind: the same rules and patterns that watch live runs."""
+"""From what a run left behind to findings: which text is decisive, what its numbers show, and what to do about it."""
 
+from .facts import Facts
 from .finding import Finding, InputReport
 from .inputs import diagnose_input, exit_code
+from .text import TextReading, text_findings
 
-__all__ = ["Finding", "InputReport", "diagnose_input", "exit_code"]
+__all__ = ["Facts", "Finding", "InputReport", "TextReading", "diagnose_input", "exit_code", "text_findings"]

@@ -1,68 +1,52 @@
-"""Findings from the lines of a log: the one place where the patterns are asked."""
+"""What a program printed, as findings of a report: the one place where the text is asked."""
 
 from __future__ import annotations
 
-import re
-from collections import deque
 from functools import lru_cache
 
 from ..core.cause import Pattern
-from ..core.diagnosis import diagnose
 from ..core.discover import discover_patterns
-from ..core.failure import FailureType, Severity
-from ..core.history import History
-from ..core.incident import Incident
-from ..readers.log_text import Block, Line
-from .finding import Finding, explained, public_class
-
-_TELLING = re.compile(
-    r"error|exception|traceback|killed|fatal|abort|fail|cannot|mismatch|interrupt|out of memory|signal|nccl|xid|no space"
-    r"|denied|timed? ?out|terminat|preempt|slurm|usage:|segmentation|assert",
-    re.IGNORECASE,
-)
-MOST_LINES = 400
-"""Telling lines that are looked at: the newest, for a log ends with what ended the run."""
-LONGEST = 2000
+from ..core.finding import Finding as TextFinding
+from ..core.finding import Possible
+from ..readers.log_text import Block
+from .finding import Finding, public_class
+from .text import TextReading
 
 
 class PrintedText:
     """A text that is being read; feed it blocks, then ask for findings."""
 
     def __init__(self) -> None:
-        self._telling: deque[Line] = deque(maxlen=MOST_LINES)
+        self._reading: TextReading | None = None
 
     def feed(self, block: Block) -> None:
         """Read the next lines."""
-        for line in block.lines():
-            if _TELLING.search(line.text[:LONGEST]):
-                self._telling.append(Line(line.number, line.text[:LONGEST]))
+        if self._reading is None:
+            self._reading = TextReading(_patterns())
+        self._reading.feed(block)
 
     def findings(self) -> list[Finding]:
-        """Return what the patterns recognise, most likely first; there is nothing more to read."""
-        telling = self._telling
-        if not telling:
-            return []
-        text = "\n".join(line.text for line in telling)
-        incident = Incident(
-            name="exited",
-            failure=FailureType.CRASH,
-            fine="crash",
-            severity=Severity.ERROR,
-            step=0,
-            because="",
-            text=text,
-        )
-        found = diagnose(incident, (), _patterns(), History(), lambda _name, _error: None)
-        leading = found.leading
-        if leading is None:
-            return []
-        decisive = leading.found[0] if leading.found else ""
-        number = next((line.number for line in reversed(telling) if line.text.startswith(decisive[:200])), None)
-        made = Finding(
-            name=leading.name, fine=public_class(leading.fine or "crash"), severity=Severity.ERROR, line=number,
-            because=leading.says, evidence=leading.found,
-        )  # fmt: skip
-        return [explained(made, found.hypotheses)]
+        """Return what the text gives away, the root first; there is nothing more to read."""
+        return [_reported(finding) for finding in self._reading.findings()] if self._reading is not None else []
+
+
+def _reported(finding: TextFinding) -> Finding:
+    because = f"{finding.says} {finding.because}".strip()
+    return Finding(
+        name=finding.name, fine=public_class(finding.fine), severity=finding.severity, because=because, step=finding.step,
+        line=finding.line, evidence=tuple(_told(seen.text, seen.line) for seen in finding.evidence),
+        also_possible=tuple(_alternative(possible) for possible in finding.also_possible), fix=finding.fix,
+        references=finding.references,
+    )  # fmt: skip
+
+
+def _told(text: str, line: int | None) -> str:
+    return f"line {line}: {text}" if line is not None else text
+
+
+def _alternative(possible: Possible) -> str:
+    told = f"{possible.name}: {possible.says}"
+    return f"{told} To tell: {possible.confirm}" if possible.confirm else told
 
 
 @lru_cache(1)

@@ -138,6 +138,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="oom_gpu",
         text=r"CUBLAS_STATUS_ALLOC_FAILED",
         weight=0.6,
+        confirm="nvidia-smi shows the GPU full just before, and a batch of 1 runs.",
         remedy=LESS_MEMORY,
         fixes=(
             *FIXES,
@@ -154,6 +155,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="cuda_version_mismatch",
         text=r"CUBLAS_STATUS_ALLOC_FAILED",
         weight=0.4,
+        confirm="A batch of 1 fails as well, and nvidia-smi shows free memory: compare torch.version.cuda with the driver.",
         remedy=(rung(StopRun()),),
         fixes=(
             "Compare torch.version.cuda with what nvidia-smi says the driver supports, and install a matching build.",

@@ -129,6 +129,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="unknown_child_failure",
         text=r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly",
         weight=0.63,
+        is_echo=True,
         remedy=WORKERS_AGAIN,
         fixes=(
             "Set num_workers to 0: the plain error shows, or it goes away, which speaks for memory (free -h, df -h /dev/shm).",

@@ -74,6 +74,8 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|is killed by signal: Killed"
         ),
         weight=0.6,
+        is_echo=True,
+        confirm="dmesg on that machine says 'Out of memory: Killed process'; sacct -j shows MaxRSS at the limit.",
         remedy=START_AGAIN,
         fixes=(*FIXES, "Read dmesg on that machine: 'Out of memory: Killed process' settles it."),
         matches=(
@@ -91,6 +93,8 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="killed_unknown",
         text=r"exit ?code\s*: -9\b|exit code 137\b|return code = -9\b|signal 9 \(SIGKILL\)|signal 9: SIGKILL",
         weight=0.35,
+        is_echo=True,
+        confirm="dmesg says nothing about memory, and the log of the scheduler or another user's kill does.",
         remedy=START_AGAIN,
         fixes=("Ask the scheduler why the job ended, for example with sacct -j, and look for kill in its log.",),
         matches=("Process finished with exit code 137 (interrupted by signal 9: SIGKILL)",),

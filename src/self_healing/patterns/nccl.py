@@ -29,6 +29,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|detected by watchdog at work|[Bb]arrier timed out|RendezvousConnectionError"
         ),
         weight=0.76,
+        is_echo=True,
         remedy=START_AGAIN,
         fixes=(
             FIRST_RANK,
@@ -64,6 +65,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|ncclUniqueId|socket(?:PollConnect|StartConnect|Progress)|NET/IB : Got completion|Detected mismatch between collectives|NCCL watchdog thread terminated"
         ),
         weight=0.72,
+        is_echo=True,
         remedy=START_AGAIN,
         fixes=(FIRST_RANK, "Set NCCL_DEBUG=INFO and read which call failed; check interfaces with NCCL_SOCKET_IFNAME."),
         matches=(
@@ -92,6 +94,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Connection reset by peer[^\n]{0,60}(?:rank|c10d|Exception raised from (?:recv|send)Bytes)|remote process (?:has )?exited"
         ),
         weight=0.64,
+        is_echo=True,
         remedy=START_AGAIN,
         fixes=(FIRST_RANK,),
         matches=(
@@ -108,6 +111,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="unknown_child_failure",
         text=r"ChildFailedError|error_file: <N/A>|failed \(exitcode: 1\)|exitcode\s*: 1 \(pid",
         weight=0.5,
+        is_echo=True,
         remedy=(rung(RestartProcess(), success=0.3), rung(StopRun())),
         fixes=(
             FIRST_RANK,

@@ -53,6 +53,8 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|terminated with exit code 137|exit_code=137"
         ),
         weight=0.62,
+        is_echo=True,
+        confirm="dmesg on that machine says 'Out of memory: Killed process'; sacct -j shows MaxRSS at the limit.",
         remedy=START_AGAIN,
         fixes=(
             "Read dmesg on that machine: 'Out of memory: Killed process' settles it; sacct -j shows MaxRSS and State under Slurm.",
@@ -102,6 +104,8 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|(?m:^Terminated\s{0,4}$)|signal 10 \(SIGUSR1\)"
         ),
         weight=0.55,
+        is_echo=True,
+        confirm="sacct -j or the cloud's event log names the end; if not, another process failed first.",
         remedy=SAVE_AND_START_AGAIN,
         fixes=(
             "Ask the scheduler why (sacct -j, or the cloud's event log); a launcher sends SIGTERM to all when one process fails.",
@@ -167,6 +171,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Root Cause \(first observed failure\)|finished with exit code 1\b|Fatal Python error: Aborted|local_rank: \d+ \(pid: \d+\) of binary"
         ),
         weight=0.5,
+        is_echo=True,
         remedy=START_AGAIN,
         fixes=(
             ITS_OWN_OUTPUT,
@@ -192,6 +197,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|This strategy's barrier|Detected (?:a )?(?:hang|stall|deadlock)"
         ),
         weight=0.74,
+        is_echo=True,
         remedy=START_AGAIN,
         fixes=(
             "See where each process stands: py-spy dump --pid PID, or TORCH_NCCL_TRACE_BUFFER_SIZE=2000 with a timeout.",

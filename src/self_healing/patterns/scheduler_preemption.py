@@ -43,6 +43,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|received signal:? (?:15|SIGTERM)|Received SIGTERM|SIGTERM received|caught signal SIGTERM|Got SIGTERM|Job step aborted: Waiting"
         ),
         weight=0.7,
+        is_echo=True,
         remedy=(rung(SaveCheckpoint(), RestartProcess(), success=0.95), rung(StopRun())),
         fixes=(
             "Ask the scheduler for a warning before the end (--signal=TERM@120) and for a requeue (--requeue).",

@@ -84,4 +84,20 @@ PATTERNS: tuple[Pattern, ...] = (
         but_not=("mlflow: logged 12 params",),
         source="mlflow/exceptions.py, neptune and comet_ml documentation",
     ),
+    Pattern(
+        name="tracker-saw-the-run-fail",
+        says="The tracker saw the run end with an error; it does not know which.",
+        failure=FailureType.CRASH,
+        fine="unknown_child_failure",
+        text=r"\bwandb: [^\n]{0,60}\(failed \d{1,3}\)|(?:Run|run) \S{1,80} (?:status|state):? (?:crashed|failed)\b",
+        weight=0.5,
+        is_echo=True,
+        remedy=GIVE_UP,
+        fixes=(
+            "The cause is not in this text: read the standard error of the run, which ends above the tracker's goodbye.",
+        ),
+        matches=("wandb: Waiting for W&B process to finish... (failed 1). Press Control-C to abort syncing.",),
+        but_not=("wandb: Waiting for W&B process to finish... (success).",),
+        source="wandb, sdk/wandb_run.py",
+    ),
 )
