@@ -18,30 +18,8 @@ from .ledger_notes import LedgerNotes
 from .numbers import ENOUGH, Numbers, merged
 from .printed import PrintedText
 
-FINISHED = ("training complete", "training finished", "finished training", "successfully", "train_runtime", "early stopping",
-            "training done", "done training", "run summary", "completed", "best model", "max_epochs=", "max_steps=")  # fmt: skip
-"""What programs say when they are done, in lower case."""
-NEARLY = 0.95
-"""A counter that got so far is taken to have finished."""
 WENT_ON = 20
 """Observations after a message that show that it did not end the run."""
-
-
-@dataclass
-class _Watched:
-    """What the lines say about the end of a log."""
-
-    lines: int = 0
-    finished_line: int = 0
-
-    def look(self, block: Block) -> None:
-        if not block.numbers:
-            return
-        self.lines = block.numbers[-1]
-        low = block.text.lower()
-        place = max(low.rfind(word) for word in FINISHED)
-        if place >= 0:
-            self.finished_line = block.numbers[min(low.count("\n", 0, place), len(block.numbers) - 1)]
 
 
 @dataclass
@@ -51,16 +29,12 @@ class _Input:
     reading: Reading = field(default_factory=Reading)
     numbers: Numbers = field(default_factory=Numbers)
     ledger: LedgerNotes = field(default_factory=LedgerNotes)
-    watched: _Watched = field(default_factory=_Watched)
     text: PrintedText = field(default_factory=PrintedText)
-    has_lines: bool = False
 
     def take(self, items: Iterable[Item]) -> None:
         """Read everything: lines go to the patterns, observations to the rules."""
         for item in items:
             if isinstance(item, Block):
-                self.has_lines = True
-                self.watched.look(item)
                 self.text.feed(item)
             elif isinstance(item, Seen):
                 self.numbers.take(item.run, item.signal, item.line)
@@ -77,7 +51,7 @@ class _Input:
         texts = [self._judged(finding) for finding in self.text.findings()]
         found = [*texts, *self.ledger.findings(), *numbers]
         if not any(finding.severity > Severity.INFO for finding in found):
-            found += self._unfinished() or self._too_little()
+            found += self._too_little()
         ranked = sorted(found, key=lambda finding: -finding.severity)  # stable: text before numbers
         return InputReport(path=path, format=kind, findings=_unique(ranked), notes=self.reading.damage)
 
@@ -94,25 +68,6 @@ class _Input:
         if after >= WENT_ON:
             return finding.eased("training went on after it")
         return finding
-
-    def _unfinished(self) -> list[Finding]:
-        place, watched = self.reading.place, self.watched
-        if not self.has_lines or place is None or place[0] >= NEARLY * place[1]:
-            return []
-        if watched.finished_line and watched.finished_line >= watched.lines - 50:
-            return []
-        done, of = place
-        return [
-            Finding(
-                name="log-ends-early", fine="truncated", severity=Severity.WARNING, line=watched.lines or None,
-                because=f"the log ends at {done} of {of} without a message: the process was killed, or is still running",
-                also_possible=(
-                    "Killed by the kernel or the scheduler. To tell: dmesg | grep -i 'out of memory', sacct -j JOB.",
-                    "Still running. To tell: is the process alive, does the file still grow?",
-                ),
-                fix=("Look at the end of stderr, of the launcher's output and of the other ranks' logs.",),
-            )
-        ]  # fmt: skip
 
     def _too_little(self) -> list[Finding]:
         if self.ledger.entries or any(not run.is_short for run in self.numbers.runs):

@@ -52,8 +52,6 @@ class Reading:
 
     damage: list[str] = field(default_factory=list)
     """What could not be read, one sentence each."""
-    place: tuple[int, int] | None = None
-    """How far the last progress bar or step counter got, and of how many."""
     format: str = ""
     """What was found inside, where the input was packed or piped."""
 
