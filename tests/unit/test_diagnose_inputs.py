@@ -137,7 +137,10 @@ def test_an_event_file_of_a_real_writer(tmp_path):
     assert report.findings[0].fine == "overfitting"
     assert "ends in the middle" in report.notes[0]
     path.write_bytes(whole[:2000] + bytes(200) + whole[2200:])
-    assert diagnose_input(path).is_usable
+    report = diagnose_input(path)
+    assert report.is_usable
+    assert "is damaged from byte" in report.notes[0]
+    assert 5 < len(seen(path)) < 40, "what came before the damage counts"
 
 
 def test_checksums_of_lengths_are_those_of_the_format():
@@ -270,6 +273,12 @@ def test_a_folder_of_thousands_of_files_and_nothing_to_read(tmp_path):
     report = diagnose_input(tmp_path)
     assert not report.is_usable
     assert "without anything to diagnose" in report.findings[0].because
+
+
+def test_a_folder_whose_files_cannot_be_used_cannot_be_used(tmp_path):
+    (tmp_path / "trainer_state.json").write_text('{"log_history": [{"loss": 1.0')
+    report = diagnose_input(tmp_path)
+    assert (report.is_usable, report.findings[0].fine) == (False, "truncated")
 
 
 def test_a_folder_that_contains_itself_ends(tmp_path):
