@@ -9,6 +9,7 @@ above information is a false alarm.
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -60,8 +61,33 @@ def print_confusion(judged: Sequence[Judged]) -> None:
         print(f"{label:<26}{counts['right']:>3} of {counts.total():<2} {wrong}")
 
 
+def messages(folder: Path) -> tuple[int, int, list[str]]:
+    """Give every message that can be judged to the whole diagnosis, as a file; return how many are right, of how many."""
+    right, wrong = 0, []
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "message.log"
+        for row in map(json.loads, (folder / "messages.jsonl").read_text(encoding="utf-8").splitlines()):
+            if not row["text_scorable"]:
+                continue
+            path.write_text(row["text"] + "\n", encoding="utf-8")
+            found = diagnose_input(path)
+            answer = "healthy" if found.healthy else found.findings[0].fine
+            if answer in {row["cls"], *(row["secondary_classes"] if row["ambiguous"] else ())}:
+                right += 1
+            else:
+                wrong.append(f"{row['id']} ({row['cls']}, taken for {answer})")
+    return right, right + len(wrong), wrong
+
+
 def report(folder: Path, *, list_all: bool) -> None:
-    """Print the figures for states and logs, where the folder has them."""
+    """Print the figures of the whole diagnosis for messages, states and logs, where the folder has them."""
+    if (folder / "messages.jsonl").is_file():
+        right, total, wrong = messages(folder)
+        print(
+            f"\nmessages.jsonl, text and numbers: {right} of {total} right ({right / max(1, total):.1%})",
+            *wrong,
+            sep="\n  ",
+        )
     for listing in ("states.jsonl", "logs.jsonl"):
         if not (folder / listing).is_file():
             continue

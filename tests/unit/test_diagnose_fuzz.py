@@ -105,7 +105,7 @@ def test_the_seeds_themselves_are_read(tmp_path):
         assert observed == 12, name
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(max(300, READ // 50))
 def test_mutated_recordings_are_read_or_refused(tmp_path):
     rng, path, names = random.Random(7), tmp_path / "input", list(SEEDS)
     for number in range(READ):
@@ -122,7 +122,7 @@ def test_mutated_recordings_are_read_or_refused(tmp_path):
                 assert all(type(value) is float for value in item.signal.values.values()), data
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(max(300, READ // 50))
 def test_mutated_recordings_are_diagnosed(tmp_path, monkeypatch):
     monkeypatch.setenv("SELF_HEALING_STRICT", "1")  # a bug of the core is raised instead of noted
     rng, path, names = random.Random(8), tmp_path / "input", list(SEEDS)
