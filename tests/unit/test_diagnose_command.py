@@ -12,7 +12,9 @@ import sys
 import pytest
 
 from self_healing.cli.main import main
-from self_healing.core.failure import FINE_CLASSES
+from self_healing.core.failure import FINE_CLASSES, Severity
+from self_healing.diagnosis import Finding, InputReport
+from self_healing.diagnosis.as_markdown import as_markdown
 from self_healing.diagnosis.privacy import Discreet
 
 FINDING_KEYS = [
@@ -145,6 +147,9 @@ def test_only_information_exits_with_0(heal, tmp_path):
     assert entry["healthy"]
     assert [f["class"] for f in entry["findings"]] == ["loss_spike"]
     assert "got over it" in entry["findings"][0]["because"]
+    _, short, _ = heal(tmp_path / "spike.json")
+    assert "got over it" in short
+    assert "    - " not in short, "what is over needs no fix"
 
 
 @pytest.mark.parametrize("given", [["--json", "--markdown", "x"], ["-", "-"], []])
@@ -169,6 +174,17 @@ def test_nothing_of_a_log_moves_the_terminal_or_becomes_markup(heal, tmp_path):
     outside = "\n".join(part for i, part in enumerate(markdown.split("```")) if i % 2 == 0)
     assert "<script>" not in outside
     assert "@everyone" not in outside
+
+
+def test_sentences_are_no_markup_either():
+    nasty = "a <b>c</b> & *d* _e_ [f](g) @team #1 | `h`"
+    finding = Finding(
+        name="x", fine="nan_loss", severity=Severity.ERROR, because=nasty, fix=(nasty,), references=("https://a.b/c_d",)
+    )
+    made = as_markdown([InputReport(path="a<b>.log", format="log", findings=[finding])], Discreet({}, for_others=True))
+    for raw in ("<b>", "@team", " *d* ", " _e_ ", "[f](", " #1", " | "):
+        assert raw not in made, raw
+    assert "https://a.b/c_d" in made
 
 
 def test_a_fence_cannot_be_closed_from_inside(heal, tmp_path):

@@ -139,7 +139,7 @@ def test_an_event_file_of_a_real_writer(tmp_path):
     path.write_bytes(whole[:2000] + bytes(200) + whole[2200:])
     report = diagnose_input(path)
     assert report.is_usable
-    assert "is damaged from byte" in report.notes[0]
+    assert any("is damaged from byte" in note for note in report.notes)
     assert 5 < len(seen(path)) < 40, "what came before the damage counts"
 
 

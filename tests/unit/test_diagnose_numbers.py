@@ -62,6 +62,7 @@ HEALTHY = {
     "one spike": [{"loss": fall(i) + (5.0 if i == 50 else 0.0)} for i in range(100)],
     "spike close to the end": [{"loss": fall(i) + (5.0 if i == 94 else 0.0)} for i in range(100)],
     "fp16 start-up": [{"loss": fall(i), "grad_norm": NAN if i < 3 else 1.0 + noise(0.1, i)} for i in range(80)],
+    "norms that grow a little": [{"loss": fall(i), "grad_norm": 1.0 + i / 60 + noise(0.1, i)} for i in range(100)],
     "large but usual norms": [{"loss": fall(i), "grad_norm": 4e5 * math.exp(noise(0.5, i))} for i in range(80)],
     "rising loss, falling evaluation": [
         {"loss": 0.001 * i + 0.001, "eval_loss": 0.014 + 0.02 * math.exp(-i / 60) if i % 10 == 9 else None}
@@ -100,6 +101,7 @@ SICK = {
     "loss_scale_mismatch": [
         {"loss": 4.0 * fall(i), "eval_loss": fall(i) if i % 10 == 9 else None} for i in range(80)
     ],
+    "grad_norm_growth": [{"loss": fall(i), "grad_norm": math.exp(i / 30 + noise(0.1, i))} for i in range(100)],
     "nan_eval": with_evals([1.0, NAN, NAN, NAN]),
 }  # fmt: skip
 

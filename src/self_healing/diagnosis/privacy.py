@@ -49,11 +49,11 @@ class Discreet:
         )
         self._for_others = for_others
 
-    def text(self, text: str) -> str:
-        """Return a text without secrets and control characters, of a bearable length, in one line."""
+    def text(self, text: str, *, is_ours: bool = False) -> str:
+        """Return a text without secrets and control characters, of a bearable length, in one line; our own names nobody."""
         line = " ".join(strip_control(text).split())
         line = self._masker.text(line if len(line) <= 4 * LONGEST else f"{line[: 3 * LONGEST]} ... {line[-LONGEST:]}")
-        if self._for_others:
+        if self._for_others and not is_ours:
             line = self._anonymous(line)
         return line if len(line) <= LONGEST else f"{line[: LONGEST - 160]} [...] {line[-150:]}"
 
@@ -73,7 +73,7 @@ class Discreet:
             evidence=self._each(finding.evidence),
             also_possible=self._each(finding.also_possible),
             fix=self._each(finding.fix),
-            references=self._each(finding.references),
+            references=tuple(self.text(reference, is_ours=True) for reference in finding.references),
         )
 
     def report(self, report: InputReport) -> InputReport:

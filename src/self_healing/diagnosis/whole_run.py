@@ -24,6 +24,8 @@ VOCABULARIES = (
 """Sizes of usual vocabularies: guessing among so many words gives losses between 9.9 and 12.5."""
 BARELY_TRAINED = 7.0
 """A language model with such a loss knows little more than which words are frequent."""
+GROWN = 5.0
+"""Times its lowest level that the gradient norm must end at to be called growing."""
 FEWEST = 3
 """Observations of a loss, or of an evaluation, below which nothing is said about a curve."""
 
@@ -85,6 +87,7 @@ def checks(run: WholeRun) -> Iterator[Finding]:
     yield from overfitting(run.loss, run.evaluation, run.epochs)
     yield from collapse(run)
     yield from scale_mismatch(run)
+    yield from growing_norms(run)
     if not flat:
         yield from slow(run)
 
@@ -298,6 +301,27 @@ def scale_mismatch(run: WholeRun) -> Iterator[Finding]:
             "transformers before 4.46.2 did so; a custom compute_loss must accept num_items_in_batch.",
         ),
         references=("https://github.com/huggingface/transformers/pull/34511",),
+    )  # fmt: skip
+
+
+def growing_norms(run: WholeRun) -> Iterator[Finding]:
+    """Report gradient norms that have grown several times over and still do: divergence often follows."""
+    norms = curve_of(run.points, "grad_norm")
+    if len(norms) < 20:
+        return
+    *_, before, last = norms.windows
+    lowest = min(window.mean for window in norms.windows[: len(norms.windows) // 2])
+    if lowest <= 0.0 or last.mean < GROWN * lowest or last.mean < 0.7 * norms.top or before.mean < 0.5 * last.mean:
+        return
+    if last.mean < 2.0 * norms.first.mean:  # back to where it began
+        return
+    yield Finding(
+        name="gradient-norm-growth", fine="grad_norm_growth", severity=Severity.WARNING, step=last.first_step,
+        because=f"the gradient norm has grown from {lowest:.3g} to {last.mean:.3g} and does not come down",
+        evidence=(f"gradient norm by tenths of the run: {norms.told()}",),
+        also_possible=("A loss near zero, where few records decide. To tell: is it the same few batches?",),
+        fix=("Clip gradients (max_grad_norm=1.0) and lower the learning rate 2 to 3 times.",),
+        references=("https://docs.axolotl.ai/docs/training_stability.html",),
     )  # fmt: skip
 
 
