@@ -20,7 +20,9 @@ TEXTS = 250_000
 def test_a_million_mutated_texts_are_answered(seed):
     rng = random.Random(seed)
     for _ in range(TEXTS):
-        sample = rng.choice(SAMPLES) + rng.choice(["", "\n", "\nTraceback (most recent call last):\n"]) + rng.choice(SAMPLES)
+        sample = (
+            rng.choice(SAMPLES) + rng.choice(["", "\n", "\nTraceback (most recent call last):\n"]) + rng.choice(SAMPLES)
+        )
         letters = list(sample)
         for _ in range(rng.randrange(6)):
             at = rng.randrange(len(letters))
