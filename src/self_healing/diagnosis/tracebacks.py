@@ -116,9 +116,6 @@ def passages(source: str, lines: Sequence[Taken]) -> list[Passage]:
             index += 1
             continue
         is_ignored = index > 0 and lines[index - 1].text.lstrip().startswith(_IGNORED)
-        before = line.text[: line.text.index(HEADER)]
-        if line.is_hot and before.strip():  # a bar, or a remark of the logger, stands before it on the line
-            plain.append(line._replace(text=before))
         _end_plain(found, source, plain)
         passage, index = _exception(source, lines, index)
         if passage is not None and not is_ignored:
