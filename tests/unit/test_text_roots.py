@@ -280,3 +280,43 @@ def test_an_exit_is_the_consequence_of_what_was_said_before():
 def test_a_bar_that_other_lines_follow_is_not_the_end():
     bar = "  2%|          | 44/20000 [02:23<12:02:06,  2.17s/it]\n"
     assert found(bar + "saved to out\n" * 9) == []
+
+
+NOTEBOOK = """\
+---------------------------------------------------------------------------
+FrobError                                 Traceback (most recent call last)
+Cell In[7], line 3
+----> 3 trainer.train()
+
+File /opt/lib/frob/x.py:1885, in train(self)
+-> 1885     return loop(
+
+FrobError: the frob is bent
+"""
+BOX = """\
+\u256d\u2500\u2500 Traceback (most recent call last) \u2500\u2500\u256e
+\u2502 /home/u/train.py:12 in main           \u2502
+\u2502                                       \u2502
+\u2570\u2500\u2500\u2500\u2500\u2500\u2500\u2500\u256f
+FrobError: the frob is bent
+"""
+
+
+@pytest.mark.parametrize(("text", "line"), [(NOTEBOOK, 9), (BOX, 5), ("frob.FrobError: the frob is bent\n", 1)])
+def test_other_forms_of_exceptions_are_read(text, line):
+    answer = root("start\n" + text)
+    assert (answer.name, answer.line) == ("exception-unknown", line + 1)
+    assert "FrobError is printed" in answer.because
+
+
+def test_an_exception_that_python_ignored_ended_nothing():
+    text = "Exception ignored in: <function Loader.__del__ at 0x7f>\n" + trace(
+        "AssertionError: can only test a child process"
+    )
+    assert found(text) == []
+
+
+def test_an_earlier_cause_that_is_much_less_sure_gives_way():
+    worker = "RuntimeError: Caught OSError in DataLoader worker process 0.\nOriginal "
+    text = trace(worker + trace("OSError: [Errno 28] No space left on device: '/data/x'").rstrip())
+    assert root(text).fine == "disk_full"

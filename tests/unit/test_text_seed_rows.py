@@ -152,3 +152,13 @@ def test_the_other_reading_of_a_bus_error_says_how_to_tell_and_what_to_do():
     other = next(possible for possible in root.also_possible if possible.fine == "version_mismatch")
     assert other.confirm
     assert any("pip install -U deepspeed" in fix for fix in other.fix)
+
+
+def test_the_fix_for_a_missing_pad_token_is_that_of_the_framework():
+    assert (
+        text_findings(lines(ROWS["pad token"].text), PATTERNS)[0]
+        .fix[0]
+        .startswith("Add to the configuration: special_tokens")
+    )
+    plain = ROWS["pad token"].text.removeprefix(AXOLOTL).replace("axolotl", "tool")
+    assert text_findings(lines(plain), PATTERNS)[0].fix[0].startswith("Set tokenizer.pad_token")

@@ -23,7 +23,7 @@ class Evidence:
     found: tuple[str, ...] = ()
     """The facts that speak for it, each one sentence with its numbers."""
     at: int = 0
-    """Where in the text it was found, in characters: whoever knows the lines of the text can name the line."""
+    """Where in the text it was found (the last character of it): whoever knows the lines of the text can name the line."""
 
 
 class Cause:
@@ -107,4 +107,4 @@ class Pattern:
             return None
         line_start = message.rfind("\n", 0, hit.start()) + 1
         line = message[line_start:].split("\n", 1)[0]
-        return Evidence(weight=self.weight, found=(line[:300],), at=hit.start())
+        return Evidence(weight=self.weight, found=(line[:300],), at=max(hit.start(), hit.end() - 1))

@@ -34,7 +34,7 @@ class Hypothesis:
     is_echo: bool = False
     """True where it is usually a consequence of something else."""
     at: int = 0
-    """Where in the incident's text it was found, in characters."""
+    """Where in the incident's text it was found: the last character of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

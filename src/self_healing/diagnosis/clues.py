@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
 from ..core.cause import Pattern
@@ -13,7 +13,7 @@ from ..core.failure import FailureType, Severity
 from ..core.finding import Seen, shown
 from ..core.history import History
 from ..core.incident import Incident
-from .tracebacks import Passage, bases_of, names_exception
+from .tracebacks import Passage, bases_of, named_exception
 
 MUCH_SURER = 0.2
 """By so much a later cause must be surer than an earlier one to be taken for the root."""
@@ -81,7 +81,7 @@ class Reader:
         raised = self._asked(passage.exception, passage.message)
         known = {h.name for h in found}
         readings = ranked([*found, *(h for h in raised if h.name not in known)])
-        leading = readings[0] if readings and readings[0].weight >= CONVINCING else _unknown(passage)
+        leading = readings[0] if readings and readings[0].weight >= CONVINCING else _unknown(passage.exception)
         return [_clue(passage, leading, readings, passage.decisive, is_raised=True)]
 
     def _by_line(self, passage: Passage, found: Sequence[Hypothesis]) -> Iterator[tuple[int, list[Hypothesis]]]:
@@ -108,17 +108,20 @@ class Reader:
 
 def _of_line(passage: Passage, index: int, found: list[Hypothesis]) -> Clue | None:
     readings = ranked(found)
-    if not readings or readings[0].weight < CONVINCING:
+    exception = named_exception(passage.lines[index].text)
+    if readings and readings[0].weight >= CONVINCING:
+        return _clue(passage, readings[0], readings, index, is_raised=bool(exception))
+    if not exception:
         return None
-    return _clue(passage, readings[0], readings, index, is_raised=names_exception(passage.lines[index].text))
+    return replace(_clue(passage, _unknown(exception), readings, index, is_raised=True), exception=exception)
 
 
-def _unknown(passage: Passage) -> Hypothesis:
+def _unknown(exception: str) -> Hypothesis:
     return Hypothesis(
         name="exception-unknown", says="The program raised an exception that no pattern knows.", weight=CONVINCING,
-        found=(passage.lines[passage.decisive].text[:300],), failure=FailureType.CRASH, fine="script_error",
+        failure=FailureType.CRASH, fine="script_error",
         fixes=("Read the innermost lines of the traceback, and correct the code or the value they name.",),
-        is_echo=passage.exception == "SystemExit",
+        is_echo=exception == "SystemExit",
     )  # fmt: skip
 
 

@@ -20,6 +20,7 @@ except ImportError:  # no wheel for this machine: the same answers, more slowly
 
 MARKS = {
     "traceback": r"Traceback \(most recent call last\)",
+    "exception": r"(?m:^(?:\[\w{1,20}\]: ?)?(?:[A-Za-z_]\w{0,60}\.){1,8}[A-Z]\w{0,60}(?:Error|Exception): )",
     "finished": (
         r"\b(?:training|fine-?tuning)(?: (?:run|loop|process))? (?:has |is |was )?(?:now )?(?:successfully )?(?:completed?|finished|done)\b"
         r"|\b(?:finished|completed) (?:the )?(?:training|successfully)\b|['\"]train_runtime['\"]|train_runtime\s{0,30}="
@@ -27,6 +28,8 @@ MARKS = {
     ),
 }
 """What matters of a text besides the catalogue: where an exception is printed, and whether the run came to its end."""
+QUIET_MARKS = frozenset({"traceback", "finished"})
+"""Marks that say nothing by themselves."""
 _MEMORY_BYTES = 64 * 2**20
 """What the automaton of all rows may take: with 8 MiB it does not fit and becomes a thousand times slower."""
 

@@ -19,7 +19,7 @@ from .clues import Clues, Reader, Tier
 from .ending import text_ends_early
 from .facts import ENOUGH_BYTES, Facts
 from .reporting import findings_of
-from .sieve import MARKS, Hit, Sieve, sieve_of
+from .sieve import QUIET_MARKS, Hit, Sieve, sieve_of
 from .tracebacks import Passage
 from .walk import LONGEST_LINE, Walk
 
@@ -118,7 +118,7 @@ class TextReading:
                 self._walk.take(block.numbers[near], lines[near], is_hot=False)
             if "finished" in hit.rows:
                 self._finish()
-            is_hot = not hit.rows <= MARKS.keys() or not hit.rows  # none: what was found goes over several lines
+            is_hot = not hit.rows <= QUIET_MARKS or not hit.rows  # none: what was found goes over several lines
             self._walk.take(block.numbers[index], _round_hit(lines[index], data, hit), is_hot=is_hot)
             at = index + 1
         at = self._go_on(block, lines, at, len(lines))

@@ -18,12 +18,15 @@ _RAISED = re.compile(
     r"((?:[A-Za-z_]\w{0,80}\.){0,12}[A-Za-z_]\w{0,80})(?:\((\w{1,80})\))?(?:: ?(.*)|\s{0,4})$", re.DOTALL
 )
 _PRINTED = re.compile(
-    r"(?:[A-Za-z_]\w{0,60}\.){0,12}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Timeout)(?:\(\w+\))?(?::|\s{0,4}$)"
+    r"((?:[A-Za-z_]\w{0,60}\.){0,12}[A-Z]\w{0,60}(?:Error|Exception|Interrupt|Exit|Timeout))(?:\(\w+\))?(?::|\s{0,4}$)"
 )
 _NEW_ENTRY = re.compile(
     r"\[|\d{4}-\d\d-\d\d|\d\d[:/]\d\d|wandb:|(?:WARNING|INFO|ERROR|DEBUG|CRITICAL)\b|[EWIF]\d{4} |\s{0,8}\d{1,3}%\||\{['\"]"
     r"|Traceback |During handling of|The above exception|srun:|slurmstepd:|-{20}|={20}"
 )
+_NOTEBOOK = re.compile(r"([A-Za-z_]\w{0,80})\s{3,60}Traceback \(most")
+_BOX = ("\u2502", "\u256d", "\u2570", "\u2500", "\u2501", "|", "+-")
+_IGNORED = "Exception ignored in"
 _HANDLING = "During handling of the above exception"
 _CAUSE = "The above exception was the direct cause"
 
@@ -65,9 +68,16 @@ class Passage:
 
 
 class Trace:
-    """An exception that is being printed: knows which lines are still frames."""
+    """An exception that is being printed: knows which lines are still frames.
 
-    def __init__(self) -> None:
+    Besides Python's own form there are that of notebooks, which begins with the name of the exception and goes on to the line
+    that begins with it again, and that of rich, which draws a box.
+    """
+
+    def __init__(self, header: str = HEADER) -> None:
+        named = _NOTEBOOK.match(header)
+        self._name = named[1] if named else ""
+        self._is_boxed = header.lstrip().startswith(_BOX)
         self._base: int | None = None
 
     def is_frame(self, text: str) -> bool:
@@ -75,6 +85,10 @@ class Trace:
         bare = text.lstrip()
         if not bare:
             return True
+        if self._name:
+            return not text.startswith(self._name)
+        if self._is_boxed:
+            return bare.startswith(_BOX)
         indent = len(text) - len(bare)
         if self._base is None:
             if indent == 0 and not _FRAME.match(text):
@@ -101,12 +115,10 @@ def passages(source: str, lines: Sequence[Taken]) -> list[Passage]:
                 plain.append(line)
             index += 1
             continue
-        before = line.text[: line.text.index(HEADER)]
-        if line.is_hot and before.strip():  # a bar, or a remark of the logger, stands before it on the line
-            plain.append(line._replace(text=before))
+        is_ignored = index > 0 and lines[index - 1].text.lstrip().startswith(_IGNORED)
         _end_plain(found, source, plain)
         passage, index = _exception(source, lines, index)
-        if passage is not None:
+        if passage is not None and not is_ignored:
             passage.relation, relation = relation, ""
             found.append(passage)
     _end_plain(found, source, plain)
@@ -122,7 +134,7 @@ def _end_plain(found: list[Passage], source: str, plain: list[Taken]) -> None:
 
 def _exception(source: str, lines: Sequence[Taken], start: int) -> tuple[Passage | None, int]:
     """Return the exception that is printed from a header on, and the line after it."""
-    trace = Trace()
+    trace = Trace(lines[start].text)
     index = start + 1
     while index < len(lines) and HEADER not in lines[index].text and trace.is_frame(lines[index].text):
         index += 1
@@ -144,9 +156,10 @@ def _goes_on(text: str) -> bool:
     return bool(text.strip()) and HEADER not in text and not _NEW_ENTRY.match(text)
 
 
-def names_exception(text: str) -> bool:
-    """Say whether a line by itself names an exception, as the last line of a traceback does."""
-    return _PRINTED.match(text.strip()) is not None
+def named_exception(text: str) -> str:
+    """Return the exception that a line by itself names, as the last line of a traceback does; empty where it names none."""
+    found = _PRINTED.match(text.strip())
+    return found[1] if found else ""
 
 
 def bases_of(exception: str) -> tuple[str, ...]:

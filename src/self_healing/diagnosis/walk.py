@@ -44,7 +44,7 @@ class Walk:
         self._lines.setdefault(source, []).append(Taken(number, rest, is_hot))
         self._after = AFTER if is_hot else self._after - 1
         if HEADER in rest and self.follows:
-            self._open[source] = Trace()
+            self._open[source] = Trace(rest)
         elif source in self._open and not self._open[source].is_frame(rest):
             del self._open[source]
             self._after = AFTER

@@ -90,7 +90,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"gloo.{0,120}Connection (?:closed|reset) by peer|Connection closed by peer \["
             r"|(?:recvValue|sendBytes|recvBytes) failed|connectFullMesh failed|gloo[^\n]{0,200}(?:Connection refused|SO_ERROR|Broken pipe)"
             r"|DistNetworkError|successfully reached monitoredBarrier, but received errors|TCPStore[^\n]{0,120}(?:Broken pipe|refused|reset)"
-            r"|failed to connect to (?:\w+:)?\S+:\d+[^\n]{0,60}(?:retry|rank|c10d)|c10d[^\n]{0,120}(?:refused|reset|Broken pipe|failed to connect)"
+            r"|failed to connect to (?:\w+:)?\S+:\d+[^\n]{0,60}(?:retry|rank|c10d)|c10d[^\n]{0,120}(?:refused|reset|Broken pipe)"
             r"|Connection reset by peer[^\n]{0,60}(?:rank|c10d|Exception raised from (?:recv|send)Bytes)|remote process (?:has )?exited"
         ),
         weight=0.64,
@@ -101,7 +101,10 @@ PATTERNS: tuple[Pattern, ...] = (
             "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:34567",
             "torch.distributed.DistNetworkError: recvValue failed on SocketImpl(fd=4)",
         ),
-        but_not=("ConnectionResetError: [Errno 104] Connection reset by peer",),
+        but_not=(
+            "ConnectionResetError: [Errno 104] Connection reset by peer",
+            "[W socket.cpp:663] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 99 - Cannot assign).",
+        ),
         source="PyTorch, third_party/gloo and TCPStore",
     ),
     Pattern(
