@@ -148,10 +148,77 @@ def test_a_healthy_log_matches_nothing() -> None:
     assert not matching(("", (), f"***** Running training *****\n{log}\nTraining completed."))
 
 
-def test_the_cause_of_an_out_of_memory_behind_an_nccl_error_wins() -> None:
-    text = (
-        "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
-        "[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error"
-    )
-    found = matching(("", (), text))
-    assert max(found, key=lambda name: found[name].weight) == "gpu-out-of-memory"
+CAUSES = {
+    "gpu-out-of-memory": "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+    "disk-full": "OSError: [Errno 28] No space left on device: 'out/checkpoint-40/optimizer.pt'",
+    "gpu-failed": "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+    "shapes-do-not-fit": "[rank1]: RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x16 and 8x16)",
+    "argument-unknown": "[rank0]: TypeError: SFTTrainer.__init__() got an unexpected keyword argument 'packing_size'",
+    "module-missing": "ModuleNotFoundError: No module named 'einops'",
+    "hub-access-denied": "OSError: You are trying to access a gated repo.",
+}
+ECHOES = (
+    "[rank0]: torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:1970, unhandled system error",
+    "[rank0]:[E ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=15)",
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.2]:34567",
+    "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1203 got signal: 15",
+    "  exitcode  : -15 (pid: 4117)\n  traceback : Signal 15 (SIGTERM) received by PID 4117",
+    "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \ntrain.py FAILED\n  exitcode  : 1 (pid: 78)",
+    "slurmstepd: error: *** STEP 901.0 ON gpu03 CANCELLED AT 2026-02-03T11:12:13 ***",
+    "srun: error: node03: task 5: Exited with exit code 1",
+)
+"""What other ranks, launchers and schedulers print when one process has failed."""
+
+
+@pytest.mark.parametrize("echo", ECHOES, ids=range(len(ECHOES)))
+@pytest.mark.parametrize("cause", CAUSES)
+def test_a_cause_weighs_more_than_what_it_drags_down(cause: str, echo: str) -> None:
+    for text in (f"{CAUSES[cause]}\n{echo}", f"{echo}\n{CAUSES[cause]}"):
+        found = matching(("", (), text))
+        assert max(found, key=lambda name: found[name].weight) == cause
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Some weights of BertForSequenceClassification were not initialized from the model checkpoint and are newly initialized",
+        "You should probably TRAIN this model on a down-stream task to be able to use it for predictions and inference.",
+        "Token indices sequence length is longer than the specified maximum sequence length for this model (612 > 512).",
+        (
+            "Xet Storage is enabled for this repo, but the 'hf_xet' package is not installed. Falling back to regular HTTP download. "
+            "For better performance, install the package with: `pip install huggingface_hub[hf_xet]` or `pip install hf_xet`"
+        ),
+        "FutureWarning: You are using `torch.load` with `weights_only=False`; we recommend you start setting `weights_only=True`",
+        "UserWarning: None of the inputs have requires_grad=True. Gradients will be None",
+        "`use_cache=True` is incompatible with gradient checkpointing. Setting `use_cache=False`.",
+        "huggingface/tokenizers: The current process just got forked, after parallelism has already been used. Disabling parallelism",
+        "Epoch 1: val_loss improved from inf to 0.69315, saving model to best.keras",
+        "best val loss: inf, patience 3",
+        "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768",
+        "Gradient overflow.  Skipping step, loss scaler 0 reducing loss scale to 16384.0",
+        "I tensorflow/core/common_runtime/gpu/gpu_device.cc:1613] Created device /device:GPU:0 with 14626 MB memory",
+        "W tensorflow/stream_executor/platform/default/dso_loader.cc:64] Could not load dynamic library 'libnvinfer.so.7'",
+        "successful NUMA node read from SysFS had negative value (-1), but there must be at least one NUMA node",
+        "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid your system being overloaded",
+        "NCCL INFO NET/IB : No device found.",
+        "NCCL INFO comm 0x7f rank 0 nranks 8 cudaDev 0 - Init COMPLETE",
+        "[rank0]:[W ProcessGroupNCCL.cpp:1250] Warning: WARNING: process group has NOT been destroyed before we destruct ProcessGroupNCCL.",
+        "UserWarning: Was asked to gather along dimension 0, but all input tensors were scalars",
+        "Reducer buckets have been rebuilt in this iteration.",
+        "wandb: Run data is saved locally in ./wandb/run-20260101_000000-abc",
+        "wandb: Waiting for W&B process to finish... (success).",
+        "The attention mask is not set and cannot be inferred from input because pad token is same as eos token.",
+        "Setting `pad_token_id` to `eos_token_id`:2 for open-end generation.",
+        "torch.utils.checkpoint: the use_reentrant parameter should be passed explicitly.",
+        "{'loss': 0.0, 'grad_norm': 0.31, 'reward': 0.9, 'reward_std': 0.2, 'kl': 0.0, 'epoch': 0.0}",
+        "Process finished with exit code 0",
+        "DeprecationWarning: `tokenizer` is deprecated and will be removed in version 5.0.0",
+        "Flash Attention 2 is not available, using sdpa",
+        "UserWarning: Failed to load image Python extension: 'libpng16.so.16: cannot open shared object file'",
+        "apex is not installed, using torch.optim",
+        "Retrying in 1s [Retry 1/5].",
+    ],
+)
+def test_what_healthy_runs_print_decides_nothing(line: str) -> None:
+    decided = {name: found.weight for name, found in matching(("", (), line)).items() if found.weight >= 0.5}
+    assert not decided

@@ -61,6 +61,16 @@ def show(text: str = "") -> None:
         write(strip_control(text) + "\n")
 
 
+def show_styled(*parts: tuple[str, str]) -> None:
+    """Print one paragraph of parts, each with a style that only a terminal shows; what is piped is left in one line."""
+    if not sys.stdout.isatty():
+        show("".join(text for text, _ in parts))
+        return
+    from rich.text import Text
+
+    _render(Text.assemble(*((strip_control(text), style) for text, style in parts)))
+
+
 def _render(thing: RenderableType) -> None:
     """Print a renderable; what is piped has no blanks at the ends of lines."""
     screen = console()
@@ -102,9 +112,12 @@ def show_markdown(text: str) -> None:
     _render(Markdown(strip_control(text)))
 
 
-def show_json(data: Mapping[str, object]) -> None:
-    """Print one JSON object: strict, ASCII, without control characters."""
-    write(json.dumps(plain(data), indent=2, allow_nan=False) + "\n")
+def show_json(data: Mapping[str, object], *, inside_html: bool = False) -> None:
+    """Print one JSON object: strict, ASCII, without control characters; `inside_html` makes it harmless in a page too."""
+    text = json.dumps(plain(data), indent=2, allow_nan=False)
+    if inside_html:  # these occur in strings only, where JSON may write them so
+        text = text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    write(text + "\n")
 
 
 def plain(value: object) -> object:

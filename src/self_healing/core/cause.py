@@ -22,6 +22,8 @@ class Evidence:
     """From 0 (only possible) to 1 (certain)."""
     found: tuple[str, ...] = ()
     """The facts that speak for it, each one sentence with its numbers."""
+    at: int = 0
+    """Where in the text it was found (the last character of it): whoever knows the lines of the text can name the line."""
 
 
 class Cause:
@@ -70,6 +72,13 @@ class Pattern:
     exception: tuple[str, ...] = ()
     """Class names, qualified or not, of the exception or any of its bases; matched by name, never imported."""
     weight: float = 0.9
+    is_echo: bool = False
+    """True where it is usually a consequence: what other processes, launchers and schedulers say when one has failed.
+
+    It explains a failure only where nothing else does.
+    """
+    confirm: str = ""
+    """What would tell it from what else the text may mean."""
     remedy: Ladder = ()
     fixes: tuple[str, ...] = ()
     matches: tuple[str, ...] = ()
@@ -98,4 +107,4 @@ class Pattern:
             return None
         line_start = message.rfind("\n", 0, hit.start()) + 1
         line = message[line_start:].split("\n", 1)[0]
-        return Evidence(weight=self.weight, found=(line[:300],))
+        return Evidence(weight=self.weight, found=(line[:300],), at=max(hit.start(), hit.end() - 1))

@@ -13,6 +13,8 @@ from .incident import Incident
 
 CONVINCING = 0.5
 """The weight from which a hypothesis may choose the ladder and the class of failure."""
+SPECIFIC = 0.58
+"""The weight from which a pattern knows the message itself, and not only that something was raised or lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +31,10 @@ class Hypothesis:
     failure: FailureType | None = None
     fine: str | None = None
     remedy: Ladder = ()
+    is_echo: bool = False
+    """True where it is usually a consequence of something else."""
+    at: int = 0
+    """Where in the incident's text it was found: the last character of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +72,7 @@ class Diagnosis:
 
 def classify(incident: Incident, patterns: Iterable[Pattern]) -> Incident:
     """Give an incident that carries text the class of failure its text gives away."""
-    leading = Diagnosis(incident=incident, hypotheses=_ranked(_matching(incident, patterns))).leading
+    leading = Diagnosis(incident=incident, hypotheses=ranked(_matching(incident, patterns))).leading
     if leading is None or leading.failure is None:
         return incident
     return replace(incident, failure=leading.failure, fine=leading.fine or incident.fine)
@@ -89,7 +95,7 @@ def diagnose(
                 found.append(_from_cause(cause, evidence, cause.ladder(incident)))
         except Exception as error:  # noqa: BLE001  # the fence: recorded by on_crash
             on_crash(cause.name(), error)
-    return Diagnosis(incident=incident, hypotheses=_ranked(found))
+    return Diagnosis(incident=incident, hypotheses=ranked(found))
 
 
 def _matching(incident: Incident, patterns: Iterable[Pattern]) -> Iterable[Hypothesis]:
@@ -101,8 +107,9 @@ def _matching(incident: Incident, patterns: Iterable[Pattern]) -> Iterable[Hypot
             yield _from_pattern(pattern, evidence)
 
 
-def _ranked(found: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
-    return tuple(sorted(found, key=lambda h: (-h.weight, h.name)))
+def ranked(found: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
+    """Put the most likely first; a consequence comes after every cause that is known, however plainly it is said."""
+    return tuple(sorted(found, key=lambda h: (h.is_echo or h.weight < SPECIFIC, -h.weight, h.name)))
 
 
 def _from_cause(cause: Cause, evidence: Evidence, remedy: Ladder) -> Hypothesis:
@@ -114,7 +121,7 @@ def _from_cause(cause: Cause, evidence: Evidence, remedy: Ladder) -> Hypothesis:
 
 def _from_pattern(pattern: Pattern, evidence: Evidence) -> Hypothesis:
     return Hypothesis(
-        name=pattern.name, says=pattern.says, weight=evidence.weight, found=evidence.found, fixes=pattern.fixes,
-        references=(pattern.source,) if pattern.source else (), failure=pattern.failure, fine=pattern.fine,
-        remedy=pattern.remedy,
+        name=pattern.name, says=pattern.says, weight=evidence.weight, found=evidence.found, confirm=pattern.confirm,
+        fixes=pattern.fixes, references=(pattern.source,) if pattern.source else (), failure=pattern.failure,
+        fine=pattern.fine, remedy=pattern.remedy, is_echo=pattern.is_echo, at=evidence.at,
     )  # fmt: skip

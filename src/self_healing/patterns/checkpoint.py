@@ -22,7 +22,7 @@ PATTERNS: tuple[Pattern, ...] = (
         says="A safetensors file is damaged or incomplete.",
         failure=FailureType.CHECKPOINT,
         fine="checkpoint_corrupt",
-        text=r"Error while deserializing header|SafetensorError: |MetadataIncompleteBuffer|HeaderTooLarge|InvalidHeaderLength",
+        text=r"Error while deserializing header|SafetensorError: (?:invalid|device|file)|MetadataIncompleteBuffer|HeaderTooLarge|HeaderTooSmall|InvalidHeader|InvalidOffset|TensorInvalidInfo",
         weight=0.95,
         remedy=AN_OLDER_ONE,
         fixes=BROKEN,
@@ -40,7 +40,13 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="checkpoint_corrupt",
         text=(
             r"PytorchStreamReader failed|failed finding central directory|EOFError: Ran out of input|^Ran out of input"
-            r"|unexpected EOF, expected \d+ more bytes|invalid header or archive is corrupted"
+            r"|unexpected EOF, expected \d+ more bytes|invalid header or archive is corrupted|invalid load key, |pickle data was truncated"
+            r"|unpickling stack underflow|Invalid magic number; corrupt file|File is not a zip file|file in archive is not in a subdirectory"
+            r"|Unable to load weights from (?:pytorch )?checkpoint|storage has wrong (?:byte )?size|not a ZIP archive|file not found: archive"
+            r"|Consistency check failed: file should be of size|(?:checkpoint|model|weights?)\b[^\n]{0,80} (?:is|are|appears? to be) (?:corrupt|incomplete|truncated)"
+            r"|DataLossError|truncated record at|Checksum does not match|file is too short to be an sstable|truncated file: eof"
+            r"|JSONDecodeError[\s\S]{0,200}(?:load_from_json|trainer_state)|(?:load_from_json|trainer_state\.json)[\s\S]{0,250}JSONDecodeError"
+            r"|file signature not found|_pickle\.UnpicklingError: (?:invalid|unpickling|could|A load)|BadZipFile"
         ),
         weight=0.95,
         remedy=AN_OLDER_ONE,
@@ -48,6 +54,10 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory",
             "EOFError: Ran out of input",
+            "_pickle.UnpicklingError: invalid load key, 'v'.",
+            "zipfile.BadZipFile: File is not a zip file",
+            "OSError: Unable to open file (truncated file: eof = 96, sblock->base_addr = 0, stored_eof = 2048)",
+            "OSError: Consistency check failed: file should be of size 4976698672 but has size 1203 (model-00001-of-00004.safetensors).",
             "RuntimeError: unexpected EOF, expected 4096 more bytes. The file might be corrupted.",
         ),
         but_not=("RuntimeError: PytorchStreamWriter failed writing file data/176: file write failed",),
@@ -61,6 +71,12 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"loaded state dict contains a parameter group|loaded state dict has a different number of parameter groups"
             r"|Error\(s\) in loading state_dict for|size mismatch for \S+: copying a param|Weights only load failed"
+            r"|(?:Missing|Unexpected) key\(s\) in state_dict|Missing key in checkpoint state_dict|(?:Key|Tensor name) \S+ not found in checkpoint"
+            r"|used a DP world size of \d+ but the current world size|RNG state must be a torch\.ByteTensor|WeightsUnpickler error"
+            r"|param 'initial_lr' is not specified|ignore_mismatched_sizes|Assign requires shapes of both tensors to match"
+            r"|CheckpointException|Failed to load checkpoint|Unsupported global: GLOBAL|KeyError: '(?:\w{0,20}(?:optimizer|state_dict|scheduler)\w{0,20}|param_groups|global_step|loops|(?:start_)?epoch)'"
+            r"|world size[^\n]{0,80}(?:changed|different|mismatch)[^\n]{0,60}(?:checkpoint|resum)|cannot resume|(?:unable|failed) to resume"
+            r"|incompatible (?:with the )?checkpoint|Checkpoint was saved with|wrong number of (?:parameter groups|saved tensors)"
         ),
         weight=0.93,
         remedy=GIVE_UP,
@@ -74,6 +90,8 @@ PATTERNS: tuple[Pattern, ...] = (
                 "RuntimeError: Error(s) in loading state_dict for LlamaForCausalLM:\n\tsize mismatch for lm_head.weight: copying "
                 "a param with shape torch.Size([32000, 4096]) from checkpoint"
             ),
+            "KeyError in step 0: Missing key in checkpoint state_dict: optimizer.param_groups.0.decoupled_weight_decay.",
+            "TypeError: RNG state must be a torch.ByteTensor",
             "_pickle.UnpicklingError: Weights only load failed. Re-running torch.load with weights_only set to False",
         ),
         but_not=("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x16 and 8x16)",),
@@ -86,7 +104,9 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="resume_failure",
         text=(
             r"No valid checkpoint found in output directory|Can't find a valid checkpoint at"
-            r"|Error no file named (?:model\.safetensors|pytorch_model\.bin)"
+            r"|Error no file named (?:model\.safetensors|pytorch_model\.bin)|Client provided checkpoint load path: \S+ does not exist"
+            r"|FileNotFoundError: [^\n]{0,200}(?:checkpoint-\d+|trainer_state\.json|optimizer\.pt|\.ckpt)"
+            r"|[Cc]heckpoint (?:at )?\S{1,200} (?:not found|does not exist)|No checkpoints? found (?:at|in)|Unable to find (?:a )?(?:valid )?(?:latest|checkpoint)"
         ),
         weight=0.94,
         remedy=GIVE_UP,
@@ -97,5 +117,37 @@ PATTERNS: tuple[Pattern, ...] = (
         ),
         but_not=("FileNotFoundError: [Errno 2] No such file or directory: 'train.jsonl'",),
         source="transformers, trainer.py and modeling_utils.py",
+    ),
+    Pattern(
+        name="failed-while-resuming",
+        says="The run failed while it took up the state of a checkpoint.",
+        failure=FailureType.CHECKPOINT,
+        fine="resume_failure",
+        text=(
+            r", in (?:load_state_dict|_load_optimizer_and_scheduler|_load_from_checkpoint|_load_rng_state|load_checkpoint"
+            r"|resume_from_checkpoint|restore_training_state|_restore_checkpoint)\b"
+        ),
+        weight=0.6,
+        remedy=GIVE_UP,
+        fixes=(
+            "Resume with the configuration and library versions the checkpoint was written with.",
+            "Load the weights only and start the optimizer anew.",
+        ),
+        matches=('  File "torch/optim/adam.py", line 120, in load_state_dict\nIndexError: list index out of range',),
+        but_not=("INFO: load_state_dict took 2 s",),
+        source="tracebacks of PyTorch, transformers, Lightning and DeepSpeed",
+    ),
+    Pattern(
+        name="lfs-pointer",
+        says="A file is only Git LFS's note of where the real one is.",
+        failure=FailureType.CHECKPOINT,
+        fine="lfs_pointer",
+        text=r"version https://git-lfs\.github\.com/spec/v1",
+        weight=0.96,
+        remedy=GIVE_UP,
+        fixes=("git lfs install && git lfs pull in the repository, or download the file from its page.",),
+        matches=("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 4976698672",),
+        but_not=("Cloning https://github.com/git-lfs/git-lfs",),
+        source="https://github.com/git-lfs/git-lfs/blob/main/docs/spec.md",
     ),
 )

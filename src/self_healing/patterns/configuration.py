@@ -18,7 +18,9 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="grpo_batch_config",
         text=(
             r"generation_batch_size.{0,80}divisible by"
-            r"|global (?:train|eval) batch size.{0,80}divisible by the number of generations"
+            r"|(?:global|effective) (?:train|eval|evaluation)? ?batch size.{0,120}divisible by (?:the number of generations|`?num_generations)"
+            r"|(?:steps_per_generation|num_generations\w*|generation batch size).{0,120}(?:divisible|divide|multiple of)|at least 2 generations"
+            r"|divisible by (?:the number of generations|`?num_generations)|num_generations.{0,60}(?:must be|greater than|at least)"
         ),
         weight=0.95,
         remedy=GIVE_UP,
@@ -26,12 +28,16 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "ValueError: generation_batch_size (6) must be divisible by num_generations (4).",
             "generation_batch_size not divisible by num_generations",
+            "ValueError: GRPO requires at least 2 generations per prompt to calculate the advantages. You provided 1",
             (
                 "ValueError: The global train batch size (7 x 1) must be evenly divisible by the number of generations per prompt "
                 "(8)."
             ),
         ),
-        but_not=("ValueError: hidden_size must be divisible by num_heads",),
+        but_not=(
+            "ValueError: global batch size 7 is not divisible by 8 processes",
+            "ValueError: hidden_size must be divisible by num_heads",
+        ),
         source="TRL, trainer/grpo_config.py",
     ),
     Pattern(
@@ -94,19 +100,6 @@ PATTERNS: tuple[Pattern, ...] = (
         fixes=('Try python -c "import my_rewards" in the folder the run starts in, and fix what it says.',),
         matches=("ERROR unable to load strategy my_rewards.accuracy",),
         but_not=("TypeError: 'NoneType' object is not callable",),
-        source=SEED,
-    ),
-    Pattern(
-        name="bf16-through-numpy",
-        says="bf16 weights were passed through NumPy, which has no such type.",
-        failure=FailureType.CONFIG_ERROR,
-        fine="version_mismatch",
-        text=r"Got unsupported ScalarType BFloat16",
-        weight=0.93,
-        remedy=GIVE_UP,
-        fixes=("Convert to fp16 or fp32 before .numpy(); newer releases do so when weights are synchronized.",),
-        matches=("TypeError: Got unsupported ScalarType BFloat16",),
-        but_not=("bf16: true",),
         source=SEED,
     ),
 )

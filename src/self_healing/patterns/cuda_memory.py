@@ -42,7 +42,11 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="oom_gpu",
         text=(
             r"(?:CUDA|HIP|XPU|NPU) out of memory|(?:CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-            r"|cudaErrorMemoryAllocation|would exceed allowed memory|CUDA runtime error \(2\)"
+            r"|cudaErrorMemoryAllocation|would exceed allowed memory|CUDA runtime error \(2\)|CUDA driver error: out of memory"
+            r"|hipErrorOutOfMemory|cudaMalloc(?:Async)? (?:retry )?failed: out of memory|CUDA (?:failure|error) 2: out of memory"
+            r"|Out of memory error on GPU \d|torch(?:\.cuda)?\.OutOfMemoryError|Failed to allocate \S+ (?:bytes )?on (?:GPU|device)"
+            r"|ErrorOutOfMemory:|(?:GPU|device) memory is (?:full|exhausted)|cudaSuccess \(2 vs\. 0\)|that can be stored in KV cache|No available memory for the cache blocks"
+            r"|is less than desired GPU memory utilization|Insufficient Memory \([\d:]{0,20}kIOGPU"
         ),
         weight=0.95,
         remedy=LESS_MEMORY,
@@ -55,6 +59,9 @@ PATTERNS: tuple[Pattern, ...] = (
             "RuntimeError: CUDA error: out of memory",
             "torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 256.00 MiB",
             "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 594.00 MiB.",
+            "RuntimeError: CUDA driver error: out of memory",
+            "ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory",
+            "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
         ),
         but_not=(
             "RuntimeError: CUDA error: device-side assert triggered",
@@ -101,7 +108,8 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"RESOURCE_EXHAUSTED: (?:Out of memory|Attempting to|Failed to allocate|XLA:TPU|Allocation)"
             r"|\bResource exhausted\b|ResourceExhaustedError|XLA memory error|Device memory exhausted"
-            r"|OOM when allocating tensor|Ran out of memory in memory space"
+            r"|OOM when allocating tensor|Ran out of memory in memory space|ran out of memory trying to allocate \S+ \(rounded to"
+            r"|failed to allocate \S+ \(\d+ bytes\) from device|RESOURCE_EXHAUSTED: [^\n]{0,60}(?:out of memory|OOM|allocat)"
         ),
         weight=0.93,
         remedy=LESS_MEMORY,
@@ -111,10 +119,15 @@ PATTERNS: tuple[Pattern, ...] = (
             "W tensorflow/core/framework/op_kernel.cc:1158] Resource exhausted: OOM when allocating tensor with shape[64,1024]",
             "XLA memory error",
             "Device memory exhausted",
+            "E stream_executor/cuda/cuda_driver.cc:893] failed to allocate 2.00G (2147483648 bytes) from device",
         ),
         but_not=(
             "grpc.RpcError: StatusCode.RESOURCE_EXHAUSTED: Received message larger than max (5242880 vs. 4194304)",
             "OSError: [Errno 11] Resource temporarily unavailable",
+            (
+                "W bfc_allocator.cc:290] Allocator (GPU_0_bfc) ran out of memory trying to allocate 2.2GiB with freed_by_count=0. "
+                "The caller indicates that this is not a failure"
+            ),
         ),
         source="seed safe_train.py, and OpenXLA",
     ),
@@ -125,6 +138,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="oom_gpu",
         text=r"CUBLAS_STATUS_ALLOC_FAILED",
         weight=0.6,
+        confirm="nvidia-smi shows the GPU full just before, and a batch of 1 runs.",
         remedy=LESS_MEMORY,
         fixes=(
             *FIXES,
@@ -141,6 +155,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="cuda_version_mismatch",
         text=r"CUBLAS_STATUS_ALLOC_FAILED",
         weight=0.4,
+        confirm="A batch of 1 fails as well, and nvidia-smi shows free memory: compare torch.version.cuda with the driver.",
         remedy=(rung(StopRun()),),
         fixes=(
             "Compare torch.version.cuda with what nvidia-smi says the driver supports, and install a matching build.",

@@ -111,17 +111,30 @@ PATTERNS: tuple[Pattern, ...] = (
     ),
     Pattern(
         name="data-worker-silent",
-        says="A data worker did not deliver in time, or ended without saying why.",
+        says="A data worker did not deliver in time.",
         failure=FailureType.DATA_ERROR,
         fine="hang",
-        text=r"DataLoader timed out after \d+(?:\.\d+)? seconds|DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly",
+        text=r"DataLoader timed out after \d+(?:\.\d+)? seconds",
         weight=0.9,
         remedy=WORKERS_AGAIN,
         fixes=("Look for a record that takes very long or crashes a native library; lower the number of workers.",),
-        matches=(
-            "RuntimeError: DataLoader timed out after 120 seconds",
-            "RuntimeError: DataLoader worker (pid(s) 1203, 1204) exited unexpectedly",
+        matches=("RuntimeError: DataLoader timed out after 120 seconds",),
+        but_not=("RuntimeError: DataLoader worker (pid 3002) is killed by signal: Bus error.",),
+        source="PyTorch, torch/utils/data/dataloader.py",
+    ),
+    Pattern(
+        name="data-worker-vanished",
+        says="A data worker ended without saying why: killed, out of shared memory, or crashed in native code.",
+        failure=FailureType.DATA_ERROR,
+        fine="unknown_child_failure",
+        text=r"DataLoader worker \(pid\(s\) [\d, ]+\) exited unexpectedly",
+        weight=0.63,
+        is_echo=True,
+        remedy=WORKERS_AGAIN,
+        fixes=(
+            "Set num_workers to 0: the plain error shows, or it goes away, which speaks for memory (free -h, df -h /dev/shm).",
         ),
+        matches=("RuntimeError: DataLoader worker (pid(s) 1203, 1204) exited unexpectedly",),
         but_not=("RuntimeError: DataLoader worker (pid 3002) is killed by signal: Bus error.",),
         source="PyTorch, torch/utils/data/dataloader.py",
     ),
@@ -133,7 +146,9 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"Unable to create tensor, you should probably activate truncation"
             r"|expected sequence of length \d+ at dim \d+ \(got \d+\)|stack expects each tensor to be equal size"
-            r"|each element in list of batch should be of equal size"
+            r"|each element in list of batch should be of equal size|too many dimensions 'str'|setting an array element with a sequence"
+            r"|[Uu]nable to (?:create|convert)[^\n]{0,60} to (?:a )?tensor|Image features and image tokens do not match|Mismatch in `\w+` token count|can't convert np\.ndarray of type numpy\.object_"
+            r"|batch must contain tensors, numpy arrays, numbers, dicts or lists|excessive nesting|Could not infer dtype of|inhomogeneous shape|Trying to resize storage that is not resizable"
         ),
         weight=0.92,
         remedy=LEAVE_IT_OUT,
@@ -144,6 +159,8 @@ PATTERNS: tuple[Pattern, ...] = (
                 "'padding=True' 'truncation=True' to have batched tensors with the same length."
             ),
             "ValueError: expected sequence of length 128 at dim 1 (got 131)",
+            "ValueError: too many dimensions 'str'",
+            "TypeError: default_collate: batch must contain tensors, numpy arrays, numbers, dicts or lists; found <class 'NoneType'>",
             "RuntimeError: stack expects each tensor to be equal size, but got [3, 224, 224] at entry 0 and [1, 224, 224]",
         ),
         but_not=("ValueError: expected sequence of tokens",),
@@ -156,13 +173,24 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="shape_mismatch",
         text=(
             r"mat1 and mat2 shapes cannot be multiplied|The size of tensor a \(\d+\) must match the size of tensor b"
-            r"|Expected input batch_size \(\d+\) to match target batch_size"
+            r"|Expected input batch_size \(\d+\) to match target batch_size|Sizes of tensors must match except in dimension"
+            r"|shape '\[[-\d, ]+\]' is invalid for input of size|must match the existing size \(\d+\)|size mismatch, m1: |Given groups=\d+, weight of size"
+            r"|Expected more than 1 value per channel when training|[Cc]alculated (?:padded )?(?:input|output) size|could not be broadcast together with shapes"
+            r"|Incompatible shapes:|(?:batch size|shapes?|dimensions?) mismatch\b|Dimensions must be equal|Shapes? \S{1,60} and \S{1,60} are incompatible|Target size \(torch\.Size\(.{1,40}\)\) must be (?:the same|different)"
+            r"|a Tensor with \d+ elements cannot be converted to Scalar|shapes? \S{1,40} (?:and|,) ?\S{1,40} not aligned|does not match the shape of the indexed tensor"
+            r"|[Ee]xpected \d+[dD](?: \([^)]{1,60}\))? (?:or \d[dD] (?:\([^)]{1,60}\) )?)?(?:input|tensor)|size of tensor \S+ must match|Dimension out of range \(expected|Expected hidden\[?\d?\]? size"
+            r"|to have \d+ channels, but got \d+|is incompatible with the layer: expected|input\.size\(-1\) must be equal|inconsistent tensor size"
         ),
         weight=0.9,
         remedy=LEAVE_IT_OUT,
         fixes=("Print the shapes of the failing batch; the last, smaller batch of an epoch is a usual suspect.",),
         matches=(
             "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x16 and 8x16)",
+            "RuntimeError: shape '[32, 3, 224, 224]' is invalid for input of size 4816896",
+            "RuntimeError: Given groups=1, weight of size [64, 3, 7, 7], expected input[8, 1, 224, 224] to have 3 channels, but got 1",
+            "ValueError: Expected more than 1 value per channel when training, got input size torch.Size([1, 256])",
+            "RuntimeError: Sizes of tensors must match except in dimension 1. Expected size 14 but got size 15 for tensor number 1",
+            "ValueError: operands could not be broadcast together with shapes (3,4) (5,)",
             "RuntimeError: The size of tensor a (512) must match the size of tensor b (513) at non-singleton dimension 1",
         ),
         but_not=(

@@ -16,9 +16,11 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="disk_full",
         text=(
             r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing file"
+            r"|\bErrno 28\b|\bENOSPC\b|os error 28\b|errno = 28\b|StorageFull|\bEDQUOT\b|\d+ requested and \d+ written|os error 122\b|\bErrno 122\b|QuotaExceeded|WinError 112"
+            r"|Not enough (?:free )?disk space|has been used up[^\n]{0,40}quota|disk is full|file write failed"
             r"|database or disk is full|not enough space on the disk|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+"
         ),
-        weight=0.85,
+        weight=0.93,
         remedy=(rung(RetryLater(), success=0.3, repeats=3), rung(StopRun())),
         fixes=(
             "Delete old checkpoints, or keep fewer with save_total_limit.",
@@ -27,6 +29,8 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "OSError: [Errno 28] No space left on device",
             "OSError: [Errno 122] Disk quota exceeded",
+            "safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)",
+            "UserWarning: Not enough free disk space to download the file. The expected file size is: 9976.58 MB.",
             (
                 "RuntimeError: [enforce fail at inline_container.cc:445] . PytorchStreamWriter failed writing file data/176: file "
                 "write failed"
@@ -41,13 +45,18 @@ PATTERNS: tuple[Pattern, ...] = (
         says="The run may not read or write a file it needs.",
         failure=FailureType.DISK,
         fine="permission_error",
-        text=r"\[Errno 13\] Permission denied|\[Errno 30\] Read-only file system",
+        text=(
+            r"\[Errno 13\] Permission denied|\[Errno 30\] Read-only file system|os error 13\b|PermissionError: |PermissionDeniedError|\bEACCES\b|\bEPERM\b"
+            r"|WinError (?:5|32)\]|\[Errno 1\] Operation not permitted|: Permission denied(?:\s{0,4}$|\s{0,4}\n)|: Read-only file system|os error 30\b"
+        ),
         weight=0.9,
         remedy=(rung(StopRun()),),
         fixes=("Check who owns the folder; point HF_HOME and output_dir to one that is yours.",),
         matches=(
             "PermissionError: [Errno 13] Permission denied: '/data/.cache/huggingface/hub'",
             "OSError: [Errno 30] Read-only file system: '/output'",
+            "bash: ./scripts/train.sh: Permission denied",
+            "OSError: [WinError 5] Access is denied: 'C:\\Users\\u\\.cache\\huggingface'",
         ),
         but_not=(
             "huggingface_hub.errors.HfHubHTTPError: 403 Client Error: Forbidden for url: https://huggingface.co/api",

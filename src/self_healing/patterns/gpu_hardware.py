@@ -18,7 +18,10 @@ PATTERNS: tuple[Pattern, ...] = (
         says="A check inside a GPU kernel failed, nearly always a label or token id out of range.",
         failure=FailureType.CRASH,
         fine="device_assert",
-        text=r"device-side assert triggered",
+        text=(
+            r"device-side assert triggered|\.cuh?:\d+: [^\n]{0,300}Assertion [^\n]{1,300} failed|cuda runtime error \(59\)"
+            r"|block: \[\d+,\d+,\d+\], thread: \[|cudaErrorAssert|CUDA_ERROR_ASSERT|error=59 |\[CUDA\]: device-side assert"
+        ),
         weight=0.95,
         remedy=START_AGAIN,
         fixes=(
@@ -30,8 +33,15 @@ PATTERNS: tuple[Pattern, ...] = (
                 "torch.AcceleratorError: CUDA error: device-side assert triggered\nCUDA kernel errors might be asynchronously "
                 "reported at some other API call"
             ),
+            (
+                "../aten/src/ATen/native/cuda/Indexing.cu:1289: indexSelectLargeIndex: block: [12,0,0], thread: [7,0,0] Assertion "
+                "`srcIndex < srcSelectDimSize` failed."
+            ),
         ),
-        but_not=("AssertionError: triggered on the host side",),
+        but_not=(
+            "INFO: Assertion of 3 rows passed",
+            "AssertionError: triggered on the host side",
+        ),
         source="PyTorch, as raised on CUDA",
     ),
     Pattern(
@@ -40,7 +50,10 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.CRASH,
         fine="illegal_memory_access",
         text=(
-            r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS|CUDA_ERROR_LAUNCH_FAILED"
+            r"an illegal memory access was encountered|CUDA_ERROR_ILLEGAL_ADDRESS|CUDA_ERROR_LAUNCH_FAILED|cudaErrorIllegalAddress"
+            r"|cudaErrorLaunchFailure|hipErrorIllegalAddress|hipErrorLaunchFailure|Memory access fault by GPU node|Warp Illegal Address"
+            r"|CUDA_ERROR_MISALIGNED_ADDRESS|cuda runtime error \((?:4|77|700|719)\)|\[CUDA\]: misaligned address"
+            r"|HSA_STATUS_ERROR_(?:MEMORY_FAULT|EXCEPTION|MEMORY_APERTURE_VIOLATION)"
             r"|(?:CUDA|HIP) error: (?:misaligned address|unspecified launch failure|invalid program counter"
             r"|hardware stack error|an illegal instruction was encountered|the launch timed out and was terminated)"
         ),
@@ -54,6 +67,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "RuntimeError: CUDA error: an illegal memory access was encountered",
             "torch.AcceleratorError: CUDA error: unspecified launch failure",
             "torch.AcceleratorError: CUDA error: the launch timed out and was terminated",
+            "Memory access fault by GPU node-1 (Agent handle: 0x55d) on address 0x7f. Reason: Page not present",
         ),
         but_not=(
             "RuntimeError: CUDA error: invalid configuration argument",
@@ -68,13 +82,18 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="gpu_hardware",
         text=(
             r"uncorrectable ECC error|CUDA_ERROR_ECC_UNCORRECTABLE|fallen off the bus|NVRM: Xid|\bGPU is lost\b"
-            r"|uncorrectable NVLink error|Unable to determine the device handle for GPU"
+            r"|uncorrectable NVLink error|Unable to determine the device handle for GPU|CUDA_ERROR_NVLINK_UNCORRECTABLE|cudaErrorECCUncorrectable"
+            r"|hipErrorECCNotCorrectable|\bSXid\b|double[- ]bit (?:ECC )?error|[Rr]ow remap\w* (?:failure|failed|pending)|RmInitAdapter failed"
+            r"|GPU requires reset|uncontained (?:ECC|memory) error|\bXid \(PCI:|\[Hardware Error\]: [^\n]{0,60}uncorrect|HW Exception by GPU|GPU memory (?:page )?retire"
+            r"|nvidia-smi has failed because it couldn't communicate|GPU (?:recovery|reset) (?:required|failed)"
         ),
         weight=0.97,
         remedy=ELSEWHERE,
         fixes=("Drain the machine and have it tested (dcgmi diag -r 3); read dmesg for the Xid number.",),
         matches=(
             "RuntimeError: CUDA error: uncorrectable ECC error encountered",
+            "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up",
+            "Unable to determine the device handle for GPU0000:1A:00.0: Unknown Error",
             "[ 1843.3] NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus.",
         ),
         but_not=("nvidia-smi: ECC errors: 0", "Corrected error received: 0000:00:03.0"),

@@ -24,7 +24,10 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="oom_host",
         text=(
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|Unable to allocate [\d.]+ [KMGTP]iB"
-            r"|Cannot allocate memory|std::bad_alloc|\boom[-_]kill|Out of memory: Killed process"
+            r"|Cannot allocate memory|std::bad_alloc|\boom[-_]kill|Out of memory: Kill(?:ed)? process|Memory cgroup out of memory"
+            r"|\bOOMKilled\b|WinError 1455|paging file is too small|Exceeded (?:job|step) memory limit|\bOUT_OF_MEMORY\b"
+            r"|node running low on memory|exceeded (?:the )?(?:memory limit|virtual memory limit)|after using all available RAM"
+            r"|tried to allocate more memory than is available|WinError 8\]"
             r"|(?m:^(?:\w+\.)*_?(?:Array)?MemoryError\b)"
         ),
         weight=0.92,
@@ -37,6 +40,9 @@ PATTERNS: tuple[Pattern, ...] = (
             ),
             "numpy._core._exceptions._ArrayMemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000)",
             "slurmstepd: error: Detected 1 oom_kill event in StepId=1234.0. Some of the step tasks have been OOM Killed.",
+            "OSError: [WinError 1455] The paging file is too small for this operation to complete.",
+            "Last State: Terminated, Reason: OOMKilled, Exit Code: 137",
+            "slurmstepd: error: Exceeded job memory limit at some point.",
             "[12345.678] Out of memory: Killed process 4242 (python) total-vm:98765432kB, anon-rss:65432100kB",
         ),
         but_not=(
@@ -68,6 +74,8 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|is killed by signal: Killed"
         ),
         weight=0.6,
+        is_echo=True,
+        confirm="dmesg on that machine says 'Out of memory: Killed process'; sacct -j shows MaxRSS at the limit.",
         remedy=START_AGAIN,
         fixes=(*FIXES, "Read dmesg on that machine: 'Out of memory: Killed process' settles it."),
         matches=(
@@ -85,6 +93,8 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="killed_unknown",
         text=r"exit ?code\s*: -9\b|exit code 137\b|return code = -9\b|signal 9 \(SIGKILL\)|signal 9: SIGKILL",
         weight=0.35,
+        is_echo=True,
+        confirm="dmesg says nothing about memory, and the log of the scheduler or another user's kill does.",
         remedy=START_AGAIN,
         fixes=("Ask the scheduler why the job ended, for example with sacct -j, and look for kill in its log.",),
         matches=("Process finished with exit code 137 (interrupted by signal 9: SIGKILL)",),

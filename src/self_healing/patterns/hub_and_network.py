@@ -17,7 +17,11 @@ PATTERNS: tuple[Pattern, ...] = (
         says="The Hub asked for fewer requests.",
         failure=FailureType.API_ERROR,
         fine="hub_rate_limit",
-        text=r"\b429 Client Error|\b429 Too Many Requests|Too Many Requests for url",
+        text=(
+            r"\b429 Client Error|\b429 Too Many Requests|Too Many Requests for url|HTTP Error 429|\(429 Too Many Requests\)"
+            r"|(?:status|status_code|status code|code)\D{1,4}429\b|We had to rate limit|hit the (?:quota|rate limit)|[Rr]ate limit(?:ed)? (?:exceeded|reached|by)"
+            r"|API rate limit|RateLimitError|\bSlowDown\b|ThrottlingException|reached the rate limit|have been rate limited"
+        ),
         weight=0.93,
         remedy=IT_MAY_PASS,
         fixes=("Log in with a token, download once to a local folder, and start fewer ranks at the same moment.",),
@@ -25,7 +29,7 @@ PATTERNS: tuple[Pattern, ...] = (
             ("huggingface_hub.errors.HfHubHTTPError: 429 Client Error: Too Many Requests for url: "
             "https://huggingface.co/api/models/gpt2"),
         ),
-        but_not=("step 429 loss 2.31", "requests.exceptions.HTTPError: 404 Client Error: Not Found for url"),
+        but_not=("INFO: rate limiter set to 10 per second", "step 429 loss 2.31", "requests.exceptions.HTTPError: 404 Client Error: Not Found for url"),
         source="https://github.com/huggingface/datasets/issues/7506",
     ),
     Pattern(
@@ -33,7 +37,10 @@ PATTERNS: tuple[Pattern, ...] = (
         says="The server failed while it handled the request.",
         failure=FailureType.API_ERROR,
         fine="hub_server_error",
-        text=r"\b50[0-4] Server Error",
+        text=(
+            r"\b5(?:0\d|2\d) Server Error|HTTP Error 5\d\d\b|HTTP status server error \(5\d\d|\b50[0-4] (?:Internal Server Error|Bad Gateway|Service Unavailable|Gateway Time-?out)"
+            r"|Internal Error - We're working hard to fix this|(?:status|status_code|status code)\D{1,4}50[0-4]\b"
+        ),
         weight=0.92,
         remedy=IT_MAY_PASS,
         fixes=("Wait; see status.huggingface.co.",),
@@ -50,8 +57,12 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.API_ERROR,
         fine="hub_auth",
         text=(
-            r"\b40[13] Client Error|access(?:ing)? (?:to )?(?:a )?gated repo|GatedRepoError|is a gated repository"
-            r"|Invalid username or password|Invalid user token"
+            r"\b40[13] Client Error|access(?:ing)? (?:to )?(?:a )?gated repo|GatedRepoError|is a gated (?:repo|model|dataset)|repo is gated"
+            r"|Invalid username or password|Invalid user token|RepositoryNotFoundError|Repository Not Found for url|Access to (?:model|dataset) \S+ is restricted"
+            r"|is gated\. You must|awaiting a review from the repo authors|Invalid (?:access )?token|Token is required|LocalTokenNotFound|must use a write token"
+            r"|You don't have the rights to|Invalid credentials in Authorization header|You need to (?:be authenticated|log in|login)|HTTP Error 40[13]\b"
+            r"|Access to this resource is disabled|not in the authorized list|Authorization header is (?:correct|invalid)"
+            r"|does not have (?:the )?(?:correct )?permissions? to"
         ),
         weight=0.93,
         remedy=GIVE_UP,
@@ -61,7 +72,10 @@ PATTERNS: tuple[Pattern, ...] = (
             "https://huggingface.co/org/model/resolve/main/config.json."),
             "OSError: You are trying to access a gated repo.\nMake sure to have access to it at https://huggingface.co/org/m.",
         ),
-        but_not=("PermissionError: [Errno 13] Permission denied: '/data/cache'",),
+        but_not=(
+            "PermissionError: [Errno 13] Permission denied: '/data/cache'",
+            "requests.exceptions.HTTPError: 404 Client Error: Not Found for url",
+        ),
         source="transformers, utils/hub.py",
     ),
     Pattern(
@@ -69,7 +83,10 @@ PATTERNS: tuple[Pattern, ...] = (
         says="The Hub's Xet storage service failed.",
         failure=FailureType.API_ERROR,
         fine="hub_xet",
-        text=r"CAS service error",
+        text=(
+            r"CAS service error|CasClientError|CasObjectError|\bxet_(?:get|upload\w*|download\w*)\b|hf_xet\.\w+Error|hf_xet\w* (?:error|failed)|xet-core|XetError|\bxorb\b"
+            r"|Data processing error: (?:MerkleDB|File reconstruction|Shard|Xet|I/O)|cas-server\.xethub|transfer\.xethub|XetAuthorization"
+        ),
         weight=0.94,
         remedy=IT_MAY_PASS,
         fixes=("Set HF_HUB_DISABLE_XET=1 to download the plain way.",),
@@ -88,7 +105,15 @@ PATTERNS: tuple[Pattern, ...] = (
             r"HTTPS?ConnectionPool\(|We couldn't connect to '|Couldn't reach .{1,200} on the Hub"
             r"|Couldn't reach the Hugging Face Hub|Name or service not known|Temporary failure in name resolution"
             r"|socket\.timeout: timed out|outgoing traffic has been disabled|Network is unreachable"
-            r"|Remote end closed connection without response"
+            r"|Remote end closed connection without response|Max retries exceeded with url|Failed to establish a new connection"
+            r"|ProxyError|[Cc]annot connect to proxy|Tunnel connection failed|CERTIFICATE_VERIFY_FAILED|SSLCertVerificationError|\bSSLError\("
+            r"|EOF occurred in violation of protocol|SSL: \w+\]|IncompleteRead\(|ChunkedEncodingError|RemoteDisconnected|RemoteProtocolError"
+            r"|getaddrinfo failed|[Cc]ould not resolve host|nodename nor servname|urlopen error|trying to locate the files? on the Hub"
+            r"|cannot find the (?:requested|appropriate) (?:files|snapshot)|LocalEntryNotFoundError|peer closed connection without sending"
+            r"|(?:urllib3|requests|httpx2?|httpcore2?|aiohttp)\.[\w.]{0,60}(?:Timeout|ConnectError|ConnectionError|ReadError|TransportError|ClientError|TimeoutError|ProtocolError)\b"
+            r"|Cannot connect to host|Connection aborted\.|Connect(?:ion)? to \S+ timed out|The handshake operation timed out|\bTimeoutError: The \w+ operation timed out"
+            r"|Offline mode is enabled|Failed to connect to \S+ port \d+|Connection broken: |\bRead timed out\b|\bReadTimeoutError\b"
+            r"|ConnectionError: (?:Couldn't|HTTPS?|\('|\[Errno)|Server disconnected"
         ),
         weight=0.9,
         remedy=IT_MAY_PASS,
@@ -100,6 +125,13 @@ PATTERNS: tuple[Pattern, ...] = (
             ("OSError: We couldn't connect to 'https://huggingface.co' to load the files, and couldn't find them in the "
             "cached files."),
             "ConnectionError: Couldn't reach 'imdb' on the Hub (LocalEntryNotFoundError)",
+            "urllib.error.URLError: <urlopen error [Errno 111] Connection refused>",
+            (
+                "huggingface_hub.errors.LocalEntryNotFoundError: An error happened while trying to locate the file on the Hub and we "
+                "cannot find the requested files in the local cache."
+            ),
+            "OSError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /gpt2 (ProxyError)",
+            "ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate",
             "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.",
             "httpx2.ConnectError: [Errno -2] Name or service not known",
         ),
@@ -126,5 +158,18 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=("httpx2.ReadTimeout: The read operation timed out",),
         but_not=("TimeoutError: the barrier was not reached", "ConnectionResetError: [Errno 104] Connection reset by peer"),
         source="httpx, as raised by huggingface_hub",
+    ),
+    Pattern(
+        name="connection-lost-printed",
+        says="A connection was lost or could not be made.",
+        failure=FailureType.API_ERROR,
+        fine="network",
+        text=r"(?:ConnectionReset|ConnectionRefused|ConnectionAborted|BrokenPipe|FSTimeout|Timeout)Error\b:? ?(?:\[Errno|timed out|\s{0,4}$)|socket\.gaierror",
+        weight=0.54,
+        remedy=IT_MAY_PASS,
+        fixes=("Check the network of this machine; a data worker or a tracker that died looks the same: read what is above.",),
+        matches=("Traceback\nConnectionResetError: [Errno 104] Connection reset by peer", "ERROR TimeoutError: [Errno 110] Connection timed out"),
+        but_not=("TimeoutError: the barrier was not reached",),
+        source="CPython, built-in exceptions",
     ),
 )  # fmt: skip

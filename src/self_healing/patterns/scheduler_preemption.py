@@ -17,7 +17,6 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="preempted",
         text=(
             r"DUE TO (?:PREEMPTION|TIME LIMIT|JOB REQUEUE|NODE FAILURE)|this job is preempted"
-            r"|multiprocessing\.api\.SignalException|got signal: (?:1|15)\b|Received (?:1|15) death signal"
             r"|(?:instance|node|VM) (?:will be|was|is being) preempted|Spot interruption notice"
         ),
         weight=0.9,
@@ -26,8 +25,33 @@ PATTERNS: tuple[Pattern, ...] = (
             "Ask the scheduler for a warning before the end (--signal=TERM@120) and for a requeue (--requeue).",
             "Start with setsid, tmux or nohup if it was the terminal that closed.",
         ),
+        matches=("slurmstepd: error: *** JOB 608 ON node17 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***",),
+        but_not=(
+            "slurmstepd: error: *** JOB 608 ON node17 CANCELLED AT 2026-01-02T03:04:05 ***",
+            "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 10401 closing signal SIGTERM",
+        ),
+        source="Slurm, cloud providers' notices",
+    ),
+    Pattern(
+        name="launcher-told-to-stop",
+        says="The launcher was told to stop, by the scheduler, the cloud or a terminal that closed.",
+        failure=FailureType.PREEMPTED,
+        fine="preempted",
+        text=(
+            r"multiprocessing\.api\.SignalException|got signal: (?:1|15)\b|Received (?:1|15) death signal"
+            r"|Received Signals\.SIG(?:TERM|HUP) death signal|(?:JOB|STEP) [\d.]+ ON \S+ CANCELLED AT|Force Terminated job"
+            r"|received signal:? (?:15|SIGTERM)|Received SIGTERM|SIGTERM received|caught signal SIGTERM|Got SIGTERM|Job step aborted: Waiting"
+        ),
+        weight=0.7,
+        is_echo=True,
+        remedy=(rung(SaveCheckpoint(), RestartProcess(), success=0.95), rung(StopRun())),
+        fixes=(
+            "Ask the scheduler for a warning before the end (--signal=TERM@120) and for a requeue (--requeue).",
+            "Start with setsid, tmux or nohup if it was the terminal that closed.",
+        ),
         matches=(
-            "slurmstepd: error: *** JOB 608 ON node17 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***",
+            "slurmstepd: error: *** STEP 901.0 ON gpu03 CANCELLED AT 2026-02-03T11:12:13 ***",
+            "[rank: 0] Received SIGTERM: 15",
             "torch.distributed.elastic.multiprocessing.api.SignalException: Process 1203 got signal: 15",
             "WARNING:torch.distributed.elastic.agent.server.api:Received 1 death signal, shutting down workers",
         ),
@@ -35,7 +59,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 10401 closing signal SIGTERM",
             "WARNING:torch.distributed.elastic.agent.server.api:Received 2 death signal, shutting down workers",
         ),
-        source="Slurm, torch/distributed/elastic/multiprocessing/api.py",
+        source="torch/distributed/elastic/multiprocessing/api.py, Slurm, Lightning signal_connector.py",
     ),
     Pattern(
         name="interrupted-by-user",
@@ -43,7 +67,7 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.OTHER,
         fine="user_interrupt",
         text=r"(?m:^KeyboardInterrupt$)|Received 2 death signal|got signal: 2\b|closing signal SIGINT",
-        weight=0.92,
+        weight=0.74,
         remedy=(rung(StopRun()),),
         fixes=("If it was pressed because nothing moved, look for a hang before that.",),
         matches=(

@@ -29,8 +29,11 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.OOM,
         fine="oom_shm",
         text=(
-            r"killed by signal: Bus error|out of shared memory|unable to (?:open|allocate|mmap|resize) shared memory"
-            r"|unable to write to file </torch_|shared memory segment /dev/shm|joblib will operate in serial mode"
+            r"killed by signal: Bus error|insufficient shared memory|Unexpected bus error|out of shared memory|unable to (?:open|allocate|mmap|resize) shared memory"
+            r"|unable to write to file </torch_|shared memory segment /dev/shm|\bObjectStoreFullError\b"
+            r"|object store (?:memory )?is full|posix_fallocate failed|failed to extend /dev/shm|Fatal Python error: Bus error|joblib will operate in serial mode"
+            r"|(?:SemLock|ctx\.\w*Lock\(|multiprocessing.(?:heap|synchronize|reduction)|torch.storage\.py|_new_shared|_share_filename)"
+            r"[\s\S]{0,300}(?:No space left on device|Errno 28)|unable to mmap \d+ bytes from file </torch|Bus error \(core dumped\)"
             r"|(?:No space left on device|Errno 28).{0,200}/dev/shm|/dev/shm.{0,200}No space left on device"
         ),
         weight=0.94,
@@ -42,6 +45,9 @@ PATTERNS: tuple[Pattern, ...] = (
                 "workers are out of shared memory. Please try to raise your shared memory limit."
             ),
             "RuntimeError: unable to open shared memory object </torch_42_17> in read-write mode: No space left on device (28)",
+            "ray.exceptions.RaySystemError: the object store is full: cannot create object 00ffff",
+            "OSError in multiprocessing/synchronize.py line 57: SemLock\nOSError: [Errno 28] No space left on device",
+            "train.sh: line 3: 811 Bus error (core dumped) python train.py",
             "NCCL WARN Error while creating shared memory segment /dev/shm/nccl-Xy12 (size 9637888)",
         ),
         but_not=(
@@ -55,8 +61,9 @@ PATTERNS: tuple[Pattern, ...] = (
         says="A process died of a bus error, most likely because shared memory is full.",
         failure=FailureType.OOM,
         fine="oom_shm",
-        text=r"exit ?code\s*: -7\b|return code = -7\b|signal 7 \(SIGBUS\)|\bSIGBUS received",
+        text=r"exit ?code\s*: -7\b|return code = -7\b|signal 7 \(SIGBUS\)|\bSIGBUS received|Signals\.SIGBUS|exit code 135\b|exitcode -7\b",
         weight=0.6,
+        confirm="df -h /dev/shm while it runs: it fills up.",
         remedy=START_AGAIN,
         fixes=(*FIXES, "df -h /dev/shm while it runs tells a full /dev/shm from the other readings."),
         matches=("  exitcode  : -7 (pid: 16609)\n  traceback : Signal 7 (SIGBUS) received by PID 16609",),
@@ -68,8 +75,9 @@ PATTERNS: tuple[Pattern, ...] = (
         says="A process died of a bus error, which mapped files also cause when the machine's memory is short.",
         failure=FailureType.OOM,
         fine="oom_host",
-        text=r"exit ?code\s*: -7\b|return code = -7\b|signal 7 \(SIGBUS\)|\bSIGBUS received",
+        text=r"exit ?code\s*: -7\b|return code = -7\b|signal 7 \(SIGBUS\)|\bSIGBUS received|Signals\.SIGBUS|exit code 135\b|exitcode -7\b",
         weight=0.4,
+        confirm="dmesg on that machine names a process that was killed for memory.",
         remedy=START_AGAIN,
         fixes=("Watch free memory on that machine while the model loads.",),
         matches=("*** SIGBUS received at time=1749878572 on cpu 166 ***",),
@@ -83,6 +91,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="version_mismatch",
         text=r"exit ?code\s*: -7\b|return code = -7\b",
         weight=0.25,
+        confirm="A newer DeepSpeed runs without it, and /dev/shm stays empty.",
         remedy=START_AGAIN,
         fixes=("Upgrade DeepSpeed: pip install -U deepspeed.",),
         matches=("exits with return code = -7",),

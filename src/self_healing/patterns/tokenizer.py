@@ -15,7 +15,11 @@ PATTERNS: tuple[Pattern, ...] = (
         says="The tokenizer has no padding token.",
         failure=FailureType.CONFIG_ERROR,
         fine="pad_token_missing",
-        text=r"Asking to pad but the tokenizer does not have a padding token|no padding token is defined",
+        text=(
+            r"Asking to pad but the tokenizer does not\s{1,8}have\s{1,8}a\s{1,8}padding token|no padding token is defined|select a token to use as\s{1,8}`?pad_token"
+            r"|pad_token(?:_id)?`? (?:is|was) (?:not set|None|not defined|missing)|(?:tokenizer|model) (?:has no|does not have a|lacks a) pad(?:ding)?[ _]token"
+            r"|does not have a pad[ _]token|set `?(?:tokenizer\.)?pad_token"
+        ),
         weight=0.95,
         remedy=(rung(StopRun()),),
         fixes=(
@@ -29,6 +33,7 @@ PATTERNS: tuple[Pattern, ...] = (
                 "ValueError: Asking to pad but the tokenizer does not have a padding token. Please select a token to use as "
                 "`pad_token`"
             ),
+            "ValueError: You don't have a pad_token: pad_token is None, set tokenizer.pad_token before collating",
             "ValueError: Cannot handle batch sizes > 1 if no padding token is defined.",
         ),
         but_not=("UserWarning: the padding token is the same as the eos token",),

@@ -24,6 +24,18 @@ FACTS = ("max_steps", "num_train_epochs", "logging_steps", "train_batch_size", "
 _SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
 
 
+class CutOff(InputError):
+    """A file ends in the middle: it was cut off while it was written or copied."""
+
+
+class NoHistory(InputError):
+    """A JSON document that is no trainer's state; `document` is what it holds."""
+
+    def __init__(self, sentence: str, document: object) -> None:
+        super().__init__(sentence)
+        self.document = document
+
+
 class Observation(NamedTuple):
     """One recorded signal, and which of the file's runs it belongs to."""
 
@@ -77,7 +89,7 @@ def _load(path: Path, head: bytes) -> object:
         raise InputError(f"{path}: is nested too deeply for a trainer_state.json") from None
     except json.JSONDecodeError as error:
         if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated"):
-            raise InputError(
+            raise CutOff(
                 f"{path}: the JSON ends in the middle (line {error.lineno}); the file was cut off while it was written or copied"
             ) from None
         found = quoted(text[error.pos :], 20)
@@ -98,11 +110,12 @@ def _history(document: object, path: Path) -> list[Mapping[str, object]]:
     if isinstance(document, Mapping):
         what = "log_history is not a list of objects" if "log_history" in document else "has no log_history"
         names = ", ".join(quoted(key, 30)[1:-1] for key in list(document)[:5])
-        raise InputError(
+        raise NoHistory(
             f"{path}: is JSON but no trainer_state.json: {what} (found: {names or 'nothing'}); "
-            "expected a list of logged metrics under log_history"
+            "expected a list of logged metrics under log_history",
+            document,
         )
-    raise InputError(f"{path}: is JSON but no trainer_state.json; expected an object with log_history")
+    raise NoHistory(f"{path}: is JSON but no trainer_state.json; expected an object with log_history", document)
 
 
 def _facts(document: Mapping[str, object]) -> dict[str, Fact]:

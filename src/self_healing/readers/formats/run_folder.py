@@ -1,0 +1,126 @@
+"""The format `run-folder`: the files in a folder that tell most about a run, of however many there are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ...core.errors import InputError
+from ..source import READABLE, Candidate, InputFormat, Item, Reading
+
+MOST_ENTRIES = 50_000
+"""Files and folders that are looked at; what lies beyond is named, not read."""
+DEEPEST = 5
+MOST_OF_A_KIND = 6
+"""Files of one kind that are read, the newest."""
+_CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
+_PASSED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
+_KINDS = {
+    "ledger": re.compile(r"ledger\.jsonl"),
+    "state": re.compile(r"trainer_state\.json"),
+    "wandb": re.compile(r"run-.*\.wandb"),
+    "trackio": re.compile(r".*\.db"),
+    "tensorboard": re.compile(r"events\.out\.tfevents\..*"),
+    "table": re.compile(r"(?:.*metrics|history|log_history|progress|train_log|training_log)\.(?:csv|jsonl|json)"),
+    "results": re.compile(r"all_results\.json"),
+    "log": re.compile(
+        r".*\.(?:log|out|err|stdout|stderr)(?:\.gz|\.\d{1,3})?|nohup\.out|slurm-.*|std(?:out|err)(?:\.txt)?|.*log.*\.txt"
+    ),
+    "other": re.compile(r".*\.(?:json|jsonl|csv|tsv|txt)(?:\.gz)?"),
+}
+_OF_TRACKERS = re.compile(r"debug(?:-internal|-core)?\.log|.*\.lock")
+_NUMBERS = ("state", "wandb", "trackio", "tensorboard", "table", "results")
+"""Kinds that hold the same metrics, the most exact first: the first that is there is enough."""
+
+
+class _Found(NamedTuple):
+    """A file of a known kind."""
+
+    rank: tuple[int, float]
+    """The number of its checkpoint, and when it was written."""
+    path: Path
+
+
+class RunFolder(InputFormat):
+    """An output folder, a checkpoint, or the folder of a tracker."""
+
+    order = 1
+
+    def knows(self, candidate: Candidate) -> bool:
+        """Take every folder."""
+        return candidate.is_folder
+
+    def parts(self, candidate: Candidate, reading: Reading) -> list[Path]:
+        """Return our ledger, the newest metrics and the newest logs.
+
+        Raises:
+            InputError: the folder cannot be read, or holds nothing that is known.
+
+        """
+        kinds: dict[str, list[_Found]] = defaultdict(list)
+        for path in _files(candidate.path, reading):
+            kind = _kind_of(path)
+            if kind:
+                kinds[kind].append(_Found(_rank(path), path))
+        chosen = _newest(kinds["ledger"], 1)
+        chosen += _newest(kinds["state"], 1)
+        for kind in _NUMBERS[1:]:
+            if len(chosen) == len(_newest(kinds["ledger"], 1)):
+                chosen += _newest(kinds[kind], MOST_OF_A_KIND)
+        chosen += _newest(kinds["log"], MOST_OF_A_KIND)
+        chosen = chosen or _newest(kinds["other"], MOST_OF_A_KIND)
+        if not chosen:
+            raise InputError(f"{candidate.name}: is a folder without anything to diagnose; {READABLE}")
+        return chosen
+
+    def items(self, candidate: Candidate, reading: Reading) -> Iterator[Item]:
+        """Refuse: a folder is read file by file."""
+        raise InputError(f"{candidate.name}: is a folder; name a file")
+
+
+def _newest(found: list[_Found], most: int) -> list[Path]:
+    """Return the newest files of a kind, the oldest of them first."""
+    return [item.path for item in sorted(found)[-most:]]
+
+
+def _rank(path: Path) -> tuple[int, float]:
+    hit = _CHECKPOINT.fullmatch(path.parent.name)
+    try:
+        written = path.stat().st_mtime
+    except OSError:
+        written = 0.0
+    return int(hit[1]) if hit else 0, written
+
+
+def _kind_of(path: Path) -> str:
+    if _OF_TRACKERS.fullmatch(path.name):
+        return ""
+    return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(path.name)), "")
+
+
+def _files(folder: Path, reading: Reading) -> Iterator[Path]:
+    """Yield the files in and below a folder, near ones first; links to folders are not followed."""
+    waiting, looked_at = [(folder, 0)], 0
+    for here, depth in waiting:  # grows while it is gone through
+        try:
+            with os.scandir(here) as entries:
+                listed = sorted(entries, key=lambda entry: entry.name)
+        except OSError as error:
+            if here == folder:
+                raise InputError(f"{folder}: the folder cannot be read ({error.strerror})") from error
+            reading.damage.append(f"{here}: the folder cannot be read ({error.strerror})")
+            continue
+        for entry in listed:
+            looked_at += 1
+            if looked_at > MOST_ENTRIES:
+                reading.damage.append(f"{folder}: holds more than {MOST_ENTRIES:,} files; the rest was not looked at")
+                return
+            if entry.is_dir(follow_symlinks=False):
+                if depth < DEEPEST and entry.name not in _PASSED and entry.name[0] != ".":
+                    waiting.append((Path(entry.path), depth + 1))
+            elif entry.is_file():
+                yield Path(entry.path)
