@@ -41,3 +41,10 @@ def test_nearly_every_message_is_given_its_class(bench):
 
 def test_branches_are_those_of_the_outermost_alternation(bench):
     assert bench.branches(r"a(?:b|c)|[|]d|e\|f|g") == [r"a(?:b|c)", "[|]d", r"e\|f", "g"]
+
+
+def test_the_text_of_a_log_raises_no_alarm_on_a_healthy_run(bench):
+    patterns = discover_patterns("self_healing.patterns")
+    logs = [bench.ask_log(message, path, patterns) for message, path in bench.load_logs(CASES)]
+    assert {a.message.name: a.fine for a in logs if a.message.cls == bench.HEALTHY and not a.is_right} == {}
+    assert sum(a.is_right for a in logs) / len(logs) >= 0.8, {a.message.name: (a.message.cls, a.fine) for a in logs}

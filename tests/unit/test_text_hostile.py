@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from self_healing.core.discover import discover_patterns
 from self_healing.core.finding import Finding, shown
 from self_healing.diagnosis import TextReading, text_findings
+from self_healing.diagnosis.literals import required
 from self_healing.diagnosis.sieve import sieve_of
 from self_healing.readers import Line, read_blocks
 
@@ -152,3 +153,23 @@ def test_every_sample_passes_the_sieve():
         for sample in row.matches:
             if row.text and not row.text.startswith("^"):
                 assert row.name in sieve.rows(sample.encode()), (row.name, sample)
+
+
+def test_a_text_that_matches_holds_a_word_that_the_row_needs():
+    for row in PATTERNS:
+        words = required(row.text)
+        for sample in row.matches:
+            assert not row.text or any(word in sample.lower() for word in words), (row.name, sample)
+
+
+@pytest.mark.parametrize(
+    ("expression", "words"),
+    [
+        ("abc|de(?:f|g)hij", {"abc", "hij"}),
+        (r"x?Ab\d+cdef", {"cdef"}),
+        ("(?:a|)b*", set()),
+        ("(?:foo){2}", {"foo"}),
+    ],
+)
+def test_needed_words(expression, words):
+    assert required(expression) == words

@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from ..core.cause import Pattern
+from .literals import finder
 
 try:
     import re2
@@ -88,7 +89,7 @@ Which = Callable[[bytes], Sequence[int]]
 
 
 def _engines(together: str, each: list[str]) -> tuple[Find, Which]:
-    return _with_re2(together, each) if re2 is not None else _with_re(together, each)
+    return _with_re2(together, each) if re2 is not None else _with_re(each)
 
 
 def _with_re2(together: str, each: list[str]) -> tuple[Find, Which]:
@@ -114,15 +115,10 @@ def _with_re2(together: str, each: list[str]) -> tuple[Find, Which]:
     return find, which
 
 
-def _with_re(together: str, each: list[str]) -> tuple[Find, Which]:
-    automaton = re.compile(together.encode(), re.IGNORECASE)
+def _with_re(each: list[str]) -> tuple[Find, Which]:
     single = [re.compile(text.encode(), re.IGNORECASE) for text in each]
-
-    def find(data: bytes, place: int) -> int:
-        found = automaton.search(data, place)
-        return -1 if found is None else found.start()
 
     def which(data: bytes) -> Sequence[int]:
         return [index for index, expression in enumerate(single) if expression.search(data)]
 
-    return find, which
+    return finder(each), which
