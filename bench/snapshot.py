@@ -51,12 +51,23 @@ def synchronize() -> None:
 
 def seconds(do: Callable[[], Any]) -> float:
     """Return how long something takes on an idle device, with all that it starts in the training stream."""
-    synchronize()
-    began = time.perf_counter()
-    do()
-    if CUDA:
-        torch.cuda.current_stream().synchronize()
-    return time.perf_counter() - began
+    gc.disable()
+    try:
+        synchronize()
+        began = time.perf_counter()
+        do()
+        if CUDA:
+            torch.cuda.current_stream().synchronize()
+        return time.perf_counter() - began
+    finally:
+        gc.enable()
+
+
+def scatter_of_median(values: list[float]) -> float:
+    """Return the standard error of a median, by drawing as many values again and again from those there are."""
+    draw = random.Random(11)
+    medians = [statistics.median(draw.choices(values, k=len(values))) for _ in range(1000)]
+    return statistics.stdev(medians) if len(values) > 1 else math.inf
 
 
 def plain_copy() -> float:
@@ -146,6 +157,8 @@ def measure(name: str, ways: list[str], folder: str | None, rounds: int | None) 
         passes.append(seconds(run.forward_and_backward))
         run.optimizer.zero_grad(set_to_none=True)
     passes_s = statistics.median(passes)
+    gc.collect()
+    gc.freeze()  # what lives as long as the model need not be looked through before each turn
     slot = HostSlot()
     _, copies = run.collect(slot, ways[0])
     pin_s = seconds(lambda: slot.reserve(copies.nbytes + (1 << 20), pinned=CUDA))
@@ -175,6 +188,7 @@ def in_turns(run: Run, slot: HostSlot, way: str, figures: Figures, steps: int, r
     draw = random.Random(7)
     figures.steps = steps
     for _ in range(rounds + 1):
+        gc.collect()  # here, for otherwise it falls into some turns and not into others
         for has_snapshot in draw.sample([False, True], 2):
             if not has_snapshot:
                 figures.without.append(seconds(lambda: run.steps(steps)))
@@ -203,7 +217,7 @@ def tell(way: str, each: Figures, nbytes: int, step_s: float, passes_s: float) -
     without = statistics.median(each.without)
     differences = [a - b for a, b in zip(each.with_snapshot, each.without, strict=True)]
     stall_s = statistics.median(differences)
-    scatter_s = statistics.stdev(differences) * 1.25 / len(differences) ** 0.5 if len(differences) > 1 else math.inf
+    scatter_s = scatter_of_median(differences)
     gap_s = statistics.median(each.gaps)
     host = (
         f"host {1e3 * each.first_host_s:.2f} ms at first, then {1e3 * each.collect_s:.2f} to collect and "
@@ -303,6 +317,7 @@ def main() -> None:
             began = time.perf_counter()
             folder = options.folder if options.save else None
             is_fine &= measure(name, options.ways.split(",") if CUDA else ["auto"], folder, options.rounds)
+            gc.unfreeze()
             gc.collect()
             if CUDA:
                 torch.cuda.empty_cache()
