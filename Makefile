@@ -75,7 +75,7 @@ check: $(VENV)/.test
 
 soak: $(VENV)/.test
 	$(BIN)/python -m pytest -q -n 2 -m soak
-	SELF_HEALING_FUZZ=1000000 $(BIN)/python -m pytest -q tests/unit/test_diagnose_fuzz.py
+	SELF_HEALING_FUZZ=1000000 $(BIN)/python -m pytest -q -n 2 tests/unit/test_diagnose_fuzz.py
 	$(BIN)/python bench/detectors.py
 
 bench: $(VENV)/.test

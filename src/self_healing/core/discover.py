@@ -6,14 +6,16 @@ patterns, one tuple called PATTERNS). Nothing is registered by hand: adding the 
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.metadata
 import logging
 import os
 import pkgutil
+import sys
 from collections.abc import Mapping
-from types import ModuleType
-from typing import TypeVar
+from types import MappingProxyType, ModuleType
+from typing import Any, NamedTuple, TypeVar, cast
 
 from .cause import Pattern
 from .errors import CatalogueError
@@ -33,27 +35,37 @@ def module_names(package_name: str) -> tuple[str, ...]:
 
 def discover_classes(package_name: str, base: type[T]) -> Mapping[str, type[T]]:
     """Return the catalogue's classes by public name: its own modules first, then installed plugins."""
-    found: dict[str, type[T]] = {}
+    return cast("Mapping[str, type[T]]", _classes(package_name, cast("Any", base), _where()))
+
+
+@functools.cache
+def _classes(package_name: str, base: type[Any], where: _Where) -> Mapping[str, type[Any]]:
+    found: dict[str, type[Any]] = {}
     for module_name in module_names(package_name):
         cls = _only_subclass(importlib.import_module(f"{package_name}.{module_name}"), base, module_name)
         found[kebab_case(cls.__name__)] = cls
-    for origin, loaded in _plugins(package_name):
+    for origin, loaded in _plugins(package_name, where):
         if not (isinstance(loaded, type) and issubclass(loaded, base)):
             raise CatalogueError(f"plugin {origin}: {loaded!r} is not a subclass of {base.__name__}")
         name = kebab_case(loaded.__name__)
         if name in found:
             raise CatalogueError(f"plugin {origin}: the name {name!r} is taken by {found[name].__module__}")
         found[name] = loaded
-    return found
+    return MappingProxyType(found)
 
 
 def discover_patterns(package_name: str) -> tuple[Pattern, ...]:
     """Return every pattern row of the catalogue's modules and of installed plugins, in a fixed order."""
+    return _patterns(package_name, _where())
+
+
+@functools.cache
+def _patterns(package_name: str, where: _Where) -> tuple[Pattern, ...]:
     rows: list[Pattern] = []
     for module_name in module_names(package_name):
         module = importlib.import_module(f"{package_name}.{module_name}")
         rows.extend(_rows(getattr(module, "PATTERNS", None), module.__name__))
-    for origin, loaded in _plugins(package_name):
+    for origin, loaded in _plugins(package_name, where):
         rows.extend(_rows(loaded, f"plugin {origin}"))
     names = [row.name for row in rows]
     twice = sorted({name for name in names if names.count(name) > 1})
@@ -90,12 +102,23 @@ def _rows(rows: object, origin: str) -> tuple[Pattern, ...]:
     return rows
 
 
-def _plugins(package_name: str) -> list[tuple[str, object]]:
+class _Where(NamedTuple):
+    """Where catalogues are looked for: they are read once for each, since a file of every installed package is opened."""
+
+    path: tuple[str, ...]
+    has_plugins: bool
+
+
+def _where() -> _Where:
+    switch = os.environ.get(PLUGINS_SWITCH, "1").lower()
+    return _Where(tuple(sys.path), switch not in ("0", "off", "false", "no"))
+
+
+def _plugins(package_name: str, where: _Where) -> list[tuple[str, object]]:
     """Load the entry points of the group named like the package, unless plugins are switched off."""
-    if os.environ.get(PLUGINS_SWITCH, "1").lower() in ("0", "off", "false", "no"):
-        return []
     loaded: list[tuple[str, object]] = []
-    for point in sorted(importlib.metadata.entry_points(group=package_name), key=lambda p: (p.name, p.value)):
+    points = importlib.metadata.entry_points(group=package_name) if where.has_plugins else ()
+    for point in sorted(points, key=lambda p: (p.name, p.value)):
         try:
             loaded.append((f"{point.name} = {point.value}", point.load()))
         except (Exception, SystemExit) as error:  # a broken plugin must be named, not skipped
