@@ -13,6 +13,7 @@ import argparse
 import dataclasses
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -20,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from log_reading import write
+from log_reading import ENTRY, NOISE
 
 GOAL_MB_S = 50
 MOST_MB = 150
@@ -41,6 +42,23 @@ class Ran:
     clock_s: float
     processor_s: float
     peak_mb: float
+
+
+def write(path: Path, size: int) -> None:
+    """Write a log of one long run: 49 lines of other things, then the metrics of a step."""
+    rng = random.Random(0)
+    others = [
+        "".join(NOISE[n % len(NOISE)].format(s=n % 60, n=n, r=n % 8) for n in range(49 * i, 49 * (i + 1)))
+        for i in range(400)
+    ]
+    with path.open("w", encoding="utf-8") as file:
+        written = step = 0
+        while written < size:
+            step += 1
+            loss, norm = 1.5 + 2 / step**0.3 + 0.1 * rng.random(), 0.2 + rng.random()
+            entry = ENTRY.format(x=loss, y=norm, n=4096 * step, e=step / 5e4)
+            written += file.write(others[step % len(others)] + entry)
+        file.write(ERROR)
 
 
 def ran(*command: str) -> Ran:
@@ -77,9 +95,7 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         path = Path(folder, "train.log")
-        write(path, "one in fifty", options.megabytes * 10**6)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(ERROR)
+        write(path, options.megabytes * 10**6)
         megabytes = path.stat().st_size / 1e6
         commands = {"heal diagnose": (sys.executable, "-m", "self_healing", "diagnose", "--json", str(path))}
         commands |= {

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from self_healing.config import HealingConfig
-from self_healing.readers import Format
+from self_healing.readers import Format, log_words
 from self_healing.readers.log_runs import LogMetrics, read_metrics
 from self_healing.readers.log_text import Block, read_blocks
 from self_healing.readers.log_words import lines_with, lowered
@@ -209,9 +209,17 @@ def test_steps_that_rise_come_back_as_they_were(rises):
     assert [(o.signal.step, o.signal.values["loss"]) for o in found] == wanted
 
 
+@pytest.mark.parametrize("has_re2", [True, False])
 @given(st.lists(st.text(st.sampled_from("los\u0130\u00e9K \tR"), max_size=12), max_size=12))
 @settings(max_examples=200, deadline=None)
-def test_lines_with_words_are_found_where_they_are(lines):
+def test_lines_with_words_are_found_where_they_are(has_re2, lines):
+    with pytest.MonkeyPatch.context() as patch:
+        if not has_re2:
+            patch.setattr(log_words, "re2", None)
+        check_that_lines_are_found(lines)
+
+
+def check_that_lines_are_found(lines):
     text = "\n".join(lines)
     low = lowered(text)
     assert len(low) == len(text)
