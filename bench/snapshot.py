@@ -167,7 +167,7 @@ def measure(name: str, ways: list[str], folder: str | None, rounds: int | None) 
     figures = {}
     for way in ways:  # one after the other: what a slot knows of its last snapshot is of one way
         figures[way] = each = copied(run, slot, way)
-        steps = 1 + max(2, math.ceil(1.5 * each.copy_s / step_s)) if CUDA else 3
+        steps = 1 + math.ceil(1.5 * each.copy_s / step_s) if CUDA else 3
         in_turns(run, slot, way, each, steps, rounds or kind.rounds)
     plain = plain_copy()
     print(

@@ -41,8 +41,8 @@ KINDS = {
     "tiny": Kind("tiny", 4, length=16),
     "narrow": Kind("narrow", 4, length=16),
     "136M": Kind("136M", 16, rounds=200, device_gb=30, host_gb=4),
-    "1B": Kind("1B", 8, rounds=8, device_gb=60, host_gb=30),
-    "7B-lora": Kind("7B", 2, dtype=torch.bfloat16, has_adapters=True, rounds=60, device_gb=60, host_gb=4),
+    "1B": Kind("1B", 8, rounds=20, device_gb=60, host_gb=30),
+    "7B-lora": Kind("7B", 4, dtype=torch.bfloat16, has_adapters=True, rounds=40, device_gb=60, host_gb=4),
     "7B": Kind("7B", 2, dtype=torch.bfloat16, rounds=4, device_gb=120, host_gb=60),
 }
 
