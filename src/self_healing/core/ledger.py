@@ -38,6 +38,7 @@ __all__ = [
     "Ledger",
     "LedgerReading",
     "MemoryLedger",
+    "UnwrittenBook",
     "iter_ledger",
     "read_ledger",
 ]
@@ -84,14 +85,14 @@ class Book(Protocol):
         """Write what is left and end; never raises."""
 
 
-class MemoryLedger:
-    """A book in memory that keeps every entry: for replays and tests."""
+class UnwrittenBook:
+    """A book that is nowhere but in memory: it counts the entries, and whoever derives from it takes them in."""
 
     def __init__(self, *, rank: int = 0, attempt: int = 1) -> None:
         """Begin with no entries."""
         self.attempt = attempt
         self.rank = rank
-        self.entries: list[Entry] = []
+        self._count = 0
 
     def append(
         self,
@@ -104,14 +105,19 @@ class MemoryLedger:
         rank: int | None = None,
         keep: bool = False,  # nothing is thinned here
     ) -> Entry:
-        """Keep an entry and return it."""
+        """Make an entry, take it in and return it."""
+        self._count += 1
         place = self.rank if rank is None else rank
-        entry = Entry(SCHEMA, len(self.entries) + 1, self.attempt, time_s, step, place, kind, name, body)
-        self.entries.append(entry)
+        entry = Entry(SCHEMA, self._count, self.attempt, time_s, step, place, kind, name, body)
+        self.take(entry)
         return entry
 
+    def take(self, entry: Entry) -> None:
+        """Keep of an entry what is of interest."""
+        raise NotImplementedError
+
     def mask(self, text: str) -> str:
-        """Return the text as it is: nothing leaves memory."""
+        """Return the text as it is: nothing leaves memory, or it is masked where it is shown."""
         return text
 
     def trouble(self) -> str | None:
@@ -119,7 +125,20 @@ class MemoryLedger:
         return None
 
     def close(self) -> None:
-        """Do nothing; the entries stay."""
+        """Do nothing: nothing is open."""
+
+
+class MemoryLedger(UnwrittenBook):
+    """A book in memory that keeps every entry: for replays and tests."""
+
+    def __init__(self, *, rank: int = 0, attempt: int = 1) -> None:
+        """Begin with no entries."""
+        super().__init__(rank=rank, attempt=attempt)
+        self.entries: list[Entry] = []
+
+    def take(self, entry: Entry) -> None:
+        """Keep an entry."""
+        self.entries.append(entry)
 
 
 class _Line(NamedTuple):

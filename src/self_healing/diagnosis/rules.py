@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -15,7 +15,7 @@ from ..core.detector import Detector
 from ..core.diagnosis import Hypothesis
 from ..core.discover import discover_classes
 from ..core.failure import Mode, Severity
-from ..core.ledger import SCHEMA, Entry
+from ..core.ledger import Entry, UnwrittenBook
 from ..core.signal import Facts, Metrics
 from .finding import Finding, explained, public_class
 from .thinning import Thinned
@@ -51,30 +51,12 @@ class Seen:
         return explained(found, self.hypotheses, tries)
 
 
-@dataclass
-class RuleNotes:
+class RuleNotes(UnwrittenBook):
     """The book of a recorded run: keeps incidents, what explains them, and how they ended."""
 
-    attempt: int = 1
-    seen: dict[tuple[str, str], Seen] = field(default_factory=dict)
-    _count: int = 0
-
-    def append(
-        self,
-        kind: str,
-        name: str,
-        *,
-        step: int,
-        time_s: float,
-        body: Mapping[str, object],
-        rank: int | None = None,
-        keep: bool = False,  # nothing is thinned here
-    ) -> Entry:
-        """Take note of incidents and diagnoses."""
-        self._count += 1
-        entry = Entry(SCHEMA, self._count, self.attempt, time_s, step, rank or 0, kind, name, body)
-        self.take(entry)
-        return entry
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[tuple[str, str], Seen] = {}
 
     def take(self, entry: Entry) -> None:
         """Take in one entry, of a run that is judged now or of a ledger."""
@@ -109,17 +91,6 @@ class RuleNotes:
 
     def _of(self, name: str) -> Iterable[Seen]:
         return [known for known in self.seen.values() if known.name == name]
-
-    def mask(self, text: str) -> str:
-        """Return the text as it is: it is masked where it is shown."""
-        return text
-
-    def trouble(self) -> str | None:
-        """Return None: nothing is written."""
-        return None
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
 
 def _hypotheses(body: Mapping[str, object]) -> tuple[Hypothesis, ...]:

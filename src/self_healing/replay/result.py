@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..core.failure import FailureType, Severity
-from ..core.ledger import SCHEMA, Entry
+from ..core.ledger import Entry, UnwrittenBook
 from ..core.plan import Plan
 from ..readers import Format
 
@@ -60,45 +59,24 @@ class ReplayResult:
         return all(finding.severity is Severity.INFO for finding in self.incidents)
 
 
-class Transcript:
+class Transcript(UnwrittenBook):
     """The book of a replay: keeps incidents and counts the rest, so that it does not grow with the recording."""
 
     def __init__(self, result: ReplayResult, run: int) -> None:
-        self.attempt = run + 1
+        super().__init__(attempt=run + 1)
         self.next_trouble: str | None = None
         self._result = result
         self._run = run
-        self._seq = 0
 
-    def append(
-        self,
-        kind: str,
-        name: str,
-        *,
-        step: int,
-        time_s: float,
-        body: Mapping[str, object],
-        rank: int | None = None,
-        keep: bool = False,  # nothing is thinned here
-    ) -> Entry:
-        """Take note of an incident or count another entry, and return it."""
-        self._seq += 1
-        entry = Entry(SCHEMA, self._seq, self.attempt, time_s, step, rank or 0, kind, name, body)
-        if kind == "incident" and body["event"] in ("opened", "worsened"):
+    def take(self, entry: Entry) -> None:
+        """Take note of an incident that begins or gets worse."""
+        if entry.kind == "incident" and entry.body["event"] in ("opened", "worsened"):
             self._note(entry)
-        return entry
-
-    def mask(self, text: str) -> str:
-        """Return the text as it is: what was recorded is masked already."""
-        return text
 
     def trouble(self) -> str | None:
         """Return what kept the recorded run from writing its ledger at this moment."""
         trouble, self.next_trouble = self.next_trouble, None
         return trouble
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
 
     def planned(self, plan: Plan) -> None:
         """Take note of a plan."""
