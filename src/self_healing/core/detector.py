@@ -15,7 +15,7 @@ from .naming import kebab_case, summary_of
 from .signal import Fact, Facts, Metrics, Raised, Signal
 from .statistics import Statistic
 
-DOC_SECTIONS = ("Why it matters", "False alarms", "References")
+DOC_SECTIONS = ("Why it matters", "What to try", "False alarms", "References")
 """The headings every rule's docstring must have, after its one-sentence summary."""
 
 

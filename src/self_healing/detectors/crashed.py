@@ -23,6 +23,10 @@ class Crashed(Detector):
     Without help it ends the run. The exception's class and text, matched against the patterns, decide what kind of
     failure it is and what may help; an unknown one gets a single faithful retry, and so do two others soon after it.
 
+    ## What to try
+    1. Read the last exception from the bottom: `heal diagnose` on the log names the cause and its fix.
+    2. Start again from the newest whole checkpoint once the cause is gone.
+
     ## False alarms
     None: an exception that reaches the adapter would have ended the run.
 

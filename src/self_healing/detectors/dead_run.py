@@ -46,6 +46,11 @@ class DeadRun(Detector):
     training, the loss even falls, but from far above where it began and to the level of guessing. Nothing learned later
     makes up for it: the run goes back to its first state and starts again with a tenth of the rate.
 
+    ## What to try
+    1. Go back to a checkpoint from before the loss rose; nothing after it is of use.
+    2. Start with a `learning_rate` 3 to 10 times lower and a longer `warmup_ratio`.
+    3. Clip gradients (`max_grad_norm=1.0`).
+
     ## False alarms
     Only the first `window` losses are judged, and only those of a run seen from its first step. A loss that goes up for
     good after `within` observations is a divergence, whose cause may be another one. A model that knew something must be

@@ -22,6 +22,11 @@ class EvalGapGrowing(Detector):
     The model is learning its training set by heart. The best checkpoint is behind; what follows costs money and
     makes it worse.
 
+    ## What to try
+    1. Take the checkpoint with the lowest evaluation loss (`load_best_model_at_end=True`).
+    2. Train for fewer epochs, or stop early (`EarlyStoppingCallback`).
+    3. More data, `weight_decay`, dropout, or a smaller `r` of LoRA.
+
     ## False alarms
     A small evaluation set is noisy: the rise must last for two evaluations and be larger than `rise`. A loss may rise
     while the accuracy that matters still improves.

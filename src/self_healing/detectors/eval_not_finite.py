@@ -22,6 +22,12 @@ class EvalNotFinite(Detector):
     Best-model selection and early stopping silently stop working. With a finite training loss the model is usually
     well and the evaluation is not: rows whose labels are all masked, or another precision than in training.
 
+    ## What to try
+    1. Evaluate record by record and look at the first whose loss is not finite: often all of its labels are
+       masked.
+    2. Evaluate in `bf16` or full precision instead of `fp16`.
+    3. Where the training loss is finite, look at `eval_accumulation_steps` and custom metrics.
+
     ## False alarms
     An evaluation set with a row that has no target token gives NaN for a healthy model; fix the row or ignore the rule.
 

@@ -36,6 +36,10 @@ class Exited(Detector):
     A kill, a segmentation fault or a dead device context cannot be healed inside the process. The exit status and
     the last lines it printed are all there is to find the cause with.
 
+    ## What to try
+    1. Read what stands before the end of the log: `heal diagnose` tells the cause from what it dragged down.
+    2. After a signal 9 look for the kernel's or the scheduler's word on memory (`dmesg`, `sacct`).
+
     ## False alarms
     None for a process that was asked to stop or had finished: the supervisor marks that as expected.
 

@@ -40,6 +40,11 @@ class GradientExplosion(Detector):
     One exploded gradient is a bad batch and clipping deals with it; several in a row mean that the weights have moved
     to where the loss is steep, usually some steps before the loss shows it.
 
+    ## What to try
+    1. Clip gradients (`max_grad_norm=1.0`), or more tightly.
+    2. Lower `learning_rate` 2 to 3 times, or warm up for longer.
+    3. Look at the batch of that step: very long, empty or repeated records.
+
     ## False alarms
     Norms are compared in log space, because they vary by factors: in raw units the same limit misfires 39 to 159
     times per 100,000 steps on log-normal norms. A single outlier is a warning; an error needs `persist` of the last 8

@@ -24,6 +24,11 @@ class GradientNormGrowth(Detector):
     Norms that grow by a steady factor end in an explosion, often thousands of steps later, and the usual causes
     (missing weight decay, logits that drift, a rate that is too high late in training) are cheap to cure early.
 
+    ## What to try
+    1. Lower `learning_rate`, or let it fall sooner.
+    2. Watch the norms of single layers: logits and attention often grow first (z-loss, QK-norm).
+    3. Raise `weight_decay` a little where weights grow along.
+
     ## False alarms
     Some healthy runs end with larger gradients than they had in the middle. The rule asks for growth by `growth` times
     within one window, on a straight line in log space, and only warns. Early training is left alone, since every window

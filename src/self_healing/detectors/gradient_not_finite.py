@@ -25,6 +25,11 @@ class GradientNotFinite(Detector):
     Clipping turns one NaN element into NaN everywhere, so the update must not be applied. A log that hides the NaN
     loss still shows it here. A norm that was finite until now and a loss that still is point at the backward pass.
 
+    ## What to try
+    1. Nothing where it happens now and then with `fp16`: the loss scaler skips the step.
+    2. Train in `bf16` instead of `fp16`.
+    3. Look at the batch of that step, and for divisions and logarithms in a loss of your own.
+
     ## False alarms
     A loss scaler overflows on purpose while it looks for its scale: the overflows before the first finite norm, and
     those while `loss_scale` is known to be above 1, are only noted.

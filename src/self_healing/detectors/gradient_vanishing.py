@@ -26,6 +26,11 @@ class GradientVanishing(Detector):
     Nothing is learned: dead activations, frozen parameters, a detached graph, or a loss scale that underflows. The run
     costs as much as one that learns.
 
+    ## What to try
+    1. Check that parameters are trainable and that labels are not all masked.
+    2. Raise `learning_rate` 3 to 10 times.
+    3. Look for saturated activations, a loss scale that is too small, or inputs that are not normalised.
+
     ## False alarms
     A run that has fitted its data has small gradients too, but its loss is then a small part of what it was: the rule
     asks for a loss above `unlearned` of its largest level. Runs that report a reward are left to their own rules.

@@ -24,6 +24,10 @@ class HeartbeatLost(Detector):
     A stopped or wedged process neither exits nor raises: silence is the only symptom. Unlike `step-stalled` this
     rule looks at any sign of life, so that a long evaluation which still beats is not taken for a hang.
 
+    ## What to try
+    1. See where it hangs: `py-spy dump --pid`, and `TORCH_NCCL_TRACE_BUFFER_SIZE` for collectives.
+    2. Look at the machine: devices that fell off the bus, a file system that does not answer.
+
     ## False alarms
     A machine that was suspended, or a file system that froze, silence the heartbeat too.
 

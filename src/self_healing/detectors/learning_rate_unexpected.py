@@ -21,6 +21,10 @@ class LearningRateUnexpected(Detector):
     A resumed run with a fresh schedule, a callback that writes the optimizer's rate, or a schedule that ended
     too soon train at the wrong rate without any error.
 
+    ## What to try
+    1. Resume with the checkpoint's own scheduler, and with the same `max_steps` or `num_train_epochs`.
+    2. Look for a callback, or code of your own, that sets `param_group['lr']`.
+
     ## False alarms
     A schedule that means to reach zero before the end (a fixed number of steps in a longer run). Ignore the rule there.
 

@@ -37,6 +37,11 @@ class LossDivergence(Detector):
     to be done again: a collapse shows after 6 observations, a shift of three standard deviations after about 10, a
     slow ramp of 4 % of a standard deviation per step after about 110.
 
+    ## What to try
+    1. Go back to a checkpoint from before the rise and skip the batches since.
+    2. Lower `learning_rate` 2 to 3 times, or warm up for longer.
+    3. Clip gradients (`max_grad_norm=1.0`).
+
     ## False alarms
     Two tests, a clipped CUSUM for jumps and recent-against-best for ramps; neither can be raised by one outlier.
     None in 15 million healthy observations of five kinds of noise, flat and on falling curves (`bench/detectors.py`).

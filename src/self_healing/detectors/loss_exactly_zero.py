@@ -25,6 +25,11 @@ class LossExactlyZero(Detector):
     Either every label is masked and nothing is learned, or a NaN is being hidden by a log filter. Real losses
     come close to zero, but not to the last bit, several times in a row.
 
+    ## What to try
+    1. Set `logging_nan_inf_filter=False`: NaN losses may be hidden behind the zeros.
+    2. Check that labels are not all masked (-100), as by a response template that is never found.
+    3. Train in `bf16` instead of `fp16`.
+
     ## False alarms
     On-policy reinforcement learning logs a loss of 0.0 on purpose: the rule is silent where a reward is logged.
 

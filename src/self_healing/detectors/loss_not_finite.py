@@ -40,6 +40,11 @@ class LossNotFinite(Detector):
     One such update destroys every weight, and the stock Trainer's filter then reports a loss of 0.0. A single one
     is skipped before it reaches the weights and only warned about; several in a row mean that skipping does not help.
 
+    ## What to try
+    1. Look at the batch of that step, one record at a time.
+    2. Train in `bf16` instead of `fp16`.
+    3. Lower `learning_rate` 2 to 3 times and clip gradients (`max_grad_norm=1.0`).
+
     ## False alarms
     Some losses (CTC, for one) are infinite now and then without harm, and a loss scaler looks for its scale with
     overflows. Raise `patience`, or set `action = "warn"` to let such steps through.

@@ -33,6 +33,10 @@ class LossPlateau(Detector):
     depend on its input: labels that are masked or shuffled, a learning rate that is far too low or too high, frozen or
     unconnected parameters. Waiting does not help.
 
+    ## What to try
+    1. Try to learn 20 records by heart: if even that fails, look at labels, loss and frozen parameters.
+    2. If it succeeds, raise `learning_rate` 3 to 10 times, or train for longer.
+
     ## False alarms
     A run that has learned something and then levels off is not reported: that is how training ends. Fine-tuning that
     begins near its final loss may be: the warning then says that the loss has not moved since the start. Runs that report

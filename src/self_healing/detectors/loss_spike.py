@@ -32,6 +32,11 @@ class LossSpike(Detector):
     Most spikes are gone after a few steps, but a spike is how a bad batch, a bit flip or a rate that is too high
     first shows. While one is open its samples stay outside the baseline and no snapshot counts as good.
 
+    ## What to try
+    1. Nothing, where the loss is back after a few steps.
+    2. Where spikes repeat: lower `learning_rate`, clip more tightly (`max_grad_norm`), or look at the batches of
+       these steps.
+
     ## False alarms
     Heavy-tailed noise has real outliers: none for Gaussian and autocorrelated noise, about 0.1 % of observations for
     Student t with 3 degrees of freedom and for log-normal noise. It is a warning for that reason. The fixed multiple

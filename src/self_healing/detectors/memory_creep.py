@@ -28,6 +28,11 @@ class MemoryCreep(Detector):
     A tensor kept with its graph, a list that collects losses, or a data-loader worker that copies pages ends the run
     hours later with an out-of-memory error whose place says nothing about the cause.
 
+    ## What to try
+    1. Look for tensors that are kept with their graph: `loss.item()` instead of `loss` in lists and logs.
+    2. Empty what a callback collects; move kept outputs to the host (`eval_accumulation_steps`).
+    3. Workers of a loader that grow: fewer `dataloader_num_workers`, data in Arrow or NumPy instead of lists.
+
     ## False alarms
     Memory grows at the start and with the longest batch so far. The rule asks for growth in three quarters of the
     blocks of a full window, on a clear line, by at least `growth` of the level.

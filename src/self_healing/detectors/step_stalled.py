@@ -24,6 +24,11 @@ class StepStalled(Detector):
     ## Why it matters
     A hung collective or a blocked loader holds every GPU and prints nothing; default time-outs are 10 to 45 minutes.
 
+    ## What to try
+    1. See where it hangs: `py-spy dump --pid`.
+    2. Look at the loader (`dataloader_num_workers`, network file systems) and at collectives that wait for one
+       rank.
+
     ## False alarms
     Compilation, a first evaluation or a slow save take longer than any step before them. The limit follows the
     slowest step seen, and is never below `shortest_s`.

@@ -26,6 +26,12 @@ class ThroughputDrop(Detector):
     A throttled or shared device, a data loader that no longer keeps up, or a node with a failing link costs money
     quietly for the rest of the run.
 
+    ## What to try
+    1. Look at the device's clocks and temperature (`nvidia-smi -q -d PERFORMANCE`), and for others on the
+       machine.
+    2. See whether steps wait for data: more `dataloader_num_workers`, data nearby.
+    3. Batches that grew longer: group by length.
+
     ## False alarms
     Step times are compared in log space with a clipped CUSUM, so single slow steps (evaluation, saving, a recompile)
     do not count. A change that lasts, such as longer sequences from a curriculum, does: it is a warning, and becomes

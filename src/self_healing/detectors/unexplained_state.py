@@ -24,6 +24,10 @@ class UnexplainedState(Detector):
     every checkpoint written since is wrong too. Nothing in the recipe is to blame, so the steps since the last state
     that passed are simply done again: a glitch does not come back.
 
+    ## What to try
+    1. Test the device and its memory (`nvidia-smi -q -d ECC`, `dcgmi diag`): a flipped bit looks like this.
+    2. Look for code of your own that writes to weights or optimizer state, such as averaging.
+
     ## False alarms
     None in the trainings of `bench/audit.py`, runs that diverge by themselves included: an audit compares with what the
     rates and gradients since the last snapshot allow. Code of yours that changes weights beside the optimizer (merging

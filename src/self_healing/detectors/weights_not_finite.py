@@ -24,6 +24,11 @@ class WeightsNotFinite(Detector):
     ## Why it matters
     Nothing computed from such weights means anything, and no later step repairs them: only a state from before helps.
 
+    ## What to try
+    1. Go back to a checkpoint from before: from here on nothing can be learned.
+    2. Find what made them so: the first step whose loss or gradient norm was not finite.
+    3. Clip gradients with a guard against NaN, or train in `bf16` instead of `fp16`.
+
     ## False alarms
     None known: adapters report the count of non-finite tensors, which is zero in a healthy run.
 
