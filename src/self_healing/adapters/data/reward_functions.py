@@ -214,7 +214,7 @@ class _Calls:
         An answer that cannot be used is a failed call: nothing is noted before all of it has been looked at.
         """
         rewards = self._one_each(answer)
-        odd = [row for row, reward in enumerate(rewards) if reward is not None and not math.isfinite(float(reward))]
+        odd = self._not_finite(rewards)
         if self._tried:
             self.care.say_recovered(self.name, self._first, self._tried)
         self._has_answered, self._in_a_row, self._tried = True, 0, 0
@@ -231,6 +231,19 @@ class _Calls:
         if len(rewards) not in (1, self._rows):
             raise ValueError(f"{self.name} answered with {len(rewards)} rewards for {self._rows} completions")
         return rewards
+
+    def _not_finite(self, rewards: list[Any]) -> list[int]:
+        """Return the rows of NaN and infinity, after making of the rewards what the trainer makes of them."""
+        import torch
+
+        scored = [row for row, reward in enumerate(rewards) if reward is not None]
+        try:
+            numbers = torch.tensor([rewards[row] for row in scored], dtype=torch.float32)
+        except Exception as error:  # what an answer may hold is without limit, and so is what it raises
+            raise TypeError(f"{self.name} answered with {rewards!r:.50}..., not with numbers: {error}") from error
+        if numbers.shape != (len(scored),):
+            raise TypeError(f"{self.name} answered with {rewards!r:.50}..., not with one number for each completion")
+        return [row for row, is_fine in zip(scored, numbers.isfinite().tolist(), strict=True) if not is_fine]
 
     def failed(self, error: Exception) -> list[None] | None:
         """Return rewards that say nothing where it is not called again; raise the error where that is not allowed."""
