@@ -53,14 +53,21 @@ def clean(tmp_path_factory):
     return get
 
 
-def run_short_of_memory(trainer, most_rows, at_step):
+def tokens(trainer):
+    return [entry["num_tokens"] for entry in trainer.state.log_history if "num_tokens" in entry]
+
+
+def run_short_of_memory(trainer, most_rows, at_step, times=10**9):
     """Let no pass over more rows through that scores answers without being one of their generation, from one step on."""
     import torch
+
+    left = [times]
 
     def spoil(module, args, kwargs):
         if torch.is_grad_enabled() or trainer.state.global_step < at_step or "past_key_values" in kwargs:
             return
-        if len(kwargs["input_ids"]) > most_rows:
+        if len(kwargs["input_ids"]) > most_rows and left[0]:
+            left[0] -= 1
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 
     trainer.model.register_forward_pre_hook(spoil, with_kwargs=True)
@@ -73,11 +80,23 @@ def test_with_half_the_batch_the_same_answers_are_generated_and_learned_from(kin
     SelfHealingTrainer(trainer).train()
     assert updates(trainer) == STEPS
     assert rewards(trainer) == rewards(clean(kind))
+    assert tokens(trainer) == tokens(clean(kind)), "what was generated in vain is not counted"
     assert trainer.reward_funcs[0].prompts == clean(kind).reward_funcs[0].prompts
     assert (weights(trainer) - weights(clean(kind))).abs().max() < 1e-5
     args = trainer.args
     sizes = (args.per_device_train_batch_size, args.gradient_accumulation_steps, args.steps_per_generation)
     assert sizes == (8, 2, 4), "the user's settings are the user's again"
+
+
+@pytest.mark.parametrize("kind", GENERATING)
+def test_memory_that_is_short_once_after_a_generation_leaves_no_trace(kind, clean, tmp_path):
+    trainer = made(tmp_path, kind)
+    run_short_of_memory(trainer, most_rows=4, at_step=4, times=1)
+    output = SelfHealingTrainer(trainer).train()
+    assert output.metrics["healing/out_of_memory"] == 1
+    assert same(trainer, clean(kind)), "the same answers were drawn again"
+    assert rewards(trainer) == rewards(clean(kind))
+    assert tokens(trainer) == tokens(clean(kind)), "they are counted once"
 
 
 @pytest.mark.parametrize("kind", GENERATING)
