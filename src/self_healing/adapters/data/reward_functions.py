@@ -239,7 +239,7 @@ class _Calls:
         scored = [row for row, reward in enumerate(rewards) if reward is not None]
         try:
             numbers = torch.tensor([rewards[row] for row in scored], dtype=torch.float32)
-        except Exception as error:  # what an answer may hold is without limit, and so is what it raises
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
             raise TypeError(f"{self.name} answered with {rewards!r:.50}..., not with numbers: {error}") from error
         if numbers.shape != (len(scored),):
             raise TypeError(f"{self.name} answered with {rewards!r:.50}..., not with one number for each completion")
