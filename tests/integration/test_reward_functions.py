@@ -159,6 +159,28 @@ def test_another_function_still_scores_what_one_has_failed_for(tmp_path):
     assert all(math.isfinite(entry["reward"]) for entry in logged)
 
 
+def test_what_another_function_logs_meanwhile_is_kept(tmp_path):
+    asked = []
+
+    async def fails_late(completions, **_):
+        asked.append(1)
+        await asyncio.sleep(0.05)
+        if len(asked) == 3:
+            raises(completions)
+        return share_of_letters(completions)
+
+    async def logs_at_once(completions, log_metric, log_extra, **_):
+        log_metric("logged", 1.0)
+        log_extra("words", [text.split()[:1] for text in completions])
+        return share_of_letters(completions)
+
+    trainer = made(tmp_path, "grpo", fails_late, logs_at_once)
+    output = SelfHealingTrainer(trainer).train()
+    assert output.metrics["healing/reward_retries"] == 1
+    logged = [entry.get("logged") for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [1.0] * STEPS
+
+
 @pytest.mark.parametrize("odd", [math.nan, math.inf, 1e39], ids=["nan", "infinity", "too large for the trainer"])
 def test_rewards_that_are_no_numbers_are_named(odd, tmp_path):
     trainer, metrics = healed(tmp_path, "grpo", Judge({3: lambda rewards: [rewards[0], odd, *rewards[2:]]}))
