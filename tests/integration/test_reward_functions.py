@@ -117,7 +117,9 @@ UNUSABLE = {
     "nothing": (lambda _rewards: None, "TypeError: judge answered with None, not with one reward for each completion"),
     "one number": (lambda _rewards: 1.0, "TypeError: judge answered with 1.0, not with one reward for each completion"),
     "too few": (lambda rewards: rewards[:-1], "ValueError: judge answered with 7 rewards for 8 completions"),
-    "words": (lambda rewards: ["fine"] * len(rewards), "ValueError: could not convert string to float: 'fine'"),
+    "words": (lambda rewards: ["fine"] * len(rewards), "TypeError: judge answered with ['fine', 'fine',"),
+    "numbers in words": (lambda rewards: list(map(str, rewards)), "TypeError: judge answered with ['"),
+    "a column": (lambda rewards: [[reward] for reward in rewards], "TypeError: judge answered with [["),
 }
 
 
@@ -129,7 +131,8 @@ def test_an_answer_that_cannot_be_used_is_a_failed_call(answer, tmp_path):
     assert metrics["healing/unscored_completions"] == 8
     assert updates(trainer) == 4
     (noted,) = notes(tmp_path, "reward-unscored")
-    assert noted.startswith(f"step 3: the reward function judge failed 3 times ({told}); 8 completions")
+    assert noted.startswith(f"step 3: the reward function judge failed 3 times ({told}")
+    assert noted.endswith("); 8 completions are not scored by it")
 
 
 def test_a_function_that_never_gives_an_answer_that_can_be_used_ends_the_run(tmp_path):
@@ -156,7 +159,29 @@ def test_another_function_still_scores_what_one_has_failed_for(tmp_path):
     assert all(math.isfinite(entry["reward"]) for entry in logged)
 
 
-@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_what_another_function_logs_meanwhile_is_kept(tmp_path):
+    asked = []
+
+    async def fails_late(completions, **_):
+        asked.append(1)
+        await asyncio.sleep(0.05)
+        if len(asked) == 3:
+            raises(completions)
+        return share_of_letters(completions)
+
+    async def logs_at_once(completions, log_metric, log_extra, **_):
+        log_metric("logged", 1.0)
+        log_extra("words", [text.split()[:1] for text in completions])
+        return share_of_letters(completions)
+
+    trainer = made(tmp_path, "grpo", fails_late, logs_at_once)
+    output = SelfHealingTrainer(trainer).train()
+    assert output.metrics["healing/reward_retries"] == 1
+    logged = [entry.get("logged") for entry in trainer.state.log_history if "loss" in entry]
+    assert logged == [1.0] * STEPS
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, 1e39], ids=["nan", "infinity", "too large for the trainer"])
 def test_rewards_that_are_no_numbers_are_named(odd, tmp_path):
     trainer, metrics = healed(tmp_path, "grpo", Judge({3: lambda rewards: [rewards[0], odd, *rewards[2:]]}))
     (told,) = notes(tmp_path, "reward-not-finite")

@@ -9,6 +9,7 @@ import signal
 import pytest
 
 from self_healing import HealingConfig, SelfHealingTrainer
+from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import on_training_forward, once_before_forward, with_loss_times
 from self_healing.drills.tiny_training import tiny_trainer
 
@@ -119,3 +120,23 @@ def test_nothing_is_wrong_and_the_checkpoint_of_a_signal_is_intact(tmp_path, ter
     trainer.add_callback(at("on_step_begin", 40, terminate))
     SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=10)).train()
     assert verdict_of(tmp_path / "checkpoint-41")["condition"] == "intact"
+
+
+def test_a_run_that_breaks_for_good_keeps_its_last_weights_and_they_are_not_called_corrupted(tmp_path):
+    """It fails earlier after the return than before, and the state of the later step is put back for the end."""
+    trainer = tiny_trainer(tmp_path)
+    broken = []
+
+    def fail(step, _inputs, output):
+        if step == 37 or broken:
+            broken.append(step)
+            raise KeyError("mine")
+        return output
+
+    on_training_forward(trainer, fail)
+    with pytest.raises(KeyError, match="mine"):
+        SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=10)).train()
+    assert broken[0] > broken[-1], "it has not come as far again"
+    assert verdict_of(tmp_path / "checkpoint-37")["condition"] == "intact"
+    told = read_ledger(tmp_path / "healing/ledger.jsonl").entries
+    assert {entry.name for entry in told if entry.kind == "incident"} == {"crashed"}

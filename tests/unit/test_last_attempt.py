@@ -69,6 +69,16 @@ def test_the_first_facts_of_an_attempt_count(tmp_path):
     assert last_attempt(path).facts == {"batch_size": 8}
 
 
+def test_how_often_a_batch_was_halved_is_known_from_its_first_and_last_size(tmp_path):
+    for sizes, halvings in (([8], 0), ([8, 4], 1), ([8, 4, 2], 2), ([8, 8, 1], 3), ([6, 2], 0), ([4, 8], 0), ([], 0)):
+        path = tmp_path / f"{sizes}.jsonl"
+        attempt(path, facts=[{"batch_size": size} for size in sizes], trained=3)
+        attempt(path)
+        assert last_attempt(path).halvings == halvings, "an attempt that was killed at once changes nothing"
+        attempt(path, continues=False)
+        assert last_attempt(path).halvings == 0
+
+
 def test_differences_are_told_in_words_of_the_user():
     before = {"batch_size": 8, "records": 100, "data": "abc"}
     assert differences(before, {"batch_size": 4, "records": 100}) == ["per_device_train_batch_size is 4 and was 8"]

@@ -152,7 +152,7 @@ class Care:
         if case.phase is Phase.WATCHING:
             if case.is_watch_over(step):
                 self._end_of_watch(case, step)
-        elif case.quiet >= QUIET_AFTER:
+        elif case.quiet >= QUIET_AFTER + case.incident.looks_every - 1:
             self._close(case, "passed")
         elif case.age >= NEW_NORMAL_AFTER:
             self._accept_as_normal(case)

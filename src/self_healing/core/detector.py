@@ -106,6 +106,11 @@ class Detector:
     """Observations without this incident after an action before it counts as recovered."""
     examples: ClassVar[tuple[Example, ...]] = ()
 
+    @property
+    def looks_every(self) -> int:
+        """Return how many observations there are from one look to the next, for a rule that waits for a block of them."""
+        return 1
+
     def __post_init__(self) -> None:
         """Refuse numbers that make no sense: every numeric option is positive; subclasses add their own limits."""
         for item in fields(self):
@@ -174,6 +179,7 @@ class Detector:
             onset_step=onset_step,
             metric=self.metric,
             paced_by=self.paced_by or self.metric,
+            looks_every=self.looks_every,
             excess=excess,
             stage=stage,
             is_costly=is_costly,

@@ -34,6 +34,8 @@ class Incident:
     """The metric whose samples wait outside the baseline while the incident is open."""
     paced_by: str | None = None
     """The metric whose observations count for it: an incident of evaluations ages by evaluations."""
+    looks_every: int = 1
+    """Observations from one look of its rule to the next: in between it is silent whatever there is to see."""
     excess: float | None = None
     """How far the metric is from normal, in its own unit; a falling excess means it is healing by itself."""
     is_costly: bool = False

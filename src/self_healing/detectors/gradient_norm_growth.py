@@ -51,6 +51,7 @@ class GradientNormGrowth(Detector):
     fine = "grad_norm_growth"
     severity = Severity.WARNING
     metric = None
+    paced_by = "grad_norm"
     remedy = (Rung((Alert(),), success=0.1),)
     examples = (
         fires("ten times larger within 384 observations", at_step=384, grad_norm=[10 ** (i / 384) for i in range(400)]),
@@ -60,6 +61,11 @@ class GradientNormGrowth(Detector):
     @cached_property
     def _trend(self) -> Trend:
         return Trend("grad_norm", block=self.block, blocks=self.blocks, log=True)
+
+    @property
+    def looks_every(self) -> int:
+        """Return the length of a block."""
+        return self.block
 
     @property
     def needs(self) -> tuple[Statistic, ...]:

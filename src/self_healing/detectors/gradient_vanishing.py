@@ -52,6 +52,7 @@ class GradientVanishing(Detector):
     fine = "grad_vanishing"
     severity = Severity.WARNING
     metric = None
+    paced_by = "loss"
     remedy = (Rung((Alert(),), success=0.1),)
     examples = (
         fires(
@@ -70,6 +71,11 @@ class GradientVanishing(Detector):
     @cached_property
     def _trend(self) -> Trend:
         return Trend("loss", block=8, blocks=self.blocks)
+
+    @property
+    def looks_every(self) -> int:
+        """Return the length of a block."""
+        return self._trend.block
 
     @property
     def needs(self) -> tuple[Statistic, ...]:

@@ -61,6 +61,7 @@ class LossPlateau(Detector):
     fine = "plateau"
     severity = Severity.WARNING
     metric = None
+    paced_by = "loss"
     remedy = (Rung((Alert(),), success=0.1),)
     examples = (
         fires(
@@ -78,6 +79,11 @@ class LossPlateau(Detector):
     @cached_property
     def _trend(self) -> Trend:
         return Trend("loss", block=self.block, blocks=self.blocks)
+
+    @property
+    def looks_every(self) -> int:
+        """Return the length of a block."""
+        return self.block
 
     @property
     def needs(self) -> tuple[Statistic, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
@@ -67,6 +67,11 @@ class MemoryCreep(Detector):
         return tuple(Trend(gauge, block=self.block, blocks=self.blocks) for gauge in GAUGES)
 
     @property
+    def looks_every(self) -> int:
+        """Return the length of a block."""
+        return self.block
+
+    @property
     def needs(self) -> tuple[Statistic, ...]:
         """The slope of every gauge."""
         return self._trends
@@ -83,10 +88,11 @@ class MemoryCreep(Detector):
             if trend.slope < self.certainty * trend.error or growing < 0.75 * (len(trend.means) - 1):
                 continue
             share = trend.change / trend.level if trend.level else 0.0
-            return self.incident(
+            found = self.incident(
                 now,
                 f"{trend_of.metric} has grown by {share:.0%} within {trend.span} observations and goes on growing",
                 onset_step=past.step_ago(trend_of.metric, trend.span),
                 growth=share,
             )
+            return replace(found, paced_by=trend_of.metric)
         return None

@@ -284,6 +284,9 @@ class Story:
             case "record-left-out" | "records-still-left-out" | "row-left-out" | "rows-not-listed":
                 said = self._clean.line(entry.body.get("text", ""))
                 self.quarantined.append({"step": entry.step, "attempt": entry.attempt, "said": said})
+            case "batch-still-halved":
+                said = self._clean.line(entry.body.get("text", ""))
+                self.changes.take(entry, "halve-batch-size", {}, said, is_recipe=False)
             case "goodput":
                 self.spent.take(entry)
             case "tracker-page":

@@ -28,8 +28,8 @@ TRIES = 3
 MOST_IN_A_ROW = 5
 """Generations that a function may leave unscored one after another; then it is broken, and the run ends with its error."""
 ROWS_NAMED = 5
-PENDING = ("_pending_extra_logs", "_pending_metrics")
-"""Where TRL gathers what reward functions log, until they have all answered."""
+LOGS = ("log_extra", "log_metric")
+"""What TRL hands reward functions to log with; asynchronous ones share it, and log while others are under way."""
 
 
 class RewardTimeoutError(Exception):
@@ -105,8 +105,8 @@ class RewardCare:
         def scored(*args: Any, **kwargs: Any) -> Any:
             while True:
                 try:
-                    with calls.begun(kwargs), _time_limit(self.timeout_s, name):
-                        return calls.answered(function(*args, **kwargs))
+                    with calls.begun(kwargs) as given, _time_limit(self.timeout_s, name):
+                        return calls.answered(function(*args, **given))
                 except Exception as error:  # noqa: BLE001  # the fence: noted, tried again, and raised where nothing helps
                     given_up = calls.failed(error)
                 if given_up is not None:
@@ -122,8 +122,8 @@ class RewardCare:
         async def scored(*args: Any, **kwargs: Any) -> Any:
             while True:
                 try:
-                    with calls.begun(kwargs):
-                        answer = function(*args, **kwargs)
+                    with calls.begun(kwargs) as given:
+                        answer = function(*args, **given)
                         return calls.answered(await asyncio.wait_for(answer, self.timeout_s or None))
                 except Exception as error:  # noqa: BLE001  # the fence: as above
                     timed_out = isinstance(error, TimeoutError) and self.timeout_s
@@ -195,18 +195,21 @@ class _Calls:
         self._rows = 0
 
     @contextmanager
-    def begun(self, kwargs: dict[str, Any]) -> Iterator[None]:
-        """Note what a call may change, and put it back where it raises."""
+    def begun(self, kwargs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Note what a call may change, and put it back where it raises; what it logs counts once it has answered."""
         from ...tensors.random_state import RandomState
 
         self._rows = len(kwargs.get("completions") or ())
-        random_state, logged = RandomState.capture(), _pending(self.care.trainer)
+        random_state = RandomState.capture()
+        logged: list[Callable[[], Any]] = []
+        logs = {name: functools.partial(_later, logged, kwargs[name]) for name in LOGS if callable(kwargs.get(name))}
         try:
-            yield
+            yield {**kwargs, **logs}
         except BaseException:
             random_state.restore()
-            _forget_pending(self.care.trainer, logged)
             raise
+        for log in logged:
+            log()
 
     def answered(self, answer: Any) -> Any:
         """Take note, and return the answer with None in the place of what is no number.
@@ -214,7 +217,7 @@ class _Calls:
         An answer that cannot be used is a failed call: nothing is noted before all of it has been looked at.
         """
         rewards = self._one_each(answer)
-        odd = [row for row, reward in enumerate(rewards) if reward is not None and not math.isfinite(float(reward))]
+        odd = self._not_finite(rewards)
         if self._tried:
             self.care.say_recovered(self.name, self._first, self._tried)
         self._has_answered, self._in_a_row, self._tried = True, 0, 0
@@ -231,6 +234,19 @@ class _Calls:
         if len(rewards) not in (1, self._rows):
             raise ValueError(f"{self.name} answered with {len(rewards)} rewards for {self._rows} completions")
         return rewards
+
+    def _not_finite(self, rewards: list[Any]) -> list[int]:
+        """Return the rows of NaN and infinity, after making of the rewards what the trainer makes of them."""
+        import torch
+
+        scored = [row for row, reward in enumerate(rewards) if reward is not None]
+        try:
+            numbers = torch.tensor([rewards[row] for row in scored], dtype=torch.float32)
+        except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+            raise TypeError(f"{self.name} answered with {rewards!r:.50}..., not with numbers: {error}") from error
+        if numbers.shape != (len(scored),):
+            raise TypeError(f"{self.name} answered with {rewards!r:.50}..., not with one number for each completion")
+        return [row for row, is_fine in zip(scored, numbers.isfinite().tolist(), strict=True) if not is_fine]
 
     def failed(self, error: Exception) -> list[None] | None:
         """Return rewards that say nothing where it is not called again; raise the error where that is not allowed."""
@@ -307,19 +323,5 @@ def _names(trainer: Any, functions: list[Any]) -> list[str]:
     return [getattr(each, "__name__", type(each).__name__) for each in functions]
 
 
-def _pending(trainer: Any) -> dict[str, dict[str, int]]:
-    return {
-        attribute: {key: len(values) for key, values in getattr(trainer, attribute).items()}
-        for attribute in PENDING
-        if hasattr(trainer, attribute)
-    }
-
-
-def _forget_pending(trainer: Any, logged: dict[str, dict[str, int]]) -> None:
-    """Take back what a failed call has logged: the next one logs it again."""
-    for attribute, lengths in logged.items():
-        lists = getattr(trainer, attribute)
-        for key in list(lists):
-            del lists[key][lengths.get(key, 0) :]
-            if key not in lengths:
-                del lists[key]
+def _later(logged: list[Callable[[], Any]], log: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    logged.append(functools.partial(log, *args, **kwargs))

@@ -182,8 +182,11 @@ class MicroBatchRetry:
             run.pieces.failed()
         else:
             run.aside.append(run.marks.undo())
-            run.counters.restore(self.trainer)
-            count_again(self.trainer, run.micro_batch.counted)  # the inputs are not prepared again
+            if run.micro_batch.prepared is None:
+                run.counters.restore_before_preparing(self.trainer)
+            else:  # the inputs are not prepared again
+                run.counters.restore(self.trainer)
+                count_again(self.trainer, run.micro_batch.counted)
             if run.micro_batch.random_state is not None:
                 run.micro_batch.random_state.restore()
             if run.micro_batch.put_back is not None:

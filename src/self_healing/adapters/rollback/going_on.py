@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import ConfigError
+from ...core.failure import Effect
 from ...core.run_directory import ledger_path
 from ...snapshots.manifest import step_of
 from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, resolve
@@ -80,7 +81,22 @@ class GoingOn:
         session.rollback.open_shared(starts_over=self.starts_over)
         if self._wanted is False or (self._wanted is None and not self._is_by_itself):
             return None
+        if self._is_automatic and self.resumes:
+            self._keep_halved(session)
         return self._enter(session)
+
+    def _keep_halved(self, session: TrainerSession) -> None:
+        """Begin with the batch that the last attempt has come to: memory is as short, and to find out costs a recovery."""
+        halvings = self._before.halvings if self._before is not None and not self.changed else 0
+        if not halvings or session.config.settings().max_effect < Effect.TIME:
+            return
+        session.desk.learn(data_facts(self._trainer))  # the first of an attempt are its user's
+        said = session.abilities.take_half_batches(halvings)
+        session.note(
+            "batch-still-halved",
+            f"memory was short in the last attempt, and its batch is kept to: {said}; a checkpoint that is named is gone "
+            "on from with the batch of the arguments",
+        )
 
     def instead(self, session: TrainerSession, error: StateDoesNotFitError) -> str | None:
         """Return what to resume from in the place of a state that does not fit."""

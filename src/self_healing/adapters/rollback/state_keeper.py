@@ -268,6 +268,9 @@ class StateKeeper:
         if furthest is None or (is_sound and furthest.updates <= self.updates) or not furthest.capture.copies.verify():
             return ""
         furthest.capture.restore()
+        self.updates = furthest.updates
+        self._is_unexplained = False
+        self.audit.returned(furthest.step, furthest.capture.copies.norms())  # no training has led here since the return
         return f"; the weights are those of step {furthest.step}, the last that were sound"
 
     def about_to_return(self) -> None:

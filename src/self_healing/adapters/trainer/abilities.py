@@ -163,19 +163,26 @@ class TrainerAbilities(LoopAbilities):
         if why_whole is not None and not self.may_change_loss:
             raise ActionFailed(f"half a batch would be another loss, which max_effect does not allow: {why_whole}")
         self._restart_from_now()
-        self._changes.replace(args, "per_device_train_batch_size", size // 2)
         # The number of updates stays as planned also where an epoch is cut into batches in another way.
         self._changes.replace(args, "max_steps", int(trainer.state.max_steps))
+        said = self.take_half_batches()
+        return said if why_whole is None else f"{said}; the loss is another one from here on: {why_whole}"
+
+    def take_half_batches(self, times: int = 1) -> str:
+        """Use half the batch and twice the accumulation when training is entered the next time."""
+        trainer: Any = self.loop
+        args = trainer.args
+        size, smaller = int(args.per_device_train_batch_size), int(args.per_device_train_batch_size) >> times
+        self._changes.replace(args, "per_device_train_batch_size", smaller)
         for name in ("gradient_accumulation_steps", *names_in_all("micro_batch_settings")):
             if getattr(args, name, None) is not None:
-                self._changes.replace(args, name, getattr(args, name) * 2)
+                self._changes.replace(args, name, getattr(args, name) << times)
         if self._loader_size is None:
             self._loader_size = int(trainer._train_batch_size)  # noqa: SLF001  # nothing else changes the size
             self._changes.wrap(trainer, "get_train_dataloader", self._around_loader)
         # What the loader is made with was read from the arguments once and for all.
         trainer._train_batch_size = args.train_batch_size  # noqa: SLF001
-        said = f"per_device_train_batch_size {size} -> {size // 2}, accumulation {args.gradient_accumulation_steps}"
-        return said if why_whole is None else f"{said}; the loss is another one from here on: {why_whole}"
+        return f"per_device_train_batch_size {size} -> {smaller}, accumulation {args.gradient_accumulation_steps}"
 
     def _around_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Keep to the batch size of the arguments: older versions take the one that the checkpoint was written with."""

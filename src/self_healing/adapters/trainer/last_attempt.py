@@ -30,8 +30,19 @@ class LastAttempt:
     """When the first attempt of the same run began; what is older in the folder belongs to another one."""
     facts: Mapping[str, object] = field(default_factory=dict)
     """What was known of the run when it was first entered."""
+    batch_size: int | None = None
+    """Rows of a micro-batch at its end, which may be half of what its user has asked for."""
     before: LastAttempt | None = None
     """The attempt before it, of the same run."""
+
+    @property
+    def halvings(self) -> int:
+        """How often the batch of its user was halved at its end."""
+        asked = self.facts.get("batch_size")
+        if not isinstance(asked, int) or not self.batch_size or asked % self.batch_size:
+            return 0
+        times = (asked // self.batch_size).bit_length() - 1
+        return times if self.batch_size << times == asked else 0
 
     @property
     def was_killed(self) -> bool:
@@ -64,11 +75,14 @@ def _read(ledger: Path, _size: int, _changed_ns: int) -> LastAttempt | None:
     for entry in iter_ledger(ledger):
         if last is None or entry.attempt != last.number:
             began_s, facts = (entry.time, {}) if last is None else (last.run_began_s, last.facts)
-            last = LastAttempt(entry.attempt, run_began_s=began_s, facts=facts, before=that_tells(last))
+            size = None if last is None else last.batch_size
+            last = LastAttempt(
+                entry.attempt, run_began_s=began_s, facts=facts, batch_size=size, before=that_tells(last)
+            )
             knows_facts = False
         last.last_s = max(last.last_s, entry.time)
         if entry.kind == "config" and entry.body.get(CONTINUES) is False:
-            last.run_began_s, last.facts, last.before = entry.time, {}, None
+            last.run_began_s, last.facts, last.batch_size, last.before = entry.time, {}, None, None
         if entry.kind == "note" and entry.name == ENDED:
             last.exit_reason = str(entry.body.get("exit_reason", KILLED))
         if entry.kind == "signal":
@@ -78,6 +92,8 @@ def _read(ledger: Path, _size: int, _changed_ns: int) -> LastAttempt | None:
             # The first of an attempt are its user's: later ones may be what healing has made of them.
             if isinstance(said, Mapping) and not knows_facts and fact_names() & said.keys():
                 knows_facts, last.facts = True, {name: said[name] for name in fact_names() & said.keys()}
+            if isinstance(said, Mapping) and isinstance(said.get("batch_size"), int):
+                last.batch_size = int(said["batch_size"])
     return last
 
 

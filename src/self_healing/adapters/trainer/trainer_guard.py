@@ -166,8 +166,8 @@ class TrainerGuard:
             window = self._window
             if window is None:
                 return original(model, inputs, *args, **kwargs)  # type: ignore[no-any-return]
-            # Taken after the inputs are prepared, where the trainer prepares them: generation draws random numbers too.
-            early = RandomState.capture() if self.acts and not self._prepares else None
+            # Taken anew after the inputs are prepared: generation draws random numbers, also those of a repetition.
+            early = RandomState.capture() if self.acts and not (self._prepares and window.generation is None) else None
             self._micro_batch = MicroBatch(inputs, early)
             place = len(window.micro_batches)
             if self.retry is not None:

@@ -19,6 +19,8 @@ class Counters:
     lengths: dict[tuple[str, str], int] = field(default_factory=dict)
     tokens: float | None = None
     mode: str = "train"
+    seen: int | None = None
+    """Tokens in the trainer's state, to which trainers that generate add while they prepare their inputs."""
 
     @classmethod
     def of(cls, trainer: Any, mode: str = "train") -> Counters:
@@ -28,7 +30,8 @@ class Counters:
             metrics = getattr(trainer, attribute, None)
             if isinstance(metrics, dict):
                 lengths.update({(attribute, name): len(values) for name, values in metrics.get(mode, {}).items()})
-        return cls(lengths, getattr(trainer, "_total_train_tokens", None), mode)
+        seen = getattr(getattr(trainer, "state", None), "num_input_tokens_seen", None)
+        return cls(lengths, getattr(trainer, "_total_train_tokens", None), mode, seen)
 
     def added(self, trainer: Any) -> Counted:
         """Return what was counted since."""
@@ -42,6 +45,12 @@ class Counters:
             del values[self.lengths.get(key, 0) :]
         if self.tokens is not None:
             trainer._total_train_tokens = self.tokens  # noqa: SLF001  # TRL's own counter
+
+    def restore_before_preparing(self, trainer: Any) -> None:
+        """Do the same where the inputs will be prepared again, and be counted with that."""
+        self.restore(trainer)
+        if self.seen is not None:
+            trainer.state.num_input_tokens_seen = self.seen
 
 
 def step_counters(trainer: Any) -> dict[str, Any]:

@@ -59,7 +59,7 @@ class Window:
 
     def count_nothing(self, trainer: Any) -> None:
         """Take back what the trainer has counted, drawn and generated since the step began."""
-        self.counters.restore(trainer)
+        self.counters.restore_before_preparing(trainer)
         if self.generation is not None:
             self.generation.restore(trainer)
         elif self.micro_batches[0].random_state is not None:
