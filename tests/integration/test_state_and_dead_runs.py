@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-import statistics
 import math
+import statistics
 from dataclasses import dataclass
 
 import pytest
