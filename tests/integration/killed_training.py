@@ -146,7 +146,7 @@ def _train(
     weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
     return {
         "step": trainer.state.global_step,
-        "first": trained[0] if guarded else 0,
+        "first": next(iter(trained), None) if guarded else 0,
         "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
         "log": [without_clocks(entry) for entry in trainer.state.log_history],
     }

@@ -208,6 +208,23 @@ class RollbackCare:
         self.keeper.loop.data.left_out |= left.left_out
         return self.keeper.loop.restart.prepare_for(left, self._take_over)
 
+    def trains_no_step_too_many(self) -> bool:
+        """Have the loop end where the run has all its steps already; it looks only after a step. Needs `_run_epoch`."""
+        trainer = self.trainer
+
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            def _run_epoch(*args: Any, **kwargs: Any) -> None:
+                if int(trainer.state.global_step) < int(trainer.state.max_steps):
+                    original(*args, **kwargs)
+                else:
+                    trainer.control.should_training_stop = True
+
+            return _run_epoch
+
+        if RollbackLoop.is_possible(trainer):
+            self._wrapping.wrap(trainer, "_run_epoch", around)
+        return RollbackLoop.is_possible(trainer)
+
     def _take_over(self, left: LeftState) -> None:
         assert self.keeper is not None, "a training is under way"
         left.restore(self.trainer, self.guard)

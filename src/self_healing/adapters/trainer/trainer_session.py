@@ -21,7 +21,7 @@ from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.in_loop import Arrival
 from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
-from .data_facts import data_facts
+from .data_facts import data_facts, recipe_facts
 from .engines import Surroundings
 from .examination import Examiner
 from .grace import GraceWatch
@@ -199,7 +199,8 @@ class TrainerSession:
         trainer = self.trainer
         facts = {**facts_of_run(trainer.args, trainer.state, trainer.model), **judgement_facts(trainer)}
         self._step_began = time.perf_counter()
-        self.desk.learn({**facts, **data_facts(trainer), "trainer": type(trainer).__name__, "skips_by": way})
+        facts.update(data_facts(trainer) | recipe_facts(trainer))
+        self.desk.learn({**facts, "trainer": type(trainer).__name__, "skips_by": way})
         self.desk.seen_at(self._trackers.begin())
 
     def begin_of_step(self) -> None:
