@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 
 import pytest
 
@@ -250,6 +251,16 @@ def test_more_steps_may_be_asked_for(trainings, tmp_path):
     killed(trainings, tmp_path, "step", 8)
     result = gone_on(trainings, tmp_path, steps=15)
     assert (result["first"], result["step"]) == (6, 15)
+
+
+def test_a_step_that_was_taken_over_from_memory_is_not_on_disk(trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 8)
+    assert "gives up" in trainings.run(tmp_path, kill=("gives up", 6))["error"]
+    assert notes(tmp_path, "emergency") == ["checkpoint-6 was written"]
+    shutil.rmtree(root_path())  # as with another machine
+    result = gone_on(trainings, tmp_path, resume="auto")
+    assert_same(result, undisturbed())
+    assert result["first"] == 6
 
 
 @pytest.mark.parametrize("job", [{}, ON_DISK])

@@ -120,6 +120,10 @@ class RollbackCare:
             restart.left.compare(self.trainer, keeper.shared.facts, restart.steps_per_epoch)
             restart.left.fill(self.trainer)
 
+    def enters_from_memory(self) -> bool:
+        """Say whether `train()` was entered for a state in memory, of this process or another: it need not be on disk."""
+        return self.keeper is not None and self.keeper.loop.restart.entered_for is not None
+
     def epoch_number(self) -> int:
         """Return which epoch is about to begin, or to be entered in its middle, counted from zero."""
         entered_for = None if self.keeper is None else self.keeper.loop.restart.entered_for

@@ -122,7 +122,6 @@ class TrainerSession:
         self._attached = False
         self._saved_steps: set[int] = set()
         """Checkpoints of this training; others in the same folder may be another run's."""
-        self._began_at = 0
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     # -- life ----------------------------------------------------------------------------------------
@@ -188,7 +187,8 @@ class TrainerSession:
 
     def begin_training(self) -> None:
         """Note how steps can be skipped and what is known of the run."""
-        self._began_at = self._step()
+        if self.desk.resumes and self._step() and not self.rollback.enters_from_memory():
+            self._saved_steps.add(self._step())
         self.intake.ended.clear()
         way = self.guard.attach_optimizer()
         if self.checkpoints is not None:
@@ -299,12 +299,11 @@ class TrainerSession:
 
     def is_saved(self, step: int) -> bool:
         """Say whether the state after a step is on disk: written by this training, or what it began with."""
-        return step in self._saved_steps or (step == self._began_at and self.desk.resumes)
+        return step in self._saved_steps
 
     def newest_saved(self) -> int | None:
         """Return the newest step whose checkpoint this training has written or begun with, None where there is none."""
-        began = {self._began_at} if self.desk.resumes else set()
-        return max(self._saved_steps | began, default=None)
+        return max(self._saved_steps, default=None)
 
     def mark_saved(self, step: int) -> None:
         """Take note of a checkpoint that the trainer has not written itself."""
