@@ -146,7 +146,7 @@ def _train(
     weights = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
     return {
         "step": trainer.state.global_step,
-        "first": trained[0] if guarded else 0,
+        "first": next(iter(trained), None) if guarded else 0,
         "weights": hashlib.sha256(weights.numpy().tobytes()).hexdigest(),
         "log": [without_clocks(entry) for entry in trainer.state.log_history],
     }
@@ -182,7 +182,7 @@ def _count(trainer):
 def _plan(trainer, when, *what):
     """Arrange for the process to be killed: at the end of a step, in an evaluation, or when it asks something of the system.
 
-    "terminated" is a signal that lets it save, and "memory is taken away" kills nothing but what was left for it.
+    "terminated" is a signal that lets it save, "gives up" an exception at the beginning of a step, and "memory is taken away" kills nothing but what was left for it.
     """
     if when == "system":
         _kill_at_call(*what)
@@ -198,6 +198,10 @@ def _plan(trainer, when, *what):
             if when == "memory is taken away":
                 for path in Path(os.environ["SELF_HEALING_SHARED_MEMORY"]).glob("*/*/*.block-*"):
                     path.unlink()
+
+        def on_step_begin(self, args, state, control, **kwargs):
+            if when == "gives up" and state.global_step == at:
+                raise RuntimeError("gives up")
 
         def on_step_end(self, args, state, control, **kwargs):
             if when == "step, the second time" and state.global_step == at:

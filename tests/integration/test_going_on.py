@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 
 import pytest
 
@@ -250,6 +251,48 @@ def test_more_steps_may_be_asked_for(trainings, tmp_path):
     killed(trainings, tmp_path, "step", 8)
     result = gone_on(trainings, tmp_path, steps=15)
     assert (result["first"], result["step"]) == (6, 15)
+
+
+def test_a_step_that_was_taken_over_from_memory_is_not_on_disk(trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 8)
+    assert "gives up" in trainings.run(tmp_path, kill=("gives up", 6))["error"]
+    assert notes(tmp_path, "emergency") == ["checkpoint-6 was written"]
+    shutil.rmtree(root_path())  # as with another machine
+    result = gone_on(trainings, tmp_path, resume="auto")
+    assert_same(result, undisturbed())
+    assert result["first"] == 6
+
+
+@pytest.mark.parametrize("job", [{}, ON_DISK])
+def test_arguments_that_a_state_brings_along_are_told_where_they_are_others_now(job, trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 8, **job)
+    changes = {**job.get("changes", {}), "learning_rate": 0.5, "seed": 5}
+    result = gone_on(trainings, tmp_path, **{**job, "changes": changes})
+    assert [entry["learning_rate"] for entry in result["log"] if "learning_rate" in entry] == [
+        entry["learning_rate"] for entry in undisturbed()["log"] if "learning_rate" in entry
+    ], "as a stock resume: optimizer and scheduler are put back"
+    (told,) = notes(tmp_path, "resuming")
+    assert "learning_rate is 0.5 and was 0.0" in told
+    assert "the optimizer goes on with what it had; seed is 5 and was " in told
+    assert "in another order" in told
+
+
+@pytest.mark.parametrize("resume", [None, "auto"])
+def test_where_the_last_step_is_on_disk_none_is_trained_too_many(resume, trainings, undisturbed, tmp_path):
+    job = {"config": {"shared_memory": False}}
+    assert trainings.run(tmp_path, kill=("terminated", 13), **job) == {"exit": 75}
+    result = gone_on(trainings, tmp_path, resume=resume, **job)
+    assert_same(result, undisturbed())
+    assert result["first"] is None
+    assert "it holds all 13 steps that are asked for, and none is trained" in notes(tmp_path, "resuming")[0]
+
+
+def test_fewer_steps_than_were_trained_are_named(trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 8, **ON_DISK)
+    error = trainings.run(tmp_path, steps=2, **ON_DISK)["error"]
+    assert "ConfigError" in error
+    assert "max_steps is 2, and checkpoint-6 holds more steps already" in error
+    assert_same(gone_on(trainings, tmp_path, **ON_DISK), undisturbed())
 
 
 @pytest.mark.parametrize("resume", ["auto", True])

@@ -79,6 +79,22 @@ def test_a_model_that_fails_on_what_it_was_trained_on_as_well_is_not_blamed_on_a
     assert TOLD not in "\n".join(caught.value.__notes__)
 
 
+def test_code_that_predicts_no_batch_at_all_is_not_blamed_on_a_record(tmp_path, monkeypatch):
+    trainer = evaluated(tmp_path, records(16, 3))
+    original = trainer.compute_loss
+    # As many override it: what an evaluation asks for besides is forgotten.
+    monkeypatch.setattr(
+        trainer, "compute_loss", lambda model, inputs, return_outputs=False, **_: original(model, inputs)
+    )
+    with pytest.raises(TypeError, match="0-d tensor") as caught:
+        SelfHealingTrainer(trainer).train()
+    assert TOLD not in "\n".join(caught.value.__notes__)
+    assert "this is the code of the evaluation" in "\n".join(caught.value.__notes__)
+    told = read_postmortem(tmp_path / "postmortem.json")
+    assert [action["actions"] for action in told.recovery_actions] == [["stop"]]
+    assert "record of the evaluation" not in " ".join(told.advice)
+
+
 def test_metrics_that_cannot_be_computed_are_not_blamed_on_a_record(tmp_path):
     def compute_metrics(_prediction):
         raise ValueError("Input contains NaN")

@@ -144,6 +144,18 @@ def test_what_a_rule_has_to_say_of_its_own_is_told():
     assert alert.text.startswith("Seen at step 3: the loss rises\nlook at the tokenizer\nDone: ")
 
 
+def test_a_likely_explanation_comes_with_what_speaks_for_it():
+    hypotheses = [
+        {"name": "a", "says": "The step was watched.", "weight": 0.9, "found": ["The data did it, row 2.", "more"]},
+        {"name": "b", "says": "A bad batch.", "weight": 0.2, "found": ["calm before"]},
+    ]
+    diagnosis = entry(
+        "diagnosis", "loss-divergence", incident="loss-divergence", failure="divergence", hypotheses=hypotheses
+    )
+    (alert,) = told(diagnosis, outcome(5))
+    assert alert.text.endswith("Likely: The step was watched. (The data did it, row 2)\nPossible: A bad batch.")
+
+
 def test_the_literature_behind_a_diagnosis_rides_along():
     hypotheses = [
         {"name": "a", "says": "The rate is too high.", "weight": 0.8, "references": ["arXiv:1", "arXiv:2"]},

@@ -307,7 +307,11 @@ class Announcer:
         for hypothesis in self._diagnoses.get(incident, ())[:MOST_HYPOTHESES]:
             weight = number_of(hypothesis.get("weight")) or 0.0
             word = "Likely" if weight >= CONVINCING else "Possible"
-            yield f"{word}: {as_text(hypothesis.get('says', ''))}"
+            seen = next((as_text(fact) for fact in _sequence(hypothesis.get("found"))), "")
+            shown = (
+                f" ({seen.rstrip('.')})" if seen and weight >= CONVINCING else ""
+            )  # what makes it more than possible
+            yield f"{word}: {as_text(hypothesis.get('says', ''))}{shown}"
 
     def _references(self, incident: str) -> tuple[str, ...]:
         """Return the literature behind the likeliest explanations."""

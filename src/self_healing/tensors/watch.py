@@ -69,7 +69,10 @@ def unwrapped(model: nn.Module) -> nn.Module:
 
 def vocabulary_of(model: nn.Module) -> int | None:
     """Return the number of tokens the model has embeddings for, if it says so."""
-    embeddings = getattr(unwrapped(model), "get_input_embeddings", lambda: None)()
+    try:
+        embeddings = getattr(unwrapped(model), "get_input_embeddings", lambda: None)()
+    except (NotImplementedError, AttributeError, TypeError):  # transformers finds embeddings by their usual names alone
+        return None
     count = getattr(embeddings, "num_embeddings", None)
     return count if isinstance(count, int) else None
 

@@ -52,6 +52,14 @@ def test_a_row_with_an_infinite_feature():
     assert "row 2" in found.sentence()
 
 
+def test_a_model_that_cannot_name_its_embeddings_is_probed_all_the_same(monkeypatch):
+    def as_transformers_does(_model):
+        raise NotImplementedError("`get_input_embeddings` not auto-handled; please override in the subclass.")
+
+    monkeypatch.setattr(nn.Sequential, "get_input_embeddings", as_transformers_does, raising=False)
+    test_a_row_with_an_infinite_feature()
+
+
 def test_a_batch_in_which_all_labels_are_masked(llama):
     batch = sentences()
     del batch["num_items"]

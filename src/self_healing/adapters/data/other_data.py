@@ -57,6 +57,12 @@ def blame_the_record_of_an_evaluation(guard: TrainerGuard, error: Exception) -> 
         return
     if doing == "prediction_step" and not _model_is_sound(guard):
         return
+    if doing == "prediction_step" and _predicting_fails_alike(guard, error):
+        error.add_note(
+            f"{NOTE} (a batch that was trained on, when it is predicted): this is the code of the evaluation or its settings, "
+            "and not the records. Correct the code at the place that the traceback shows."
+        )
+        return
     seen = "a batch could not be predicted" if doing == "prediction_step" else "a record could not be read or collated"
     error.add_note(
         f"{IN_AN_EVALUATION}: {seen}. Nothing else takes its place, since the metric would be of other data than was asked "
@@ -91,6 +97,28 @@ def _model_is_sound(guard: TrainerGuard) -> bool:
     finally:
         counters.restore(trainer)
         state.restore()
+
+
+def _predicting_fails_alike(guard: TrainerGuard, error: Exception) -> bool:
+    """Say whether data that were trained on fail in the evaluation's own step, which is often the user's."""
+    from ...tensors.random_state import RandomState
+
+    if guard.making_up.spare is None:
+        return False
+    trainer = guard.trainer
+    counters, state = Counters.of(trainer), RandomState.capture()
+    try:
+        for _, inputs in _other_data(guard):
+            only_loss = trainer.args.prediction_loss_only
+            trainer.prediction_step(
+                trainer.model_wrapped, dict(inputs) if isinstance(inputs, dict) else inputs, only_loss
+            )
+    except Exception as raised:  # noqa: BLE001  # what it raises is the finding
+        return is_like(raised, error)
+    finally:
+        counters.restore(trainer)
+        state.restore()
+    return False
 
 
 def _other_data(guard: TrainerGuard) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,7 @@ from ...snapshots.manifest import step_of
 from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, resolve
 from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
-from ..trainer.data_facts import data_facts, differences
+from ..trainer.data_facts import data_facts, differences, recipe_differences
 from ..trainer.engines import Surroundings
 from ..trainer.last_attempt import LastAttempt, last_attempt, that_tells
 from .left_state import LeftState, StateDoesNotFitError, StateLostError
@@ -54,12 +54,18 @@ class GoingOn:
         self._may_share = config.shared_memory and config.snapshot_memory_fraction > 0 and int(args.world_size) == 1
         self._since_s = self._before.run_began_s if self._is_by_itself and self._before is not None else 0.0
         self.changed = differences(self._before.facts, data_facts(trainer)) if self._before is not None else []
+        self._otherwise = recipe_differences(self._before.facts, trainer) if self._before is not None else []
         self._disk: Chosen | None = None
         if self._is_automatic:
             self._left = self._left_states()
             self._next = next(self._left, None)
             if self._is_by_itself and self.changed and (self._next is not None or self._on_disk().path is not None):
                 raise ConfigError(self._cannot_go_on("; ".join(self.changed)))
+            if self._is_by_itself and self._next is None and self._on_disk().path is None:
+                further = self._chosen(None).path
+                if further is not None:
+                    because = f"max_steps is {self._steps()}, and {further.name} holds more steps already"
+                    raise ConfigError(self._cannot_go_on(because))
         else:
             self._left, self._next = iter(()), None
             self._disk = resolve(wanted, args.output_dir, model_only=self._model_only)
@@ -124,10 +130,13 @@ class GoingOn:
         left, newest = self._next, self._newest_folder()
         disk = self._on_disk() if left is None or newest > left.step else None
         if left is not None and (disk is None or disk.path is None or (disk.step or 0) <= left.step):
-            session.note("resuming", self._told(left), level=self._level(is_as_wanted=not self.passed_over))
+            is_as_wanted = not (self.passed_over or self._otherwise)
+            session.note("resuming", self._told(left), level=self._level(is_as_wanted=is_as_wanted))
             return session.rollback.go_on_at(left)
         disk = self._on_disk()
-        told = [str(disk), *self.passed_over, *self.changed]
+        told = [str(disk), *self.passed_over, *self.changed, *(self._otherwise if disk.path is not None else ())]
+        if self._is_automatic and 0 < self._steps() <= (disk.step or 0) and session.rollback.trains_no_step_too_many():
+            told.append(f"it holds all {self._steps()} steps that are asked for, and none is trained")
         is_as_wanted = disk.path is not None and len(told) == 1 and not disk.passed_over
         session.note("resuming", "; ".join(told), level=self._level(is_as_wanted=is_as_wanted))
         if disk.path is None:
@@ -146,7 +155,7 @@ class GoingOn:
         )
         if self._step_before() > left.step:
             said += f", and has trained up to step {self._step_before()} at least"
-        return "; ".join([said, *self.passed_over])
+        return "; ".join([said, *self.passed_over, *self._otherwise])
 
     def _step_before(self) -> int:
         return 0 if self._before is None else self._before.last_step
@@ -178,12 +187,16 @@ class GoingOn:
 
     def _on_disk(self) -> Chosen:
         if self._disk is None:  # a checkpoint is read from end to end: not before it is needed
-            last = int(self._args.max_steps) if self._is_by_itself and int(self._args.max_steps) > 0 else None
-            # From a checkpoint of the last step the trainer would train one more: rather the one before is taken.
+            last = self._steps() if self._is_by_itself and self._steps() > 0 else None
+            # From a checkpoint of the last step a trainer of old would train one more: rather the one before is taken.
             self._disk = self._chosen(last)
             if self._disk.path is None and last is not None:
-                self._disk = self._chosen(None)
+                self._disk = self._chosen(last + 1)
         return self._disk
+
+    def _steps(self) -> int:
+        """Return how many steps are asked for; none where epochs are."""
+        return int(self._args.max_steps)
 
     def _chosen(self, before_step: int | None) -> Chosen:
         args, since_s = self._args, self._since_s or None

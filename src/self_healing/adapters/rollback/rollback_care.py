@@ -120,6 +120,10 @@ class RollbackCare:
             restart.left.compare(self.trainer, keeper.shared.facts, restart.steps_per_epoch)
             restart.left.fill(self.trainer)
 
+    def enters_from_memory(self) -> bool:
+        """Say whether `train()` was entered for a state in memory, of this process or another: it need not be on disk."""
+        return self.keeper is not None and self.keeper.loop.restart.entered_for is not None
+
     def epoch_number(self) -> int:
         """Return which epoch is about to begin, or to be entered in its middle, counted from zero."""
         entered_for = None if self.keeper is None else self.keeper.loop.restart.entered_for
@@ -207,6 +211,23 @@ class RollbackCare:
         assert self.keeper is not None, "who takes no states over has not looked for any"
         self.keeper.loop.data.left_out |= left.left_out
         return self.keeper.loop.restart.prepare_for(left, self._take_over)
+
+    def trains_no_step_too_many(self) -> bool:
+        """Have the loop end where the run has all its steps already; it looks only after a step. Needs `_run_epoch`."""
+        trainer = self.trainer
+
+        def around(original: Callable[..., Any]) -> Callable[..., Any]:
+            def _run_epoch(*args: Any, **kwargs: Any) -> None:
+                if int(trainer.state.global_step) < int(trainer.state.max_steps):
+                    original(*args, **kwargs)
+                else:
+                    trainer.control.should_training_stop = True
+
+            return _run_epoch
+
+        if RollbackLoop.is_possible(trainer):
+            self._wrapping.wrap(trainer, "_run_epoch", around)
+        return RollbackLoop.is_possible(trainer)
 
     def _take_over(self, left: LeftState) -> None:
         assert self.keeper is not None, "a training is under way"

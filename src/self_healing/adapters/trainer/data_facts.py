@@ -24,10 +24,33 @@ WORDS = {
     "reference": "the checksum of the reference model",
 }
 
+KEPT, REORDERED = "the optimizer goes on with what it had", "data may come in another order from here on"
+RECIPE = {"learning_rate": KEPT, "weight_decay": KEPT, "seed": REORDERED, "data_seed": REORDERED}
+"""Arguments that may be others where a run is gone on with, and what becomes of them: nobody should have to guess."""
+_ASKED = "asked_"
+"""Before the names of such facts: the rules know others that are called as the arguments are."""
+
 
 def fact_names() -> frozenset[str]:
     """Return what any of these facts is called."""
-    return frozenset({"batch_size", "accumulation", "processes", "records", "data", *names_in_all("data_settings")})
+    asked = (_ASKED + name for name in RECIPE)
+    places = ("batch_size", "accumulation", "processes", "records", "data")
+    return frozenset({*places, *asked, *names_in_all("data_settings")})
+
+
+def recipe_facts(trainer: Any) -> dict[str, Fact]:
+    """Return the arguments of a training that a state brings along, as the user has given them."""
+    given = ((name, getattr(trainer.args, name, None)) for name in RECIPE)
+    return {_ASKED + name: value for name, value in given if value is not None}
+
+
+def recipe_differences(before: Mapping[str, object], trainer: Any) -> list[str]:
+    """Say which of these are others than they were, and what becomes of it."""
+    return [
+        f"{(name := fact.removeprefix(_ASKED))} is {value} and was {before[fact]}: {RECIPE[name]}"
+        for fact, value in sorted(recipe_facts(trainer).items())
+        if fact in before and before[fact] != value
+    ]
 
 
 def data_facts(trainer: Any) -> dict[str, Fact]:

@@ -21,7 +21,7 @@ from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.in_loop import Arrival
 from ..rollback.rollback_care import RollbackCare
 from .checkpoint_folders import newest_usable
-from .data_facts import data_facts
+from .data_facts import data_facts, recipe_facts
 from .engines import Surroundings
 from .examination import Examiner
 from .grace import GraceWatch
@@ -122,7 +122,6 @@ class TrainerSession:
         self._attached = False
         self._saved_steps: set[int] = set()
         """Checkpoints of this training; others in the same folder may be another run's."""
-        self._began_at = 0
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     # -- life ----------------------------------------------------------------------------------------
@@ -188,7 +187,8 @@ class TrainerSession:
 
     def begin_training(self) -> None:
         """Note how steps can be skipped and what is known of the run."""
-        self._began_at = self._step()
+        if self.desk.resumes and self._step() and not self.rollback.enters_from_memory():
+            self._saved_steps.add(self._step())
         self.intake.ended.clear()
         way = self.guard.attach_optimizer()
         if self.checkpoints is not None:
@@ -199,7 +199,8 @@ class TrainerSession:
         trainer = self.trainer
         facts = {**facts_of_run(trainer.args, trainer.state, trainer.model), **judgement_facts(trainer)}
         self._step_began = time.perf_counter()
-        self.desk.learn({**facts, **data_facts(trainer), "trainer": type(trainer).__name__, "skips_by": way})
+        facts.update(data_facts(trainer) | recipe_facts(trainer))
+        self.desk.learn({**facts, "trainer": type(trainer).__name__, "skips_by": way})
         self.desk.seen_at(self._trackers.begin())
 
     def begin_of_step(self) -> None:
@@ -298,12 +299,11 @@ class TrainerSession:
 
     def is_saved(self, step: int) -> bool:
         """Say whether the state after a step is on disk: written by this training, or what it began with."""
-        return step in self._saved_steps or (step == self._began_at and self.desk.resumes)
+        return step in self._saved_steps
 
     def newest_saved(self) -> int | None:
         """Return the newest step whose checkpoint this training has written or begun with, None where there is none."""
-        began = {self._began_at} if self.desk.resumes else set()
-        return max(self._saved_steps | began, default=None)
+        return max(self._saved_steps, default=None)
 
     def mark_saved(self, step: int) -> None:
         """Take note of a checkpoint that the trainer has not written itself."""
