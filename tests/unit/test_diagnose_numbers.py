@@ -71,6 +71,8 @@ HEALTHY = {
     "three epochs in steps": [
         {"loss": (1.1, 0.75, 0.45)[i // 40] + noise(0.03, i), "epoch": i / 40} for i in range(120)
     ],
+    "a few losses, one of them odd": [{"loss": x} for x in (1.4, 1.3, 5.9, 1.2, 1.25, 1.2)],
+    "a few losses that rise a little": [{"loss": x} for x in (1.0, 1.1, 1.4, 1.5, 1.6)],
     "rewards with a loss of zero": [{"loss": 0.0, "reward": 0.01 * i, "reward_std": 0.4} for i in range(80)],
 }
 SICK = {
@@ -84,6 +86,7 @@ SICK = {
     "fp16_overflow": [{"loss": fall(i), "grad_norm": 1.0 if i < 70 else math.inf} for i in range(74)],
     "zero_loss, all labels masked": [{"loss": 0.0, "grad_norm": 0.0} for _ in range(3)],
     "divergence, short": [{"loss": x} for x in (3.0, 2.5, 2.2, 2.1, 2.0, 4.0, 6.0, 7.0, 8.0, 8.1, 8.0, 8.1)],
+    "divergence, a few lines": [{"loss": x} for x in (1.39, 1.42, 4.9, 7.2, 7.6, 7.58)],
     "divergence": [{"loss": fall(i) if i < 30 else 8.0 + noise(0.1, i), "learning_rate": 3e-3} for i in range(60)],
     "plateau_at_chance, words": [{"loss": math.log(32_000) + noise(0.02, i)} for i in range(30)],
     "plateau_at_chance, classes": [{"loss": math.log(3) + noise(0.01, i)} for i in range(60)],

@@ -72,7 +72,7 @@ class _Input:
     def _too_little(self) -> list[Finding]:
         if self.ledger.entries or any(not run.is_short for run in self.numbers.runs):
             return []
-        count = sum(run.observations for run in self.numbers.runs)
+        count = sum(run.judged for run in self.numbers.runs)
         return [
             Finding(
                 name="too-little-to-judge", fine="insufficient_data", severity=Severity.WARNING,

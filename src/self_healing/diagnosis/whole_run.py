@@ -164,13 +164,17 @@ def all_zero(run: WholeRun) -> Iterator[Finding]:
 def lost_again(run: WholeRun) -> Iterator[Finding]:
     """Report a short run whose loss ends far above its best; longer ones have a rule."""
     loss = run.loss
-    if not 8 <= len(loss) <= 60 or loss.best.mean <= 0.0 or run.evaluation.ends_at_its_best():
+    if not 5 <= len(loss) <= 60 or loss.best.mean <= 0.0 or run.evaluation.ends_at_its_best():
         return
     *_, before, last = loss.windows
-    noise = 4.0 * math.hypot(last.error, loss.best.error)
-    limit = loss.best.mean + max(0.5 * loss.best.mean, noise)
-    if min(before.mean, last.mean) <= limit or loss.best in (before, last):
-        return
+    if len(loss) < 8:  # too few for noise: only a jump above everything before it, and to stay, is no chance
+        if not any(min(loss.values[at:]) > 2.0 * max(loss.values[:at]) for at in range(2, len(loss) - 2)):
+            return
+    else:
+        noise = 4.0 * math.hypot(last.error, loss.best.error)
+        limit = loss.best.mean + max(0.5 * loss.best.mean, noise)
+        if min(before.mean, last.mean) <= limit or loss.best in (before, last):
+            return
     rates = curve_of(run.points, "learning_rate").values
     top = max(rates, default=0.0)
     yield Finding(

@@ -176,7 +176,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Expected input batch_size \(\d+\) to match target batch_size|Sizes of tensors must match except in dimension"
             r"|shape '\[[-\d, ]+\]' is invalid for input of size|must match the existing size \(\d+\)|size mismatch, m1: |Given groups=\d+, weight of size"
             r"|Expected more than 1 value per channel when training|[Cc]alculated (?:padded )?(?:input|output) size|could not be broadcast together with shapes"
-            r"|Incompatible shapes:|(?:batch size|shapes?|dimensions?) mismatch\b|Dimensions must be equal|Shapes? \S{1,60} and \S{1,60} are incompatible|Target size \(torch\.Size\(.{1,40}\)\) must be (?:the same|different)"
+            r"|Incompatible shapes:|(?:batch size|shapes?|dimensions?) mismatch\b|Dimensions must be equal|Shapes? (?:\S{1,60}|\([^()\n]{1,60}\)) and (?:\S{1,60}|\([^()\n]{1,60}\)) are incompatible|Target size \(torch\.Size\(.{1,40}\)\) must be (?:the same|different)"
             r"|a Tensor with \d+ elements cannot be converted to Scalar|shapes? \S{1,40} (?:and|,) ?\S{1,40} not aligned|does not match the shape of the indexed tensor"
             r"|[Ee]xpected \d+[dD](?: \([^)]{1,60}\))? (?:or \d[dD] (?:\([^)]{1,60}\) )?)?(?:input|tensor)|size of tensor \S+ must match|Dimension out of range \(expected|Expected hidden\[?\d?\]? size"
             r"|to have \d+ channels, but got \d+|is incompatible with the layer: expected|input\.size\(-1\) must be equal|inconsistent tensor size"
@@ -191,6 +191,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "ValueError: Expected more than 1 value per channel when training, got input size torch.Size([1, 256])",
             "RuntimeError: Sizes of tensors must match except in dimension 1. Expected size 14 but got size 15 for tensor number 1",
             "ValueError: operands could not be broadcast together with shapes (3,4) (5,)",
+            "ValueError: Shapes (None, 1) and (None, 10) are incompatible",
             "RuntimeError: The size of tensor a (512) must match the size of tensor b (513) at non-singleton dimension 1",
         ),
         but_not=(
@@ -218,13 +219,36 @@ PATTERNS: tuple[Pattern, ...] = (
         source="PyTorch, as raised by torch.nn.functional",
     ),
     Pattern(
+        name="record-too-long",
+        says="A record is longer than the model or the configuration allows.",
+        failure=FailureType.DATA_ERROR,
+        fine="data_shape",
+        text=(
+            r"sequence_length=\d+ is larger than max_length|Sequence length \d+ is larger than max_length"
+            r"|prompt \((?:total )?length \d+\) is (?:longer than|too long)|Prompt length \d+ is longer than"
+        ),
+        weight=0.9,
+        remedy=LEAVE_IT_OUT,
+        fixes=(
+            "Leave long records out (verl: data.filter_overlong_prompts=True), cut them (data.truncation=left), or raise the limit.",
+        ),
+        matches=(
+            "NotImplementedError: sequence_length=5120 is larger than max_length=4096",
+            "ValueError: The decoder prompt (length 5120) is longer than the maximum model length of 4096.",
+        ),
+        but_not=(
+            "Token indices sequence length is longer than the specified maximum sequence length for this model (612 > 512).",
+        ),
+        source="verl, utils/torch_functional.py; vLLM, inputs",
+    ),
+    Pattern(
         name="records-unreadable",
         says="A data file holds records that cannot be read.",
         failure=FailureType.DATA_ERROR,
         fine="data_shape",
         text=(
             r"An error occurred while generating the dataset|JSON parse error: |cannot identify image file"
-            r"|ArrowInvalid: |Corrupt snappy compressed data"
+            r"|ArrowInvalid: |ArrowNotImplementedError: |Corrupt snappy compressed data"
         ),
         weight=0.85,
         remedy=LEAVE_IT_OUT,

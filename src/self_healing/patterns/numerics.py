@@ -33,7 +33,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="nan_loss",
         text=(
             r"loss\w{0,24}['\"]?\]?\s{0,6}[=:|]?\s{0,6}['\"]?(?:tensor\(|array\(|np\.float\d\d\()?[\[(]?-?nan\b"
-            r"|\bloss(?:es)? (?:is|are|was|became|went|turned|value is|=) (?:now )?(?:infinite or )?(?:not finite|non-?finite|nan)\b"
+            r"|\bloss(?:es)? (?:is|are|was|became|went|turned|value is|=) (?:now )?(?:infinite or )?(?:not finite|non-?finite|nan)\b|\bloss returned (?:in|by|from) \S{1,60} is (?:nan|inf)"
             r"|grad_?norm['\"]?\s?[=:]\s?['\"]?(?:tensor\()?nan\b|['\"](?:train[_/])?loss['\"]: ['\"]?-?inf(?:inity)?\b"
             r"|non-?finite loss|NanLossDuringTraining|NaN loss during training|NaN or Inf found in input tensor|Invalid loss, terminating training|\bnan\s{1,12}nan\s{1,12}nan\b"
         ),
@@ -51,6 +51,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "Loss is infinite or NaN, stopping training",
             "RuntimeError: Model diverged with loss = NaN.",
             "FloatingPointError: Loss became infinite or NaN at iteration=120!",
+            "ValueError: The loss returned in `training_step` is nan.",
         ),
         but_not=(
             "{'loss': 2.31, 'grad_norm': 1.2}",
