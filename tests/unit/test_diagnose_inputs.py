@@ -123,7 +123,7 @@ def test_packed_files_are_read_as_what_is_inside(tmp_path):
     assert (report.format, report.findings[0].fine) == ("trainer-state", "overfitting")
     path.write_bytes(packed[: len(packed) // 2])
     report = diagnose_input(path)
-    assert not report.is_usable
+    assert report.findings[0].fine == "truncated"
     assert str(path) in report.findings[0].because, "the file is named, not its copy"
     log = tmp_path / "run.log.gz"
     log.write_bytes(gzip.compress(b"epoch 1\ntorch.OutOfMemoryError: CUDA out of memory.\n"))

@@ -50,6 +50,8 @@ class _Input:
         numbers = self.numbers.findings()
         texts = [self._judged(finding) for finding in self.text.findings()]
         found = [*texts, *self.ledger.findings(), *numbers]
+        if self.reading.cut_off:
+            found.insert(0, _cut_off(self.reading.cut_off))
         if not any(finding.severity > Severity.INFO for finding in found):
             found += self._too_little()
         ranked = sorted(found, key=lambda finding: -finding.severity)  # stable: text before numbers
@@ -121,7 +123,7 @@ def _together(folder: Path, kind: str, reports: list[InputReport], reading: Read
         found += [replace(finding, evidence=(*finding.evidence, f"in {name}")) for finding in report.findings]
     notes = [f"{report.path} ({report.format})" for report in reports]
     notes += [note for report in reports for note in report.notes] + reading.damage
-    ranked = sorted(found, key=lambda finding: -finding.severity)
+    ranked = sorted(found, key=lambda finding: (-finding.severity, finding.is_echo))
     return InputReport(path=str(folder), format=kind, findings=_unique(ranked), is_usable=bool(usable), notes=notes)
 
 
@@ -139,10 +141,17 @@ def _unusable(error: InputError) -> Finding:
                 "Fetch the file itself: git lfs pull, or git annex get.",
             )
         case CutOff():
-            fine, name, fix = "truncated", "file-cut-off", "Copy the file again, or take that of an earlier checkpoint."
+            return _cut_off(str(error))
         case NoHistory():
             fine, name = "not_hf_format", "not-a-trainer-state"
     return Finding(name=name, fine=fine, severity=Severity.ERROR, because=str(error), fix=(fix,))
+
+
+def _cut_off(sentence: str) -> Finding:
+    return Finding(
+        name="file-cut-off", fine="truncated", severity=Severity.ERROR, because=sentence, is_echo=True,
+        fix=("Copy the file again, or take that of an earlier checkpoint.", "Do not resume from the checkpoint it lies in."),
+    )  # fmt: skip
 
 
 def exit_code(reports: list[InputReport]) -> int:
