@@ -286,6 +286,7 @@ def test_a_folder_stands_for_the_newest_state_and_its_logs(tmp_path):
     report = diagnose_input(tmp_path)
     assert [finding.fine for finding in report.findings[:2]] == ["oom_gpu", "overfitting"]
     assert "in slurm-17.out" in report.findings[0].evidence
+    assert report.findings[0].because.startswith("slurm-17.out: ")
 
 
 def test_a_folder_of_thousands_of_files_and_nothing_to_read(tmp_path):

@@ -355,3 +355,13 @@ def test_what_is_said_after_an_exception_does_not_take_its_place():
 def test_the_end_of_a_run_that_is_told_as_a_warning_is_no_remark(line, fine):
     finding = root(f"{STEPS}{line}\n")
     assert (finding.fine, finding.severity) == (fine, Severity.ERROR)
+
+
+def test_an_exception_that_nobody_knows_is_told_without_its_traceback_too():
+    assert root("OutOfRangeError: End of sequence\n\t [[node IteratorGetNext]]").fine == "script_error"
+    assert root("[rank2]: BadThingError: 'x' is not known\n").fine == "script_error"
+
+
+def test_metrics_that_are_called_errors_are_no_exceptions():
+    text = "".join(f"MeanSquaredError: 0.{step}\nRootMeanSquaredError: {step}.5\n" for step in range(5))
+    assert not found(f"{text}RMSError: nan\nMeanAbsoluteError: -0.5\nStandardError\n")

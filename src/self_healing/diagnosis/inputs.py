@@ -120,11 +120,17 @@ def _together(folder: Path, kind: str, reports: list[InputReport], reading: Read
     found = []
     for report in telling:
         name = Path(report.path).relative_to(folder)
-        found += [replace(finding, evidence=(*finding.evidence, f"in {name}")) for finding in report.findings]
+        found += [_in_file(finding, str(name)) for finding in report.findings]
     notes = [f"{report.path} ({report.format})" for report in reports]
     notes += [note for report in reports for note in report.notes] + reading.damage
     ranked = sorted(found, key=lambda finding: (-finding.severity, finding.is_echo))
     return InputReport(path=str(folder), format=kind, findings=_unique(ranked), is_usable=bool(usable), notes=notes)
+
+
+def _in_file(finding: Finding, name: str) -> Finding:
+    """Say which file of a folder a finding is from: a line without its file is of no use."""
+    because = finding.because if name in finding.because else f"{name}: {finding.because}"
+    return replace(finding, because=because, evidence=(*finding.evidence, f"in {name}"))
 
 
 def _says_nothing(report: InputReport) -> bool:

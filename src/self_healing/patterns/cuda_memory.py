@@ -42,7 +42,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="oom_gpu",
         text=(
             r"(?:CUDA|HIP|XPU|NPU) out of memory|(?:CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-            r"|cudaErrorMemoryAllocation|would exceed allowed memory|CUDA runtime error \(2\)|CUDA driver error: out of memory"
+            r"|cudaErrorMemoryAllocation|would exceed allowed memory|CUDA runtime error \(2\)|CUDA driver error: out of memory|CUDA failed with error out of memory"
             r"|hipErrorOutOfMemory|cudaMalloc(?:Async)? (?:retry )?failed: out of memory|CUDA (?:failure|error) 2: out of memory"
             r"|Out of memory error on GPU \d|torch(?:\.cuda)?\.OutOfMemoryError|Failed to allocate \S+ (?:bytes )?on (?:GPU|device)"
             r"|ErrorOutOfMemory:|(?:GPU|device) memory is (?:full|exhausted)|cudaSuccess \(2 vs\. 0\)|that can be stored in KV cache|No available memory for the cache blocks"
@@ -60,6 +60,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 256.00 MiB",
             "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 594.00 MiB.",
             "RuntimeError: CUDA driver error: out of memory",
+            "RuntimeError: CUDA failed with error out of memory",
             "ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory",
             "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
         ),

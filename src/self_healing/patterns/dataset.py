@@ -176,7 +176,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Expected input batch_size \(\d+\) to match target batch_size|Sizes of tensors must match except in dimension"
             r"|shape '\[[-\d, ]+\]' is invalid for input of size|must match the existing size \(\d+\)|size mismatch, m1: |Given groups=\d+, weight of size"
             r"|Expected more than 1 value per channel when training|[Cc]alculated (?:padded )?(?:input|output) size|could not be broadcast together with shapes"
-            r"|Incompatible shapes:|(?:batch size|shapes?|dimensions?) mismatch\b|Dimensions must be equal|Shapes? (?:\S{1,60}|\([^()\n]{1,60}\)) and (?:\S{1,60}|\([^()\n]{1,60}\)) are incompatible|Target size \(torch\.Size\(.{1,40}\)\) must be (?:the same|different)"
+            r"|Incompatible shapes:|(?:batch size|shapes?|dimensions?) mismatch\b|Dimensions must be equal|logits and labels must be broadcastable|Attention (?:mask|weights) should be of size|Shapes? (?:\S{1,60}|\([^()\n]{1,60}\)) and (?:\S{1,60}|\([^()\n]{1,60}\)) are incompatible|Target size \(torch\.Size\(.{1,40}\)\) must be (?:the same|different)"
             r"|a Tensor with \d+ elements cannot be converted to Scalar|shapes? \S{1,40} (?:and|,) ?\S{1,40} not aligned|does not match the shape of the indexed tensor"
             r"|[Ee]xpected \d+[dD](?: \([^)]{1,60}\))? (?:or \d[dD] (?:\([^)]{1,60}\) )?)?(?:input|tensor)|size of tensor \S+ must match|Dimension out of range \(expected|Expected hidden\[?\d?\]? size"
             r"|to have \d+ channels, but got \d+|is incompatible with the layer: expected|input\.size\(-1\) must be equal|inconsistent tensor size"
@@ -192,6 +192,8 @@ PATTERNS: tuple[Pattern, ...] = (
             "RuntimeError: Sizes of tensors must match except in dimension 1. Expected size 14 but got size 15 for tensor number 1",
             "ValueError: operands could not be broadcast together with shapes (3,4) (5,)",
             "ValueError: Shapes (None, 1) and (None, 10) are incompatible",
+            "ValueError: Attention mask should be of size (1, 1, 512, 1024), but is torch.Size([1, 1, 512, 512])",
+            "InvalidArgumentError: logits and labels must be broadcastable: logits_size=[32,10] labels_size=[32,11]",
             "RuntimeError: The size of tensor a (512) must match the size of tensor b (513) at non-singleton dimension 1",
         ),
         but_not=(
@@ -205,13 +207,21 @@ PATTERNS: tuple[Pattern, ...] = (
         says="A token id or a label is larger than the model knows.",
         failure=FailureType.DATA_ERROR,
         fine="data_shape",
-        text=r"index out of range in self|Target -?\d+ is out of bounds",
+        text=(
+            r"index out of range in self|Target -?\d+ is out of bounds|label value of -?\d+ which is outside the valid range"
+            r"|indices\[[\d,]{1,40}\] = -?\d+ is not in \[0, \d+\)"
+        ),
         weight=0.92,
         remedy=LEAVE_IT_OUT,
         fixes=(
             "Resize the embeddings after adding tokens, and check that labels run from 0 to the number of classes less 1.",
         ),
-        matches=("IndexError: index out of range in self", "IndexError: Target 9 is out of bounds."),
+        matches=(
+            "IndexError: index out of range in self",
+            "IndexError: Target 9 is out of bounds.",
+            "InvalidArgumentError: Received a label value of 10 which is outside the valid range of [0, 10).",
+            "InvalidArgumentError: indices[3,17] = 30522 is not in [0, 30522)",
+        ),
         but_not=(
             "IndexError: list index out of range",
             "IndexError: index 5 is out of bounds for dimension 0 with size 5",

@@ -113,7 +113,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|(?:urllib3|requests|httpx2?|httpcore2?|aiohttp)\.[\w.]{0,60}(?:Timeout|ConnectError|ConnectionError|ReadError|TransportError|ClientError|TimeoutError|ProtocolError)\b"
             r"|Cannot connect to host|Connection aborted\.|Connect(?:ion)? to \S+ timed out|The handshake operation timed out|\bTimeoutError: The \w+ operation timed out"
             r"|Offline mode is enabled|Failed to connect to \S+ port \d+|Connection broken: |\bRead timed out\b|\bReadTimeoutError\b"
-            r"|WinError 100(?:5[34]|6[0-5])\b|ConnectionError: (?:Couldn't|HTTPS?|\('|\[Errno)|Server disconnected"
+            r"|WinError 100(?:5[34]|6[0-5])\b|exceptions\.FSTimeoutError\b|ConnectionError: (?:Couldn't|HTTPS?|\('|\[Errno)|Server disconnected"
         ),
         weight=0.9,
         remedy=IT_MAY_PASS,
@@ -134,6 +134,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate",
             "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.",
             "httpx2.ConnectError: [Errno -2] Name or service not known",
+            "[rank0]: fsspec.exceptions.FSTimeoutError",
             "TimeoutError: [WinError 10060] A connection attempt failed because the connected party did not properly respond",
         ),
         but_not=(

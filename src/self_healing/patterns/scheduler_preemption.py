@@ -17,7 +17,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="preempted",
         text=(
             r"DUE TO (?:PREEMPTION|TIME LIMIT|JOB REQUEUE|NODE FAILURE)|this job is preempted"
-            r"|(?:instance|node|VM) (?:will be|was|is being) preempted|Spot interruption notice"
+            r"|(?:instance|node|VM) (?:will be|was|is being) preempted|[Ss]pot (?:instance )?interruption (?:notice|warning)"
         ),
         weight=0.9,
         remedy=(rung(SaveCheckpoint(), RestartProcess(), success=0.95), rung(StopRun())),
