@@ -71,6 +71,13 @@ HEALTHY = {
     "three epochs in steps": [
         {"loss": (1.1, 0.75, 0.45)[i // 40] + noise(0.03, i), "epoch": i / 40} for i in range(120)
     ],
+    "mixed images are harder than those of the evaluation": [
+        {
+            "loss": 3.1 + 3.8 * math.exp(-i / 48) + noise(0.1, i),
+            "eval_loss": 0.95 + 5.9 * math.exp(-i / 36) if i % 6 == 5 else None,
+        }
+        for i in range(360)
+    ],
     "a few losses, one of them odd": [{"loss": x} for x in (1.4, 1.3, 5.9, 1.2, 1.25, 1.2)],
     "a few losses that rise a little": [{"loss": x} for x in (1.0, 1.1, 1.4, 1.5, 1.6)],
     "rewards with a loss of zero": [{"loss": 0.0, "reward": 0.01 * i, "reward_std": 0.4} for i in range(80)],

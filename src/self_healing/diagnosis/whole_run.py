@@ -286,13 +286,16 @@ def scale_mismatch(run: WholeRun) -> Iterator[Finding]:
         before = step
         if train is not None and train > 0.0 and value > 0.0:
             ratios.append(train / value)
-    ratios = ratios[len(ratios) // 4 :]  # the first ones average over the steepest part
+    lowest = min(ratios, default=0.0)
+    ratios = ratios[len(ratios) // 4 :]  # the first ones average over the steepest part, which makes them larger
     if len(ratios) < FEWEST or evaluation.fall < 0.05:
         return
     factor = median(ratios)
     if pstdev(ratios) > 0.06 * factor or 1 / 1.8 < factor < 1.8:
         return
     too_high = factor > 1
+    if too_high and lowest < 0.8 * factor:  # it grew: mixed images, smoothed labels and dropout are harder to learn
+        return
     yield Finding(
         name="loss-scale-mismatch", fine="loss_scale_mismatch",
         severity=Severity.WARNING if too_high else Severity.INFO, step=evaluation.steps[0],
