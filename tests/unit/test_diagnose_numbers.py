@@ -121,6 +121,14 @@ def test_healthy_runs_raise_no_alarm(name):
     assert main_class([dict(row) for row in HEALTHY[name]]) == "healthy"
 
 
+@pytest.mark.parametrize("seed", [1, 16, 34, 46])
+def test_noise_that_hides_what_was_learned_is_no_plateau(seed):
+    """A loss as of diffusion models: it falls by a tenth, and varies by more than half."""
+    chance = random.Random(seed)
+    rows = [{"loss": max(0.003, 0.11 * (1.0 - i / 3000) * (1.0 + chance.gauss(0.0, 0.6)))} for i in range(1, 301)]
+    assert main_class(rows) == "healthy"
+
+
 @pytest.mark.parametrize("name", SICK)
 def test_sick_runs_are_called_what_they_are(name):
     assert main_class([dict(row) for row in SICK[name]]) == name.split(",")[0]

@@ -240,6 +240,10 @@ def unmoved(run: WholeRun) -> Iterator[Finding]:
     error = math.hypot(pstdev(early), pstdev(late)) / math.sqrt(third)
     if moved > 0.02 * fmean(early) or moved > 2.5 * error or loss.has_bump():
         return
+    if max(moved, 0.0) + 2.0 * error > 0.08 * fmean(
+        early
+    ):  # so much noise, as of diffusion models, hides what was learned
+        return
     yield Finding(
         name="loss-plateau", fine="plateau", severity=Severity.WARNING, step=loss.steps[0],
         because=f"loss is {loss.last.mean:.4g} after {loss.steps[-1]} steps and began at {loss.first.mean:.4g}: nothing was learned",
