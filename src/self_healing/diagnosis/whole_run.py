@@ -13,6 +13,7 @@ from ..core.failure import Severity
 from .curves import Curve, curve_of
 from .finding import Finding
 from .overfitting import overfitting
+from .short_rewards import jumped, short_rewards
 from .thinning import Point, Thinned
 
 MOST_CLASSES = 10
@@ -79,6 +80,7 @@ def checks(run: WholeRun) -> Iterator[Finding]:
     """Yield what the whole run tells."""
     yield from [*hidden_nan(run)] or zero_and_nan(run)
     if run.has_own_rules:
+        yield from short_rewards(run.points, run.reward)
         return
     yield from all_zero(run)
     flat = [*at_chance(run)] or [*unmoved(run)]
@@ -168,7 +170,7 @@ def lost_again(run: WholeRun) -> Iterator[Finding]:
         return
     *_, before, last = loss.windows
     if len(loss) < 8:  # too few for noise: only a jump above everything before it, and to stay, is no chance
-        if not any(min(loss.values[at:]) > 2.0 * max(loss.values[:at]) for at in range(2, len(loss) - 2)):
+        if not jumped(loss.values):
             return
     else:
         noise = 4.0 * math.hypot(last.error, loss.best.error)
@@ -194,7 +196,13 @@ def lost_again(run: WholeRun) -> Iterator[Finding]:
 def at_chance(run: WholeRun) -> Iterator[Finding]:
     """Report a loss, of training or evaluation, that never left the level of guessing."""
     for what, curve, enough in (("loss", run.loss, 12), ("evaluation loss", run.evaluation, 6)):
-        if len(curve) < enough or curve.last.mean <= 0.0 or curve.fall > 0.03 or curve.top > 1.06 * curve.last.mean:
+        is_still = len(curve) >= 8 and max(curve.values) - min(curve.values) < 0.004 * abs(curve.last.mean)
+        if (
+            (len(curve) < enough and not is_still)
+            or curve.last.mean <= 0.0
+            or curve.fall > 0.03
+            or curve.top > 1.06 * curve.last.mean
+        ):
             continue
         level = fmean(window.mean for window in curve.windows[len(curve.windows) // 2 :])
         classes = _classes_at(level, run)

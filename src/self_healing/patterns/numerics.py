@@ -68,6 +68,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="nan_loss",
         text=(
             r"(?m:^|[-|,{(\[]\s{0,3}|\btrain(?:ing)?[_/ ]|\d\s{1,4}|\]\s{0,3})['\"]?loss['\"]?\s{0,4}[=:]\s{0,4}['\"]?nan\b"
+            r"|\btrain(?:ing)?[_/ ]loss['\"]?\s{0,4}[=:]\s{0,4}['\"]?-?inf(?:inity)?\b"
         ),
         weight=0.89,
         remedy=BACK_AND_SLOWER,
@@ -75,6 +76,7 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "100/100 - 12s - loss: nan - accuracy: 0.0980 - val_loss: nan",
             "{'train_loss': nan, 'eval_loss': nan}",
+            "epoch 3: train_loss: inf, val_loss: nan",
         ),
         but_not=("val_loss: nan", "{'eval_loss': nan, 'epoch': 1.0}", "validation loss: nan"),
         source="Keras and transformers, progress lines",
