@@ -76,7 +76,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|param 'initial_lr' is not specified|ignore_mismatched_sizes|Assign requires shapes of both tensors to match"
             r"|CheckpointException|Failed to load checkpoint|Unsupported global: GLOBAL|KeyError: '(?:\w{0,20}(?:optimizer|state_dict|scheduler)\w{0,20}|param_groups|global_step|loops|(?:start_)?epoch)'"
             r"|world size[^\n]{0,80}(?:changed|different|mismatch)[^\n]{0,60}(?:checkpoint|resum)|cannot resume|(?:unable|failed) to resume"
-            r"|incompatible (?:with the )?checkpoint|Checkpoint was saved with|Trying to restore \w{1,20}(?: \w{1,20})? state but checkpoint contains only|wrong number of (?:parameter groups|saved tensors)"
+            r"|incompatible (?:with the )?checkpoint|Checkpoint was saved with|value from checkpoint \([^)\n]{1,60}\) is not equal to|Trying to restore \w{1,20}(?: \w{1,20})? state but checkpoint contains only|wrong number of (?:parameter groups|saved tensors)"
         ),
         weight=0.93,
         remedy=GIVE_UP,
@@ -92,6 +92,7 @@ PATTERNS: tuple[Pattern, ...] = (
             ),
             "KeyError in step 0: Missing key in checkpoint state_dict: optimizer.param_groups.0.decoupled_weight_decay.",
             "TypeError: RNG state must be a torch.ByteTensor",
+            "AssertionError: hidden_size value from checkpoint (4096) is not equal to the input argument value (5120).",
             "KeyError: 'Trying to restore optimizer state but checkpoint contains only the model.'",
             "_pickle.UnpicklingError: Weights only load failed. Re-running torch.load with weights_only set to False",
         ),

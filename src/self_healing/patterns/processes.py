@@ -148,7 +148,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"(?m:^[^\n:']{0,60}\bKeyboardInterrupt:?\s{0,4}$)|(?m:^\S{1,40}:\s?KeyboardInterrupt\s{0,4}$)|signal 2: SIGINT"
             r"|signal 2 \(SIGINT\)|exit code 130\b|exit ?code\s{0,4}: -2\b|Detected KeyboardInterrupt|Received signal: SIGINT"
-            r"|Keyboard ?interrupt (?:received|detected|caught)|return code = -2\b|(?m:^\^C)"
+            r"|Keyboard ?interrupt (?:received|detected|caught)|return code = -2\b|(?m:^\^C)|due to (?:a )?KeyboardInterrupt|interrupted by (?:the )?user\b"
         ),
         weight=0.7,
         remedy=GIVE_UP,
@@ -157,6 +157,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "[rank0]: KeyboardInterrupt",
             "Process finished with exit code 130 (interrupted by signal 2: SIGINT)",
             "Detected KeyboardInterrupt, attempting graceful shutdown ...",
+            "Exiting due to KeyboardInterrupt (signal 2)",
         ),
         but_not=("INFO: press Ctrl-C to raise KeyboardInterrupt in the worker",),
         source="CPython, POSIX: 128 + 2, Lightning",
