@@ -57,6 +57,27 @@ def test_json_lines_and_csv_are_read_as_metrics(tmp_path):
         assert (report.format, report.findings[0].fine, report.findings[0].step) == (kind, "overfitting", 39)
 
 
+def test_the_headings_of_notebooks_and_other_spellings_are_known(tmp_path):
+    table = tmp_path / "printed.csv"
+    table.write_text(
+        "Step\tTraining Loss\tValidation Loss\n"
+        + "".join(f"{r['step']}\t{r['loss']}\t{r.get('eval_loss', '')}\n" for r in rows())
+    )
+    assert main_class(table) == "overfitting"
+    table.write_text("Epoch,Loss\n" + "".join(f"{r['step']},{r['loss']}\n" for r in rows()))
+    assert {name for item in seen(table) for name in item.signal.values} == {"epoch", "loss"}
+    lines = tmp_path / "trainer_log.jsonl"
+    lines.write_text("".join(json.dumps({"current_steps": 5 * r["step"], "loss": r["loss"]}) + "\n" for r in rows()))
+    assert [item.signal.step for item in seen(lines)][:3] == [0, 5, 10]
+
+
+def test_the_number_of_observations_is_that_of_losses_and_rewards(tmp_path):
+    table = tmp_path / "results.csv"
+    table.write_text("epoch,train/box_loss\n" + "".join(f"{i},{1.0 / (i + 1)}\n" for i in range(100)))
+    finding = diagnose_input(table).findings[0]
+    assert (finding.fine, finding.because.split()[0]) == ("insufficient_data", "no")
+
+
 def test_text_between_json_lines_is_read_too(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text(
@@ -102,7 +123,7 @@ def test_packed_files_are_read_as_what_is_inside(tmp_path):
     assert (report.format, report.findings[0].fine) == ("trainer-state", "overfitting")
     path.write_bytes(packed[: len(packed) // 2])
     report = diagnose_input(path)
-    assert not report.is_usable
+    assert report.findings[0].fine == "truncated"
     assert str(path) in report.findings[0].because, "the file is named, not its copy"
     log = tmp_path / "run.log.gz"
     log.write_bytes(gzip.compress(b"epoch 1\ntorch.OutOfMemoryError: CUDA out of memory.\n"))
@@ -265,6 +286,7 @@ def test_a_folder_stands_for_the_newest_state_and_its_logs(tmp_path):
     report = diagnose_input(tmp_path)
     assert [finding.fine for finding in report.findings[:2]] == ["oom_gpu", "overfitting"]
     assert "in slurm-17.out" in report.findings[0].evidence
+    assert report.findings[0].because.startswith("slurm-17.out: ")
 
 
 def test_a_folder_of_thousands_of_files_and_nothing_to_read(tmp_path):

@@ -71,6 +71,27 @@ HEALTHY = {
     "three epochs in steps": [
         {"loss": (1.1, 0.75, 0.45)[i // 40] + noise(0.03, i), "epoch": i / 40} for i in range(120)
     ],
+    "mixed images are harder than those of the evaluation": [
+        {
+            "loss": 3.1 + 3.8 * math.exp(-i / 48) + noise(0.1, i),
+            "eval_loss": 0.95 + 5.9 * math.exp(-i / 36) if i % 6 == 5 else None,
+        }
+        for i in range(360)
+    ],
+    "a few losses round a logarithm": [{"loss": 1.0986 + noise(0.02, i)} for i in range(9)],
+    "a few losses, one of them odd": [{"loss": x} for x in (1.4, 1.3, 5.9, 1.2, 1.25, 1.2)],
+    "a few losses that rise a little": [{"loss": x} for x in (1.0, 1.1, 1.4, 1.5, 1.6)],
+    "rewards, a few lines that begin": [
+        {"loss": 0.0, "reward": x, "reward_std": 0.2, "kl": 0.001 * i, "completions/clipped_ratio": 0.9}
+        for i, x in enumerate((0.0, 0.0, 0.1, 0.0, 0.2, 0.1))
+    ],
+    "rewards, kl that grows with them": [
+        {"loss": 0.0, "reward": 0.1 * i, "reward_std": 0.2, "kl": 0.001 * 4.0**i} for i in range(8)
+    ],
+    "preferences, a few lines": [
+        {"loss": x, "rewards/margins": 0.1 * i, "rewards/chosen": 0.1}
+        for i, x in enumerate((0.69, 0.7, 0.66, 0.71, 0.6, 0.62))
+    ],
     "rewards with a loss of zero": [{"loss": 0.0, "reward": 0.01 * i, "reward_std": 0.4} for i in range(80)],
 }
 SICK = {
@@ -84,7 +105,9 @@ SICK = {
     "fp16_overflow": [{"loss": fall(i), "grad_norm": 1.0 if i < 70 else math.inf} for i in range(74)],
     "zero_loss, all labels masked": [{"loss": 0.0, "grad_norm": 0.0} for _ in range(3)],
     "divergence, short": [{"loss": x} for x in (3.0, 2.5, 2.2, 2.1, 2.0, 4.0, 6.0, 7.0, 8.0, 8.1, 8.0, 8.1)],
+    "divergence, a few lines": [{"loss": x} for x in (1.39, 1.42, 4.9, 7.2, 7.6, 7.58)],
     "divergence": [{"loss": fall(i) if i < 30 else 8.0 + noise(0.1, i), "learning_rate": 3e-3} for i in range(60)],
+    "plateau_at_chance, a few lines": [{"loss": 0.6932 + noise(0.0003, i)} for i in range(9)],
     "plateau_at_chance, words": [{"loss": math.log(32_000) + noise(0.02, i)} for i in range(30)],
     "plateau_at_chance, classes": [{"loss": math.log(3) + noise(0.01, i)} for i in range(60)],
     "plateau_at_chance, evaluations": [{"eval_loss": math.log(4) + noise(0.002, i)} for i in range(8)],
@@ -103,12 +126,32 @@ SICK = {
     ],
     "grad_norm_growth": [{"loss": fall(i), "grad_norm": math.exp(i / 30 + noise(0.1, i))} for i in range(100)],
     "nan_eval": with_evals([1.0, NAN, NAN, NAN]),
+    "grpo_zero_signal, a few lines": [{"loss": 0.0, "reward": 0.0, "kl": 0.0} for _ in range(6)],
+    "grpo_zero_signal, all alike": [{"loss": 0.0, "reward": 0.5, "reward_std": 0.0} for _ in range(6)],
+    "grpo_truncation, a few lines": [
+        {"loss": 0.0, "reward": 0.02, "reward_std": 0.1, "completions/clipped_ratio": 1.0} for _ in range(8)
+    ],
+    "grpo_kl_blowup, a few lines": [
+        {"loss": 0.1, "reward": reward, "reward_std": 0.3, "kl": kl}
+        for reward, kl in ((0.62, 0.0004), (0.66, 0.002), (0.61, 0.9), (0.3, 14.0), (0.02, 220.0), (0.0, 990.0))
+    ],
+    "dpo_instability, a few lines": [
+        {"loss": x, "rewards/margins": 0.1, "rewards/chosen": -x} for x in (0.69, 0.5, 2.8, 6.1, 9.9, 14.1)
+    ],
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_healthy_runs_raise_no_alarm(name):
     assert main_class([dict(row) for row in HEALTHY[name]]) == "healthy"
+
+
+@pytest.mark.parametrize("seed", [1, 16, 34, 46])
+def test_noise_that_hides_what_was_learned_is_no_plateau(seed):
+    """A loss as of diffusion models: it falls by a tenth, and varies by more than half."""
+    chance = random.Random(seed)
+    rows = [{"loss": max(0.003, 0.11 * (1.0 - i / 3000) * (1.0 + chance.gauss(0.0, 0.6)))} for i in range(1, 301)]
+    assert main_class(rows) == "healthy"
 
 
 @pytest.mark.parametrize("name", SICK)

@@ -51,6 +51,10 @@ FORMS = {
     "nanoGPT, step": ("iter 250: loss 2.5, time 55.32ms, mfu 12.34%", {"loss": 2.5}, 250),
     "Keras": ("100/100 [=====] - 12s 7ms/step - loss: 1.5 - accuracy: 0.5 - val_loss: 1.25", {"loss": 1.5, "accuracy": 0.5, "eval_loss": 1.25}, None),
     "Lightning": ("Epoch 3:  45%|###| 45/100 [00:10<00:12, 4.5it/s, loss=0.5, v_num=0, val_loss=0.75]", {"loss": 0.5, "eval_loss": 0.75}, None),
+    "the MNIST example, test": ("Test set: Average loss: 0.25, Accuracy: 9893/10000 (99%)", {"eval_loss": 0.25, "eval_accuracy": 9893.0}, None),
+    "timm, test": ("Test: [  50/195]  Time: 0.1 (0.1)  Loss:  1.5 (1.25)  Acc@1: 60.5 (61.0)", {"eval_loss": 1.5}, None),
+    "a logger called test": ("test_run/train.py - step 5, loss 2.5", {"loss": 2.5}, 5),
+    "diffusers": ("Steps:  1%|# | 10/1000 [00:11<18:00, 1.1s/it, lr=1e-4, step_loss=0.125]", {"learning_rate": 1e-4, "loss": 0.125}, None),
     "verl": (
         "(TaskRunner pid=9) step:12 - actor/entropy:0.5 - actor/kl_loss:0.25 - actor/pg_loss:-0.5 - actor/grad_norm:1.5 - critic/rewards/mean:0.75 - response_length/mean:300.0",
         {"entropy": 0.5, "kl": 0.25, "loss": -0.5, "grad_norm": 1.5, "reward": 0.75, "completions/mean_length": 300.0},

@@ -63,7 +63,7 @@ def test_names_become_canonical():
         "completion_length": "completions/mean_length", "train/rewards/format": "rewards/format/mean",
         "rewards/format/std": "rewards/format/std", "rewards/mean": "rewards/mean", "clip_ratio": "clip_ratio/region_mean",
         "sft_loss": "nll_loss", "objective/scores": "reward", "objective/kl": "objective/kl",
-        "train/": "train/", "Loss": "Loss", " grad_norm ": "grad_norm", "train_grad_norm": "grad_norm",
+        "train/": "train/", "Loss": "loss", "Training Loss": "loss", "Epoch": "epoch", "F1": "F1", " grad_norm ": "grad_norm", "train_grad_norm": "grad_norm",
     }  # fmt: skip
     assert {name: canonical(name) for name in said} == said
 

@@ -320,3 +320,48 @@ def test_an_earlier_cause_that_is_much_less_sure_gives_way():
     worker = "RuntimeError: Caught OSError in DataLoader worker process 0.\nOriginal "
     text = trace(worker + trace("OSError: [Errno 28] No space left on device: '/data/x'").rstrip())
     assert root(text).fine == "disk_full"
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_a_kernel_that_reports_an_index_out_of_range_is_the_root_of_the_library_call_that_fails_for_it(prefix):
+    kernel = (
+        "../aten/src/ATen/native/cuda/Indexing.cu:1292: indexSelectLargeIndex: block: [4,0,0], thread: [3,0,0] Assertion "
+        "`srcIndex < srcSelectDimSize` failed.\n"
+    )
+    library = trace(
+        "RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`", prefix
+    )
+    assert root(kernel + library).fine == "device_assert"
+    assert root(library).fine == "oom_gpu"
+
+
+def test_what_is_said_after_an_exception_does_not_take_its_place():
+    unsure = trace("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`")
+    assert root(f"{unsure}\ncp: error writing 'core': No space left on device\n").fine == "oom_gpu"
+
+
+@pytest.mark.parametrize(
+    ("line", "fine"),
+    [
+        (
+            "submitit WARNING (2026-08-12 02:06:11) - Caught signal SIGUSR2 on gpu-7: this job is preempted.",
+            "preempted",
+        ),
+        ("  Warning  Evicted    3m    kubelet  The node was low on resource: ephemeral-storage.", "disk_full"),
+        ("  Warning  Evicted    3m    kubelet  The node was low on resource: memory.", "oom_host"),
+        ("  Warning  Preempted  3m    default-scheduler  Preempted by scheduler: pod train-0", "preempted"),
+    ],
+)
+def test_the_end_of_a_run_that_is_told_as_a_warning_is_no_remark(line, fine):
+    finding = root(f"{STEPS}{line}\n")
+    assert (finding.fine, finding.severity) == (fine, Severity.ERROR)
+
+
+def test_an_exception_that_nobody_knows_is_told_without_its_traceback_too():
+    assert root("OutOfRangeError: End of sequence\n\t [[node IteratorGetNext]]").fine == "script_error"
+    assert root("[rank2]: BadThingError: 'x' is not known\n").fine == "script_error"
+
+
+def test_metrics_that_are_called_errors_are_no_exceptions():
+    text = "".join(f"MeanSquaredError: 0.{step}\nRootMeanSquaredError: {step}.5\n" for step in range(5))
+    assert not found(f"{text}RMSError: nan\nMeanAbsoluteError: -0.5\nStandardError\n")

@@ -64,6 +64,8 @@ class Finding:
     fix: tuple[str, ...] = ()
     """What to do now, the most concrete first."""
     references: tuple[str, ...] = ()
+    is_echo: bool = False
+    """True where it is usually a consequence: another text may hold the cause."""
 
     def to_json(self) -> dict[str, object]:
         """Return the finding as the documented schema has it."""

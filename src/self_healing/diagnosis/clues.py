@@ -23,6 +23,8 @@ _SOME_PROGRESS = 3
 _MOST_LINES = 6
 _LONGEST_TEXT = 8000
 _REMARK = re.compile(r"\b(?:warn|warning|info|debug)\b|Warning:", re.IGNORECASE)
+_EVENT = re.compile(r"\bWarning\s{2,40}[A-Z][A-Za-z]+\s")
+"""An event of Kubernetes: it calls everything that is not normal a warning, the end of a run included."""
 _ENDED_BY_OTHERS = frozenset({"user_interrupt", "preempted"})
 _SPARED = frozenset({"tracker_error"})
 """Classes that a run survives: what a line says of them is a remark."""
@@ -148,7 +150,10 @@ def _tier(leading: Hypothesis, line: str, *, is_raised: bool) -> Tier:
     if leading.weight < SPECIFIC:
         return Tier.SOMETHING_RAISED if is_raised else Tier.VAGUE
     is_number = leading.failure is FailureType.NAN_LOSS  # metrics are printed as information
-    if not is_raised and not is_number and (leading.fine in _SPARED or _REMARK.search(line[:200])):
+    is_told = leading.failure is FailureType.PREEMPTED or bool(
+        _EVENT.search(line[:200])
+    )  # as a warning, by their nature
+    if not is_raised and not is_number and (leading.fine in _SPARED or (_REMARK.search(line[:200]) and not is_told)):
         return Tier.REMARK
     if leading.fine in _ENDED_BY_OTHERS:
         return Tier.ENDED_FROM_OUTSIDE
@@ -221,14 +226,19 @@ class Clues:
 
 
 def root_first(clues: Iterable[Clue]) -> list[Clue]:
-    """Return the clues with the root first: by what they say, then by time, unless a later one is much surer."""
+    """Return the clues with the root first: by what they say, then by time, unless another one is much surer.
+
+    A later one, where both were raised or both were said; where one was raised, only what was said before it: a kernel
+    that reports an index out of range comes before the library call that fails for it.
+    """
     ordered = sorted(clues, key=_place)
     if not ordered:
         return []
-    same = [clue for clue in ordered if clue.tier == ordered[0].tier]
-    root = same[0]
-    for clue in same[1:]:
-        if clue.hypothesis.weight >= root.hypothesis.weight + MUCH_SURER:
+    root = ordered[0]
+    said_before = Tier.CAUSE_SAID if root.tier == Tier.CAUSE_RAISED else root.tier
+    for clue in ordered[1:]:
+        is_rival = clue.tier == root.tier or (clue.tier == said_before and clue.first < root.first)
+        if is_rival and clue.hypothesis.weight >= root.hypothesis.weight + MUCH_SURER:
             root = clue
     return [root, *(clue for clue in ordered if clue is not root)]
 

@@ -43,6 +43,8 @@ class Finding:
     """What else it could be, and what would tell."""
     fix: tuple[str, ...] = ()
     references: tuple[str, ...] = ()
+    is_echo: bool = False
+    """True where it is usually a consequence: in a folder, a cause that another file tells comes first."""
 
     def to_json(self) -> dict[str, object]:
         """Return the finding as `--json` prints it."""

@@ -50,6 +50,8 @@ class _Input:
         numbers = self.numbers.findings()
         texts = [self._judged(finding) for finding in self.text.findings()]
         found = [*texts, *self.ledger.findings(), *numbers]
+        if self.reading.cut_off:
+            found.insert(0, _cut_off(self.reading.cut_off))
         if not any(finding.severity > Severity.INFO for finding in found):
             found += self._too_little()
         ranked = sorted(found, key=lambda finding: -finding.severity)  # stable: text before numbers
@@ -72,7 +74,7 @@ class _Input:
     def _too_little(self) -> list[Finding]:
         if self.ledger.entries or any(not run.is_short for run in self.numbers.runs):
             return []
-        count = sum(run.observations for run in self.numbers.runs)
+        count = sum(run.judged for run in self.numbers.runs)
         return [
             Finding(
                 name="too-little-to-judge", fine="insufficient_data", severity=Severity.WARNING,
@@ -118,11 +120,17 @@ def _together(folder: Path, kind: str, reports: list[InputReport], reading: Read
     found = []
     for report in telling:
         name = Path(report.path).relative_to(folder)
-        found += [replace(finding, evidence=(*finding.evidence, f"in {name}")) for finding in report.findings]
+        found += [_in_file(finding, str(name)) for finding in report.findings]
     notes = [f"{report.path} ({report.format})" for report in reports]
     notes += [note for report in reports for note in report.notes] + reading.damage
-    ranked = sorted(found, key=lambda finding: -finding.severity)
+    ranked = sorted(found, key=lambda finding: (-finding.severity, finding.is_echo))
     return InputReport(path=str(folder), format=kind, findings=_unique(ranked), is_usable=bool(usable), notes=notes)
+
+
+def _in_file(finding: Finding, name: str) -> Finding:
+    """Say which file of a folder a finding is from: a line without its file is of no use."""
+    because = finding.because if name in finding.because else f"{name}: {finding.because}"
+    return replace(finding, because=because, evidence=(*finding.evidence, f"in {name}"))
 
 
 def _says_nothing(report: InputReport) -> bool:
@@ -139,10 +147,17 @@ def _unusable(error: InputError) -> Finding:
                 "Fetch the file itself: git lfs pull, or git annex get.",
             )
         case CutOff():
-            fine, name, fix = "truncated", "file-cut-off", "Copy the file again, or take that of an earlier checkpoint."
+            return _cut_off(str(error))
         case NoHistory():
             fine, name = "not_hf_format", "not-a-trainer-state"
     return Finding(name=name, fine=fine, severity=Severity.ERROR, because=str(error), fix=(fix,))
+
+
+def _cut_off(sentence: str) -> Finding:
+    return Finding(
+        name="file-cut-off", fine="truncated", severity=Severity.ERROR, because=sentence, is_echo=True,
+        fix=("Copy the file again, or take that of an earlier checkpoint.", "Do not resume from the checkpoint it lies in."),
+    )  # fmt: skip
 
 
 def exit_code(reports: list[InputReport]) -> int:

@@ -35,6 +35,8 @@ class RunStory:
     last_line: int
     observations: int
     is_short: bool
+    judged: int
+    """Losses, evaluations or rewards among the observations, whichever there are most of."""
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -77,7 +79,7 @@ class Numbers:
         findings = merged([*rule_findings(seen, whole), *whole_run.checks(whole)])
         story = RunStory(
             number=len(self.runs), first_line=run.points[0].line, last_line=run.points[-1].line, observations=run.seen,
-            is_short=whole.is_short, findings=findings,
+            is_short=whole.is_short, judged=max(len(whole.loss), len(whole.evaluation), len(whole.reward)), findings=findings,
         )  # fmt: skip
         self.runs = [*self.runs[-MOST_RUNS + 1 :], story]
 

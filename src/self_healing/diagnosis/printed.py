@@ -36,7 +36,7 @@ def _reported(finding: TextFinding) -> Finding:
         name=finding.name, fine=public_class(finding.fine), severity=finding.severity, because=because, step=finding.step,
         line=finding.line, evidence=tuple(_told(seen.text, seen.line) for seen in finding.evidence),
         also_possible=tuple(_alternative(possible) for possible in finding.also_possible), fix=finding.fix,
-        references=finding.references,
+        references=finding.references, is_echo=finding.is_echo,
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ def _finding(clue: Clue, facts: Facts, severity: Severity, because: str) -> Find
         also_possible=tuple(
             Possible(name=h.name, fine=h.fine or "", says=h.says, confirm=h.confirm, fix=h.fixes) for h in clue.others[:MOST_OTHERS]
         ),
-        fix=fixes_for(clue, facts), references=hypothesis.references,
+        fix=fixes_for(clue, facts), references=hypothesis.references, is_echo=clue.tier == Tier.ECHO,
     )  # fmt: skip
 
 

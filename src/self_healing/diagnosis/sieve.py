@@ -21,7 +21,10 @@ except ImportError:  # no wheel for this machine: the same answers, more slowly
 
 MARKS = {
     "traceback": r"Traceback \(most recent call last\)",
-    "exception": r"(?m:^(?:\[\w{1,20}\]: ?)?(?:[A-Za-z_]\w{0,60}\.){1,8}[A-Z]\w{0,60}(?:Error|Exception): )",
+    "exception": (
+        r"(?m:^(?:\[\w{1,20}\]: ?)?(?:(?:[A-Za-z_]\w{0,60}\.){1,8}[A-Z]\w{0,60}(?:Error|Exception): "
+        r"|[A-Z][a-z]\w{0,60}(?:Error|Exception): {1,4}(?:[A-Za-z]{4}|[A-Za-z]{1,3} [A-Za-z]|['\"`\[(<])))"  # no number: it may be a metric
+    ),
     "finished": (
         r"\b(?:training|fine-?tuning)(?: (?:run|loop|process))? (?:has |is |was )?(?:now )?(?:successfully )?(?:completed?|finished|done)\b"
         r"|\b(?:finished|completed) (?:the )?(?:training|successfully)\b|['\"]train_runtime['\"]|train_runtime\s{0,30}="

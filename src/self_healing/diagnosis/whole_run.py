@@ -13,6 +13,7 @@ from ..core.failure import Severity
 from .curves import Curve, curve_of
 from .finding import Finding
 from .overfitting import overfitting
+from .short_rewards import jumped, short_rewards
 from .thinning import Point, Thinned
 
 MOST_CLASSES = 10
@@ -79,6 +80,7 @@ def checks(run: WholeRun) -> Iterator[Finding]:
     """Yield what the whole run tells."""
     yield from [*hidden_nan(run)] or zero_and_nan(run)
     if run.has_own_rules:
+        yield from short_rewards(run.points, run.reward)
         return
     yield from all_zero(run)
     flat = [*at_chance(run)] or [*unmoved(run)]
@@ -164,13 +166,17 @@ def all_zero(run: WholeRun) -> Iterator[Finding]:
 def lost_again(run: WholeRun) -> Iterator[Finding]:
     """Report a short run whose loss ends far above its best; longer ones have a rule."""
     loss = run.loss
-    if not 8 <= len(loss) <= 60 or loss.best.mean <= 0.0 or run.evaluation.ends_at_its_best():
+    if not 5 <= len(loss) <= 60 or loss.best.mean <= 0.0 or run.evaluation.ends_at_its_best():
         return
     *_, before, last = loss.windows
-    noise = 4.0 * math.hypot(last.error, loss.best.error)
-    limit = loss.best.mean + max(0.5 * loss.best.mean, noise)
-    if min(before.mean, last.mean) <= limit or loss.best in (before, last):
-        return
+    if len(loss) < 8:  # too few for noise: only a jump above everything before it, and to stay, is no chance
+        if not jumped(loss.values):
+            return
+    else:
+        noise = 4.0 * math.hypot(last.error, loss.best.error)
+        limit = loss.best.mean + max(0.5 * loss.best.mean, noise)
+        if min(before.mean, last.mean) <= limit or loss.best in (before, last):
+            return
     rates = curve_of(run.points, "learning_rate").values
     top = max(rates, default=0.0)
     yield Finding(
@@ -190,7 +196,13 @@ def lost_again(run: WholeRun) -> Iterator[Finding]:
 def at_chance(run: WholeRun) -> Iterator[Finding]:
     """Report a loss, of training or evaluation, that never left the level of guessing."""
     for what, curve, enough in (("loss", run.loss, 12), ("evaluation loss", run.evaluation, 6)):
-        if len(curve) < enough or curve.last.mean <= 0.0 or curve.fall > 0.03 or curve.top > 1.06 * curve.last.mean:
+        is_still = len(curve) >= 8 and max(curve.values) - min(curve.values) < 0.004 * abs(curve.last.mean)
+        if (
+            (len(curve) < enough and not is_still)
+            or curve.last.mean <= 0.0
+            or curve.fall > 0.03
+            or curve.top > 1.06 * curve.last.mean
+        ):
             continue
         level = fmean(window.mean for window in curve.windows[len(curve.windows) // 2 :])
         classes = _classes_at(level, run)
@@ -235,6 +247,10 @@ def unmoved(run: WholeRun) -> Iterator[Finding]:
     moved = fmean(early) - fmean(late)
     error = math.hypot(pstdev(early), pstdev(late)) / math.sqrt(third)
     if moved > 0.02 * fmean(early) or moved > 2.5 * error or loss.has_bump():
+        return
+    if max(moved, 0.0) + 2.0 * error > 0.08 * fmean(
+        early
+    ):  # so much noise, as of diffusion models, hides what was learned
         return
     yield Finding(
         name="loss-plateau", fine="plateau", severity=Severity.WARNING, step=loss.steps[0],
@@ -282,13 +298,16 @@ def scale_mismatch(run: WholeRun) -> Iterator[Finding]:
         before = step
         if train is not None and train > 0.0 and value > 0.0:
             ratios.append(train / value)
-    ratios = ratios[len(ratios) // 4 :]  # the first ones average over the steepest part
+    lowest = min(ratios, default=0.0)
+    ratios = ratios[len(ratios) // 4 :]  # the first ones average over the steepest part, which makes them larger
     if len(ratios) < FEWEST or evaluation.fall < 0.05:
         return
     factor = median(ratios)
     if pstdev(ratios) > 0.06 * factor or 1 / 1.8 < factor < 1.8:
         return
     too_high = factor > 1
+    if too_high and lowest < 0.8 * factor:  # it grew: mixed images, smoothed labels and dropout are harder to learn
+        return
     yield Finding(
         name="loss-scale-mismatch", fine="loss_scale_mismatch",
         severity=Severity.WARNING if too_high else Severity.INFO, step=evaluation.steps[0],

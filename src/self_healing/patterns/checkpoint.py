@@ -76,7 +76,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|param 'initial_lr' is not specified|ignore_mismatched_sizes|Assign requires shapes of both tensors to match"
             r"|CheckpointException|Failed to load checkpoint|Unsupported global: GLOBAL|KeyError: '(?:\w{0,20}(?:optimizer|state_dict|scheduler)\w{0,20}|param_groups|global_step|loops|(?:start_)?epoch)'"
             r"|world size[^\n]{0,80}(?:changed|different|mismatch)[^\n]{0,60}(?:checkpoint|resum)|cannot resume|(?:unable|failed) to resume"
-            r"|incompatible (?:with the )?checkpoint|Checkpoint was saved with|wrong number of (?:parameter groups|saved tensors)"
+            r"|incompatible (?:with the )?checkpoint|Checkpoint was saved with|value from checkpoint \([^)\n]{1,60}\) is not equal to|Trying to restore \w{1,20}(?: \w{1,20})? state but checkpoint contains only|wrong number of (?:parameter groups|saved tensors)"
         ),
         weight=0.93,
         remedy=GIVE_UP,
@@ -92,6 +92,8 @@ PATTERNS: tuple[Pattern, ...] = (
             ),
             "KeyError in step 0: Missing key in checkpoint state_dict: optimizer.param_groups.0.decoupled_weight_decay.",
             "TypeError: RNG state must be a torch.ByteTensor",
+            "AssertionError: hidden_size value from checkpoint (4096) is not equal to the input argument value (5120).",
+            "KeyError: 'Trying to restore optimizer state but checkpoint contains only the model.'",
             "_pickle.UnpicklingError: Weights only load failed. Re-running torch.load with weights_only set to False",
         ),
         but_not=("RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x16 and 8x16)",),
@@ -105,7 +107,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"No valid checkpoint found in output directory|Can't find a valid checkpoint at"
             r"|Error no file named (?:model\.safetensors|pytorch_model\.bin)|Client provided checkpoint load path: \S+ does not exist"
-            r"|FileNotFoundError: [^\n]{0,200}(?:checkpoint-\d+|trainer_state\.json|optimizer\.pt|\.ckpt)"
+            r"|FileNotFoundError: [^\n]{0,200}(?:checkpoint-\d+|trainer_state\.json|optimizer\.pt|\.ckpt|global_step_?\d+|mp_rank_\d+|optim_states|\.distcp|\.metadata)"
             r"|[Cc]heckpoint (?:at )?\S{1,200} (?:not found|does not exist)|No checkpoints? found (?:at|in)|Unable to find (?:a )?(?:valid )?(?:latest|checkpoint)"
         ),
         weight=0.94,
@@ -114,6 +116,7 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "ValueError: No valid checkpoint found in output directory (./output)",
             "OSError: Error no file named model.safetensors found in directory ./output/checkpoint-500.",
+            "ERROR FileNotFoundError: [Errno 2] No such file or directory: 'out/global_step500/zero_pp_rank_3_mp_rank_00_optim_states.pt'",
         ),
         but_not=("FileNotFoundError: [Errno 2] No such file or directory: 'train.jsonl'",),
         source="transformers, trainer.py and modeling_utils.py",
@@ -125,7 +128,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="resume_failure",
         text=(
             r", in (?:load_state_dict|_load_optimizer_and_scheduler|_load_from_checkpoint|_load_rng_state|load_checkpoint"
-            r"|resume_from_checkpoint|restore_training_state|_restore_checkpoint)\b"
+            r"|resume_from_checkpoint|restore_training_state|restore_optimizers\w*|restore_model|_restore_checkpoint|_load_checkpoint)\b"
         ),
         weight=0.6,
         remedy=GIVE_UP,

@@ -84,6 +84,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"[.\w-]*: cannot open shared object|undefined symbol: \w*(?:nvJitLink|cublasLt?|cudnn|nccl|cusparse)\w+"
             r"|Could not load library lib(?:cudnn|cublas|cuda)|does not match the version torch was compiled with"
             r"|CUDA Setup failed despite (?:GPU|CUDA) being available|compiled without GPU support"
+            r"|'NoneType' object has no attribute 'c(?:adam|lion|rmsprop|momentum|ademamix|quantize|dequantize|get_|extract|igemm)\w+'"
             r"|same (?:major )?CUDA version|compiled with different CUDA"
         ),
         weight=0.91,
@@ -97,6 +98,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "OSError: libcudart.so.12: cannot open shared object file: No such file or directory",
             "ImportError: libcusparse.so.12: undefined symbol: __nvJitLinkAddData_12_1, version libnvJitLink.so.12",
             "RuntimeError: cuDNN version incompatibility: PyTorch was compiled against (9, 1, 0) but found runtime version (8, 9, 2)",
+            "AttributeError: 'NoneType' object has no attribute 'cquantize_blockwise_fp16_nf4'",
             "[rank0]: deepspeed.ops.op_builder.builder.CUDAMismatchException: >- DeepSpeed Op Builder: Installed CUDA version 12.4",
         ),
         but_not=("ImportError: libGL.so.1: cannot open shared object file: No such file or directory",),
@@ -112,16 +114,20 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Found no NVIDIA driver on your system|no CUDA-capable device is detected|CUDA unknown error - this may be due"
             r"|CUDA_ERROR_NO_DEVICE|have NCCL built in|CUDA-capable device\(s\) is/are busy or unavailable"
             r"|No HIP GPUs are available|CUDA call failed lazily at initialization|cudaErrorNoDevice|Cannot access accelerator device when none is available"
+            r"|Unexpected error from (?:cuda|hip)GetDeviceCount|system not yet initialized|cudaErrorSystemNotReady|No supported gpu backend found"
         ),
         weight=0.86,
         remedy=GIVE_UP,
         fixes=(
             "Install a build of torch with CUDA: the plain wheel for Windows and some indexes have none.",
             "Check CUDA_VISIBLE_DEVICES, --gpus of the container and --gres of the scheduler; nvidia-smi must list a GPU.",
+            "Error 802 (system not yet initialized): start nvidia-fabricmanager, in the version of the driver.",
         ),
         matches=(
             "AssertionError: Torch not compiled with CUDA enabled",
             "RuntimeError: No CUDA GPUs are available",
+            "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before? Error 802",
+            "MisconfigurationException: No supported gpu backend found!",
             (
                 "RuntimeError: Attempting to deserialize object on a CUDA device but torch.cuda.is_available() is False. If you "
                 "are running on a CPU-only machine, please use torch.load with map_location"

@@ -42,7 +42,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="oom_gpu",
         text=(
             r"(?:CUDA|HIP|XPU|NPU) out of memory|(?:CUDA|HIP) error: out of memory|CUDA_ERROR_OUT_OF_MEMORY"
-            r"|cudaErrorMemoryAllocation|would exceed allowed memory|CUDA runtime error \(2\)|CUDA driver error: out of memory"
+            r"|cudaErrorMemoryAllocation|would exceed allowed memory|CUDA runtime error \(2\)|CUDA driver error: out of memory|CUDA failed with error out of memory"
             r"|hipErrorOutOfMemory|cudaMalloc(?:Async)? (?:retry )?failed: out of memory|CUDA (?:failure|error) 2: out of memory"
             r"|Out of memory error on GPU \d|torch(?:\.cuda)?\.OutOfMemoryError|Failed to allocate \S+ (?:bytes )?on (?:GPU|device)"
             r"|ErrorOutOfMemory:|(?:GPU|device) memory is (?:full|exhausted)|cudaSuccess \(2 vs\. 0\)|that can be stored in KV cache|No available memory for the cache blocks"
@@ -60,6 +60,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "torch.cuda.OutOfMemoryError: HIP out of memory. Tried to allocate 256.00 MiB",
             "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 594.00 MiB.",
             "RuntimeError: CUDA driver error: out of memory",
+            "RuntimeError: CUDA failed with error out of memory",
             "ggml_backend_cuda_buffer_type_alloc_buffer: cudaMalloc failed: out of memory",
             "ValueError: No available memory for the cache blocks. Try increasing `gpu_memory_utilization`",
         ),
@@ -68,6 +69,24 @@ PATTERNS: tuple[Pattern, ...] = (
             "Out of memory: Killed process 4242 (python)",
         ),
         source=SEED,
+    ),
+    Pattern(
+        name="quantized-model-does-not-fit",
+        says="The quantized model does not fit into the GPU memory that is free, so that parts of it would lie elsewhere.",
+        failure=FailureType.OOM,
+        fine="oom_gpu",
+        text=r"Some modules are dispatched on the CPU or the disk",
+        weight=0.93,
+        remedy=(rung(StopRun()),),
+        fixes=(
+            "Free the GPU (nvidia-smi shows who holds it), or use a larger one: 4 bits need 0.6 to 0.7 GB per billion parameters.",
+            "Load with device_map={'': local_rank} and load_in_4bit; device_map='auto' reckons with other processes' memory.",
+        ),
+        matches=(
+            "ValueError: Some modules are dispatched on the CPU or the disk. Make sure you have enough GPU RAM to fit the model",
+        ),
+        but_not=("INFO: modules dispatched on 4 GPUs",),
+        source="transformers, quantizers/quantizer_bnb_4bit.py",
     ),
     Pattern(
         name="gpu-out-of-memory-raised",
@@ -108,7 +127,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"RESOURCE_EXHAUSTED: (?:Out of memory|Attempting to|Failed to allocate|XLA:TPU|Allocation)"
             r"|\bResource exhausted\b|ResourceExhaustedError|XLA memory error|Device memory exhausted"
-            r"|OOM when allocating tensor|Ran out of memory in memory space|ran out of memory trying to allocate \S+ \(rounded to"
+            r"|OOM when allocating tensor|Dst tensor is not initialized|Ran out of memory in memory space|ran out of memory trying to allocate \S+ \(rounded to"
             r"|failed to allocate \S+ \(\d+ bytes\) from device|RESOURCE_EXHAUSTED: [^\n]{0,60}(?:out of memory|OOM|allocat)"
         ),
         weight=0.93,
@@ -118,6 +137,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating 8589934592 bytes.",
             "W tensorflow/core/framework/op_kernel.cc:1158] Resource exhausted: OOM when allocating tensor with shape[64,1024]",
             "XLA memory error",
+            "InternalError: Failed copying input tensor from device:CPU:0 to device:GPU:0: Dst tensor is not initialized.",
             "Device memory exhausted",
             "E stream_executor/cuda/cuda_driver.cc:893] failed to allocate 2.00G (2147483648 bytes) from device",
         ),

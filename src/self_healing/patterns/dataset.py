@@ -176,7 +176,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|Expected input batch_size \(\d+\) to match target batch_size|Sizes of tensors must match except in dimension"
             r"|shape '\[[-\d, ]+\]' is invalid for input of size|must match the existing size \(\d+\)|size mismatch, m1: |Given groups=\d+, weight of size"
             r"|Expected more than 1 value per channel when training|[Cc]alculated (?:padded )?(?:input|output) size|could not be broadcast together with shapes"
-            r"|Incompatible shapes:|(?:batch size|shapes?|dimensions?) mismatch\b|Dimensions must be equal|Shapes? \S{1,60} and \S{1,60} are incompatible|Target size \(torch\.Size\(.{1,40}\)\) must be (?:the same|different)"
+            r"|Incompatible shapes:|(?:batch size|shapes?|dimensions?) mismatch\b|Dimensions must be equal|logits and labels must be broadcastable|Attention (?:mask|weights) should be of size|Shapes? (?:\S{1,60}|\([^()\n]{1,60}\)) and (?:\S{1,60}|\([^()\n]{1,60}\)) are incompatible|Target size \(torch\.Size\(.{1,40}\)\) must be (?:the same|different)"
             r"|a Tensor with \d+ elements cannot be converted to Scalar|shapes? \S{1,40} (?:and|,) ?\S{1,40} not aligned|does not match the shape of the indexed tensor"
             r"|[Ee]xpected \d+[dD](?: \([^)]{1,60}\))? (?:or \d[dD] (?:\([^)]{1,60}\) )?)?(?:input|tensor)|size of tensor \S+ must match|Dimension out of range \(expected|Expected hidden\[?\d?\]? size"
             r"|to have \d+ channels, but got \d+|is incompatible with the layer: expected|input\.size\(-1\) must be equal|inconsistent tensor size"
@@ -191,6 +191,9 @@ PATTERNS: tuple[Pattern, ...] = (
             "ValueError: Expected more than 1 value per channel when training, got input size torch.Size([1, 256])",
             "RuntimeError: Sizes of tensors must match except in dimension 1. Expected size 14 but got size 15 for tensor number 1",
             "ValueError: operands could not be broadcast together with shapes (3,4) (5,)",
+            "ValueError: Shapes (None, 1) and (None, 10) are incompatible",
+            "ValueError: Attention mask should be of size (1, 1, 512, 1024), but is torch.Size([1, 1, 512, 512])",
+            "InvalidArgumentError: logits and labels must be broadcastable: logits_size=[32,10] labels_size=[32,11]",
             "RuntimeError: The size of tensor a (512) must match the size of tensor b (513) at non-singleton dimension 1",
         ),
         but_not=(
@@ -204,18 +207,49 @@ PATTERNS: tuple[Pattern, ...] = (
         says="A token id or a label is larger than the model knows.",
         failure=FailureType.DATA_ERROR,
         fine="data_shape",
-        text=r"index out of range in self|Target -?\d+ is out of bounds",
+        text=(
+            r"index out of range in self|Target -?\d+ is out of bounds|label value of -?\d+ which is outside the valid range"
+            r"|indices\[[\d,]{1,40}\] = -?\d+ is not in \[0, \d+\)"
+        ),
         weight=0.92,
         remedy=LEAVE_IT_OUT,
         fixes=(
             "Resize the embeddings after adding tokens, and check that labels run from 0 to the number of classes less 1.",
         ),
-        matches=("IndexError: index out of range in self", "IndexError: Target 9 is out of bounds."),
+        matches=(
+            "IndexError: index out of range in self",
+            "IndexError: Target 9 is out of bounds.",
+            "InvalidArgumentError: Received a label value of 10 which is outside the valid range of [0, 10).",
+            "InvalidArgumentError: indices[3,17] = 30522 is not in [0, 30522)",
+        ),
         but_not=(
             "IndexError: list index out of range",
             "IndexError: index 5 is out of bounds for dimension 0 with size 5",
         ),
         source="PyTorch, as raised by torch.nn.functional",
+    ),
+    Pattern(
+        name="record-too-long",
+        says="A record is longer than the model or the configuration allows.",
+        failure=FailureType.DATA_ERROR,
+        fine="data_shape",
+        text=(
+            r"sequence_length=\d+ is larger than max_length|Sequence length \d+ is larger than max_length"
+            r"|prompt \((?:total )?length \d+\) is (?:longer than|too long)|Prompt length \d+ is longer than"
+        ),
+        weight=0.9,
+        remedy=LEAVE_IT_OUT,
+        fixes=(
+            "Leave long records out (verl: data.filter_overlong_prompts=True), cut them (data.truncation=left), or raise the limit.",
+        ),
+        matches=(
+            "NotImplementedError: sequence_length=5120 is larger than max_length=4096",
+            "ValueError: The decoder prompt (length 5120) is longer than the maximum model length of 4096.",
+        ),
+        but_not=(
+            "Token indices sequence length is longer than the specified maximum sequence length for this model (612 > 512).",
+        ),
+        source="verl, utils/torch_functional.py; vLLM, inputs",
     ),
     Pattern(
         name="records-unreadable",
@@ -224,7 +258,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="data_shape",
         text=(
             r"An error occurred while generating the dataset|JSON parse error: |cannot identify image file"
-            r"|ArrowInvalid: |Corrupt snappy compressed data"
+            r"|ArrowInvalid: |ArrowNotImplementedError: |Corrupt snappy compressed data"
         ),
         weight=0.85,
         remedy=LEAVE_IT_OUT,

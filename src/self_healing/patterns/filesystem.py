@@ -18,7 +18,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"No space left on device|Disk quota exceeded|PytorchStreamWriter failed writing file"
             r"|\bErrno 28\b|\bENOSPC\b|os error 28\b|errno = 28\b|StorageFull|\bEDQUOT\b|\d+ requested and \d+ written|os error 122\b|\bErrno 122\b|QuotaExceeded|WinError 112"
             r"|Not enough (?:free )?disk space|has been used up[^\n]{0,40}quota|disk is full|file write failed"
-            r"|database or disk is full|not enough space on the disk|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+"
+            r"|database or disk is full|low on resource: (?:ephemeral-storage|inodes)|local storage usage exceeds|not enough space on the disk|inline_container\.cc:\d+\] \. unexpected pos \d+ vs \d+"
         ),
         weight=0.93,
         remedy=(rung(RetryLater(), success=0.3, repeats=3), rung(StopRun())),
@@ -29,6 +29,7 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "OSError: [Errno 28] No space left on device",
             "OSError: [Errno 122] Disk quota exceeded",
+            "Evicted: The node was low on resource: ephemeral-storage. Container train was using 310Gi",
             "safetensors_rust.SafetensorError: Error while serializing: I/O error: No space left on device (os error 28)",
             "UserWarning: Not enough free disk space to download the file. The expected file size is: 9976.58 MB.",
             (

@@ -11,6 +11,7 @@ from ..core.failure import FailureType
 
 START_AGAIN = (rung(RestartProcess(), success=0.5), rung(StopRun()))
 ELSEWHERE = (rung(RestartProcess(), success=0.4), rung(ExcludeNode(), success=0.8), rung(StopRun()))
+RIVALS = (("xid-of-the-program", "gpu-failed"),)
 
 PATTERNS: tuple[Pattern, ...] = (
     Pattern(
@@ -97,6 +98,42 @@ PATTERNS: tuple[Pattern, ...] = (
             "[ 1843.3] NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus.",
         ),
         but_not=("nvidia-smi: ECC errors: 0", "Corrected error received: 0000:00:03.0"),
+        source="NVIDIA Xid catalogue",
+    ),
+    Pattern(
+        name="accelerator-halted",
+        says="The accelerator stopped in the middle of a program.",
+        failure=FailureType.HARDWARE,
+        fine="gpu_hardware",
+        text=r"Core halted unexpectedly|Accelerator device halted prematurely|TPU (?:worker|device|chip)[^\n]{0,40} (?:has )?(?:crashed|halted|failed)",
+        weight=0.8,
+        confirm="On other machines, or after a restart of the runtime, the same step passes; if it never does, it is the program.",
+        remedy=ELSEWHERE,
+        fixes=(
+            "Restart the runtime or take another machine; if it stops at the same step again, suspect the program or the compiler.",
+        ),
+        matches=(
+            "INTERNAL: Core halted unexpectedly: INTERNAL: Accelerator device halted prematurely, perhaps due to",
+        ),
+        but_not=("INFO: training halted at step 100",),
+        source="OpenXLA and libtpu, as printed by JAX and PyTorch/XLA",
+    ),
+    Pattern(
+        name="xid-of-the-program",
+        says="The GPU reports a fault that the program running on it causes more often than the GPU itself.",
+        failure=FailureType.CRASH,
+        fine="illegal_memory_access",
+        text=r"Xid \(PCI:[^)\n]{1,40}\): (?:13|31|43|45),",
+        weight=0.9,
+        confirm="It follows the program to another GPU; a broken GPU shows other numbers (48, 63, 64, 74, 79, 94, 95) as well.",
+        remedy=START_AGAIN,
+        fixes=(
+            "Run on another GPU once, and without custom kernels: Xid 13, 31, 43 and 45 mostly come from the program.",
+        ),
+        matches=(
+            "NVRM: Xid (PCI:0000:3b:00): 31, pid=1811, name=python, Ch 00000008, MMU Fault: ENGINE GRAPHICS GPCCLIENT",
+        ),
+        but_not=("NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus.",),
         source="NVIDIA Xid catalogue",
     ),
     Pattern(

@@ -26,7 +26,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"DefaultCPUAllocator: (?:can't allocate|not enough) memory|Unable to allocate [\d.]+ [KMGTP]iB"
             r"|Cannot allocate memory|std::bad_alloc|\boom[-_]kill|Out of memory: Kill(?:ed)? process|Memory cgroup out of memory"
             r"|\bOOMKilled\b|WinError 1455|paging file is too small|Exceeded (?:job|step) memory limit|\bOUT_OF_MEMORY\b"
-            r"|node running low on memory|exceeded (?:the )?(?:memory limit|virtual memory limit)|after using all available RAM"
+            r"|node running low on memory|low on resource: memory\b|task \d+: Out Of Memory|hit memory(?:\+swap)? limit|exceeded (?:the )?(?:memory limit|virtual memory limit)|after using all available RAM"
             r"|tried to allocate more memory than is available|WinError 8\]"
             r"|(?m:^(?:\w+\.)*_?(?:Array)?MemoryError\b)"
         ),
@@ -42,7 +42,10 @@ PATTERNS: tuple[Pattern, ...] = (
             "slurmstepd: error: Detected 1 oom_kill event in StepId=1234.0. Some of the step tasks have been OOM Killed.",
             "OSError: [WinError 1455] The paging file is too small for this operation to complete.",
             "Last State: Terminated, Reason: OOMKilled, Exit Code: 137",
+            "Evicted: The node was low on resource: memory. Container train was using 61Gi, request is 0",
             "slurmstepd: error: Exceeded job memory limit at some point.",
+            "srun: error: gn01: task 2: Out Of Memory",
+            "slurmstepd: error: StepId=771.0 hit memory+swap limit at least once during execution.",
             "[12345.678] Out of memory: Killed process 4242 (python) total-vm:98765432kB, anon-rss:65432100kB",
         ),
         but_not=(

@@ -84,7 +84,7 @@ PATTERNS: tuple[Pattern, ...] = (
         failure=FailureType.API_ERROR,
         fine="hub_xet",
         text=(
-            r"CAS service error|CasClientError|CasObjectError|\bxet_(?:get|upload\w*|download\w*)\b|hf_xet\.\w+Error|hf_xet\w* (?:error|failed)|xet-core|XetError|\bxorb\b"
+            r"CAS (?:service|Client) error|CasClientError|CasObjectError|\bxet_(?:get|upload\w*|download\w*)\b|hf_xet\.\w+Error|hf_xet\w* (?:error|failed)|xet-core|XetError|\bxorb\b"
             r"|Data processing error: (?:MerkleDB|File reconstruction|Shard|Xet|I/O)|cas-server\.xethub|transfer\.xethub|XetAuthorization"
         ),
         weight=0.94,
@@ -92,6 +92,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fixes=("Set HF_HUB_DISABLE_XET=1 to download the plain way.",),
         matches=(
             "RuntimeError: Data processing error: CAS service error : ReqwestMiddleware Error: Request failed after 5 retries",
+            "RuntimeError: Data processing error: CAS Client Error: Authentication error: token refresh failed",
         ),
         but_not=("RuntimeError: Data processing error: bad record",),
         source="https://docs.axolotl.ai/docs/training_stability.html",
@@ -113,7 +114,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|(?:urllib3|requests|httpx2?|httpcore2?|aiohttp)\.[\w.]{0,60}(?:Timeout|ConnectError|ConnectionError|ReadError|TransportError|ClientError|TimeoutError|ProtocolError)\b"
             r"|Cannot connect to host|Connection aborted\.|Connect(?:ion)? to \S+ timed out|The handshake operation timed out|\bTimeoutError: The \w+ operation timed out"
             r"|Offline mode is enabled|Failed to connect to \S+ port \d+|Connection broken: |\bRead timed out\b|\bReadTimeoutError\b"
-            r"|ConnectionError: (?:Couldn't|HTTPS?|\('|\[Errno)|Server disconnected"
+            r"|WinError 100(?:5[34]|6[0-5])\b|exceptions\.FSTimeoutError\b|Could not connect to the endpoint URL|ConnectionError: (?:Couldn't|HTTPS?|\('|\[Errno)|Server disconnected"
         ),
         weight=0.9,
         remedy=IT_MAY_PASS,
@@ -134,6 +135,9 @@ PATTERNS: tuple[Pattern, ...] = (
             "ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate",
             "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.",
             "httpx2.ConnectError: [Errno -2] Name or service not known",
+            "[rank0]: fsspec.exceptions.FSTimeoutError",
+            'botocore.exceptions.EndpointConnectionError: Could not connect to the endpoint URL: "https://s3.amazonaws.com/b"',
+            "TimeoutError: [WinError 10060] A connection attempt failed because the connected party did not properly respond",
         ),
         but_not=(
             "ValueError: Repo id must be in the form 'repo_name' or 'namespace/repo_name': 'api/network'",

@@ -26,7 +26,7 @@ PATTERNS: tuple[Pattern, ...] = (
             r"|NCCL operations have failed or timed out|Application timeout caused pair closure|(?:failed to pass|timed out in) monitoredBarrier"
             r"|[Hh]eartbeat ?[Mm]onitor[^\n]{0,40} (?:timed out|detected)|RendezvousTimeoutError|due to a collective timeout|Socket Timeout"
             r"|NCCL (?:watchdog )?(?:timeout|timed out)|collective (?:operation )?timeout|StoreTimeout|Timeout at NCCL work|HCCL\w* [^\n]{0,60}time ?out"
-            r"|detected by watchdog at work|[Bb]arrier timed out|RendezvousConnectionError"
+            r"|detected by watchdog at work|[Bb]arrier timed out|RendezvousConnectionError|\bheartbeat timeout\b|watchdog got stuck for \d+|set to ERROR in coordination service"
         ),
         weight=0.76,
         is_echo=True,
@@ -46,11 +46,13 @@ PATTERNS: tuple[Pattern, ...] = (
             ),
             "torch.distributed.DistStoreError: Timed out after 601 seconds waiting for clients. 3/4 clients joined.",
             "RuntimeError: Rank 1 timed out in monitoredBarrier after 1800000 ms.",
+            "[PG 0 Rank 2] ProcessGroupNCCL's watchdog got stuck for 600 seconds without making progress in monitoring collectives",
+            "E coordination_service.cc:1170] /job:jax_worker/replica:0/task:3 has been set to ERROR in coordination service: UNAVAILABLE",
         ),
         but_not=(
             "requests.exceptions.ReadTimeout: HTTPSConnectionPool(host='huggingface.co', port=443): Read timed out.",
         ),
-        source="PyTorch, ProcessGroupNCCL.cpp",
+        source="PyTorch, ProcessGroupNCCL.cpp; OpenXLA, coordination_service.cc",
     ),
     Pattern(
         name="nccl-failed",
@@ -131,7 +133,10 @@ PATTERNS: tuple[Pattern, ...] = (
         says="The port on which ranks meet is taken.",
         failure=FailureType.CONFIG_ERROR,
         fine="port_in_use",
-        text=r"\bEADDRINUSE\b|Address already in use|\[Errno 98\]|WinError 10048|port \d+ is (?:already )?(?:in use|occupied)",
+        text=(
+            r"\bEADDRINUSE\b|Address already in use|\[Errno 98\]|WinError 10048|port \d+ is (?:already )?(?:in use|occupied)"
+            r"|[Tt]ried to launch distributed communication on port"
+        ),
         weight=0.9,
         remedy=(rung(RetryLater(), success=0.5, repeats=3), rung(StopRun())),
         fixes=("End the other run, or choose another --master_port; 0 with --rdzv-backend c10d picks a free one.",),
@@ -140,8 +145,9 @@ PATTERNS: tuple[Pattern, ...] = (
                 "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. port: "
                 "29500, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use"
             ),
+            "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is utilizing it.",
         ),
         but_not=("ConnectionRefusedError: [Errno 111] Connection refused",),
-        source="PyTorch, torch/csrc/distributed/c10d/socket.cpp",
+        source="PyTorch, torch/csrc/distributed/c10d/socket.cpp; accelerate, utils/launch.py",
     ),
 )

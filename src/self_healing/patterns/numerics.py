@@ -33,7 +33,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="nan_loss",
         text=(
             r"loss\w{0,24}['\"]?\]?\s{0,6}[=:|]?\s{0,6}['\"]?(?:tensor\(|array\(|np\.float\d\d\()?[\[(]?-?nan\b"
-            r"|\bloss(?:es)? (?:is|are|was|became|went|turned|value is|=) (?:now )?(?:infinite or )?(?:not finite|non-?finite|nan)\b"
+            r"|\bloss(?:es)? (?:is|are|was|became|went|turned|value is|=) (?:now )?(?:infinite or )?(?:not finite|non-?finite|nan)\b|\bloss returned (?:in|by|from) \S{1,60} is (?:nan|inf)"
             r"|grad_?norm['\"]?\s?[=:]\s?['\"]?(?:tensor\()?nan\b|['\"](?:train[_/])?loss['\"]: ['\"]?-?inf(?:inity)?\b"
             r"|non-?finite loss|NanLossDuringTraining|NaN loss during training|NaN or Inf found in input tensor|Invalid loss, terminating training|\bnan\s{1,12}nan\s{1,12}nan\b"
         ),
@@ -51,6 +51,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "Loss is infinite or NaN, stopping training",
             "RuntimeError: Model diverged with loss = NaN.",
             "FloatingPointError: Loss became infinite or NaN at iteration=120!",
+            "ValueError: The loss returned in `training_step` is nan.",
         ),
         but_not=(
             "{'loss': 2.31, 'grad_norm': 1.2}",
@@ -67,6 +68,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="nan_loss",
         text=(
             r"(?m:^|[-|,{(\[]\s{0,3}|\btrain(?:ing)?[_/ ]|\d\s{1,4}|\]\s{0,3})['\"]?loss['\"]?\s{0,4}[=:]\s{0,4}['\"]?nan\b"
+            r"|\btrain(?:ing)?[_/ ]loss['\"]?\s{0,4}[=:]\s{0,4}['\"]?-?inf(?:inity)?\b"
         ),
         weight=0.89,
         remedy=BACK_AND_SLOWER,
@@ -74,6 +76,7 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "100/100 - 12s - loss: nan - accuracy: 0.0980 - val_loss: nan",
             "{'train_loss': nan, 'eval_loss': nan}",
+            "epoch 3: train_loss: inf, val_loss: nan",
         ),
         but_not=("val_loss: nan", "{'eval_loss': nan, 'epoch': 1.0}", "validation loss: nan"),
         source="Keras and transformers, progress lines",

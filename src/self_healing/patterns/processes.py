@@ -25,7 +25,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"double free or corruption|free\(\): (?:invalid|double)|malloc\(\): |malloc_consolidate\(\): |corrupted (?:size|double-linked)"
             r"|munmap_chunk\(\): invalid pointer|stack smashing detected|0xC0000005|-1073741819|access violation"
-            r"|Signals\.SIGSEGV|SIGSEGV\b|realloc\(\): invalid|exitcode -11\b|Segfault encountered|segfault at [0-9a-f]|terminated with signal SIGSEGV|Fatal Python error: Segm"
+            r"|Signals\.SIGSEGV|(?:signal |\(|\*{3} |: )SIGSEGV\b|SIGSEGV (?:received|\()|realloc\(\): invalid|exitcode -11\b|Segfault encountered|segfault at [0-9a-f]|terminated with signal SIGSEGV|Fatal Python error: Segm"
         ),
         weight=0.86,
         remedy=START_AGAIN,
@@ -38,7 +38,11 @@ PATTERNS: tuple[Pattern, ...] = (
             "subprocess.CalledProcessError: Command '['python', 'train.py']' died with <Signals.SIGSEGV: 11>.",
             "Process finished with exit code -1073741819 (0xC0000005)",
         ),
-        but_not=("INFO: malloc trim done", "signal 15"),
+        but_not=(
+            "INFO: malloc trim done",
+            "signal 15",
+            "Some common causes include: (1) the OOM killer, (2) ray stop, or (3) the worker crashed unexpectedly due to SIGSEGV.",
+        ),
         source="glibc malloc/malloc.c; Windows STATUS_ACCESS_VIOLATION",
     ),
     Pattern(
@@ -144,7 +148,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"(?m:^[^\n:']{0,60}\bKeyboardInterrupt:?\s{0,4}$)|(?m:^\S{1,40}:\s?KeyboardInterrupt\s{0,4}$)|signal 2: SIGINT"
             r"|signal 2 \(SIGINT\)|exit code 130\b|exit ?code\s{0,4}: -2\b|Detected KeyboardInterrupt|Received signal: SIGINT"
-            r"|Keyboard ?interrupt (?:received|detected|caught)|return code = -2\b|(?m:^\^C)"
+            r"|Keyboard ?interrupt (?:received|detected|caught)|return code = -2\b|(?m:^\^C)|due to (?:a )?KeyboardInterrupt|interrupted by (?:the )?user\b"
         ),
         weight=0.7,
         remedy=GIVE_UP,
@@ -153,6 +157,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "[rank0]: KeyboardInterrupt",
             "Process finished with exit code 130 (interrupted by signal 2: SIGINT)",
             "Detected KeyboardInterrupt, attempting graceful shutdown ...",
+            "Exiting due to KeyboardInterrupt (signal 2)",
         ),
         but_not=("INFO: press Ctrl-C to raise KeyboardInterrupt in the worker",),
         source="CPython, POSIX: 128 + 2, Lightning",
@@ -182,6 +187,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "[INFO] [launch.py:428:main] Process 812 exits with return code = 1",
             "srun: error: node03: task 5: Exited with exit code 1",
             "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.",
+            "(raylet) A worker died or was killed while executing a task by an unexpected system error. Worker exit type: SYSTEM_ERROR",
         ),
         but_not=("Process finished with exit code 0", "subprocess.CalledProcessError: something else"),
         source="torch/multiprocessing/spawn.py, deepspeed/launcher/launch.py, Slurm, Open MPI, Ray",

@@ -17,7 +17,7 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="preempted",
         text=(
             r"DUE TO (?:PREEMPTION|TIME LIMIT|JOB REQUEUE|NODE FAILURE)|this job is preempted"
-            r"|(?:instance|node|VM) (?:will be|was|is being) preempted|Spot interruption notice"
+            r"|(?:instance|node|VM) (?:will be|was|is being) preempted|\bstate:? PREEMPTED\b|[Ss]pot (?:instance )?interruption (?:notice|warning)"
         ),
         weight=0.9,
         remedy=(rung(SaveCheckpoint(), RestartProcess(), success=0.95), rung(StopRun())),
@@ -25,7 +25,10 @@ PATTERNS: tuple[Pattern, ...] = (
             "Ask the scheduler for a warning before the end (--signal=TERM@120) and for a requeue (--requeue).",
             "Start with setsid, tmux or nohup if it was the terminal that closed.",
         ),
-        matches=("slurmstepd: error: *** JOB 608 ON node17 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***",),
+        matches=(
+            "slurmstepd: error: *** JOB 608 ON node17 CANCELLED AT 2026-01-02T03:04:05 DUE TO PREEMPTION ***",
+            "TPU node tpu-3 has state PREEMPTED",
+        ),
         but_not=(
             "slurmstepd: error: *** JOB 608 ON node17 CANCELLED AT 2026-01-02T03:04:05 ***",
             "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 10401 closing signal SIGTERM",

@@ -142,7 +142,7 @@ PATTERNS: tuple[Pattern, ...] = (
         text=(
             r"You cannot perform fine-tuning on purely quantized models|can't train a model that has been loaded"
             r"|Target modules? \S[^\n]{0,300}not found in the base model|is not supported for `?(?:8|4)-?bit|`?\.to`? is not supported for"
-            r"|Some modules are dispatched on the CPU or the disk|Please specify `?target_modules"
+            r"|Please specify `?target_modules"
         ),
         weight=0.92,
         remedy=GIVE_UP,

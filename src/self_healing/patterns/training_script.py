@@ -45,10 +45,11 @@ PATTERNS: tuple[Pattern, ...] = (
         fine="config_error",
         text=(
             r"--load_best_model_at_end requires|mutually exclusive|must be divisible by (?:the )?(?:tensor|pipeline|model|num_heads|number of heads|attention|world)"
-            r"|(?:fp16|half precision|FP16) (?:mixed precision )?(?:training )?(?:requires|can only be used)|--fp16 and --bf16|At most one of fp16 and bf16"
+            r"|(?:fp16|half precision|FP16) (?:mixed precision )?(?:training )?requires|(?:fp16|half precision)[^\n]{0,120} can only be used|--fp16 and --bf16|At most one of fp16 and bf16"
             r"|does not implement `?__len__|max_steps must be given|requires? max_steps|cannot be used together"
             r"|requires an? (?:eval|evaluation) dataset|Trainer: (?:evaluation|training) requires|set `?remove_unused_columns|but got num_samples=0"
             r"|embed_dim must be divisible by num_heads|hidden size \(\d+\) is not a multiple of|Invalid (?:value|configuration)[^\n]{0,60}(?:batch|accumulation)"
+            r"|(?:train|micro|mini|global|total|eval)[_ ]batch[_ ]size[^\n]{0,60}(?:divisible by|multiple of)|call `tokenizer\.padding_side"
         ),
         weight=0.8,
         remedy=GIVE_UP,
@@ -56,11 +57,28 @@ PATTERNS: tuple[Pattern, ...] = (
         matches=(
             "ValueError: --load_best_model_at_end requires the save and eval strategy to match, but found",
             "ValueError: At most one of fp16 and bf16 can be True, but not both",
+            "ValueError: FP16 Mixed precision training (`--fp16`) and half precision evaluation can only be used on CUDA devices.",
             "ValueError: num_samples should be a positive integer value, but got num_samples=0",
             "AssertionError: embed_dim must be divisible by num_heads",
+            "AssertionError: real_train_batch_size (60) must be divisible by minimal possible batch size (8)",
         ),
         but_not=("ValueError: generation_batch_size (6) must be divisible by num_generations (4).",),
-        source="transformers training_args.py and trainer.py, PyTorch sampler.py",
+        source="transformers training_args.py and trainer.py, PyTorch sampler.py, verl ray_trainer.py",
+    ),
+    Pattern(
+        name="lightning-refuses-the-settings",
+        says="Lightning refuses how the trainer or the module is set up.",
+        failure=FailureType.CONFIG_ERROR,
+        fine="config_error",
+        text=r"MisconfigurationException\b",
+        weight=0.7,
+        remedy=GIVE_UP,
+        fixes=("Change the Trainer argument, or add the method of the module, that the message names.",),
+        matches=(
+            "[rank0]: lightning.pytorch.utilities.exceptions.MisconfigurationException: No `configure_optimizers()` method defined.",
+        ),
+        but_not=("ValueError: misconfiguration of the exception hook",),
+        source="Lightning, fabric/utilities/exceptions.py",
     ),
     Pattern(
         name="model-and-data-do-not-fit",

@@ -38,7 +38,9 @@ _PLACE = re.compile(
 )
 """Where tqdm (`10/100 [`) and Keras (`10/100 [`, a line, or `- 12s`) say how far they are."""
 _HELD_OUT = re.compile(
-    r"(?<![\w.])(?:saving dict for|eval|evaluation|evaluating|val|valid|validation|validating)(?![\w.])", re.IGNORECASE
+    r"(?<![\w.])(?:saving dict for|eval|evaluation|evaluating|val|valid|validation|validating)(?![\w.])"
+    r"|(?<![\w./-])(?:test|testing|dev)(?: (?:set|epoch|results?|metrics))?+[ ]?+[:|\])]",  # test alone may be a name
+    re.IGNORECASE,
 )
 _RECORD = re.compile(r"(?<![\w.])(?:best|final|lowest|improved|previous|target)(?!\w)", re.IGNORECASE)
 _RANK = re.compile(r"(?:^|[\[(<])(?:global |local )?rank[ :=_-]?(\d{1,5}+)\b", re.IGNORECASE)

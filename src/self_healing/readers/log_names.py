@@ -22,6 +22,7 @@ _SPELLINGS = {
     "average_loss": "loss",
     "mean_loss": "loss",
     "running_loss": "loss",
+    "step_loss": "loss",
     "total_loss": "loss",
     "lm_loss": "loss",
     "lm_loss_value": "loss",

@@ -7,7 +7,17 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import NamedTuple
 
-STEP_NAMES = ("step", "global_step", "iteration", "iter", "steps", "update", "num_updates", "batch_idx")
+STEP_NAMES = (
+    "step",
+    "global_step",
+    "iteration",
+    "iter",
+    "steps",
+    "update",
+    "num_updates",
+    "current_steps",
+    "batch_idx",
+)
 """Spellings of the step, best first; `train/step`, `trainer/global_step` and `_step` are found too."""
 
 TIME_NAMES = ("_timestamp", "timestamp", "wall_time", "time_s", "_runtime", "elapsed")
@@ -77,7 +87,8 @@ def canonical(name: str) -> str:
     owner, _, last = name.partition("/")
     if owner == "rewards" and last and "/" not in last and last not in PREFERENCE_REWARDS:
         return f"{name}/mean"
-    return SYNONYMS.get(name.lower(), name)
+    low = name.lower().replace(" ", "_")  # tables of notebooks are headed `Training Loss`
+    return SYNONYMS.get(low, low if low in KNOWN or low == "epoch" else name)
 
 
 def number(value: object) -> float | None:

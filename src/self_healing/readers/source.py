@@ -54,6 +54,8 @@ class Reading:
     """What could not be read, one sentence each."""
     format: str = ""
     """What was found inside, where the input was packed or piped."""
+    cut_off: str = ""
+    """One sentence, where the input ends in the middle and only what is whole of it is read."""
 
 
 @dataclass(frozen=True)

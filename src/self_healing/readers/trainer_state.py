@@ -8,7 +8,8 @@ evaluation only, a bare list instead of the whole state. The summary that a fini
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +22,11 @@ LARGEST_BYTES = 512 * 2**20
 """A state file is read whole; the largest real ones have a few hundred thousand entries and 100 MB."""
 
 FACTS = ("max_steps", "num_train_epochs", "logging_steps", "train_batch_size", "eval_steps", "save_steps")
+FEWEST_WHOLE = 3
+"""Complete entries of a file that was cut off, below which there is nothing to read."""
+_HISTORY = re.compile(r'"log_history"\s*+:\s*+\[|\[')
+_BETWEEN = re.compile(r"[\s,]*+")
+_LITERALS = ("true", "false", "null", "NaN", "Infinity", "-Infinity")
 _SUMMARY = ("train_runtime", "train_samples_per_second", "train_steps_per_second")
 
 
@@ -43,14 +49,18 @@ class Observation(NamedTuple):
     signal: Signal
 
 
-def read_trainer_state(path: Path, head: bytes = b"") -> Iterator[Observation]:
+def read_trainer_state(
+    path: Path, head: bytes = b"", on_cut: Callable[[str], None] | None = None
+) -> Iterator[Observation]:
     """Yield what a `trainer_state.json` recorded, the facts of each run first.
+
+    Of a file that was cut off, its complete entries are read where `on_cut` is there to be told so.
 
     Raises:
         InputError: the file is no complete JSON, has no `log_history`, or is too large.
 
     """
-    document = _load(path, head)
+    document = _load(path, head, on_cut)
     history = _history(document, path)
     facts = _facts(document) if isinstance(document, Mapping) else {}
     counter, step, described = RunCounter(), 0, -1
@@ -74,7 +84,7 @@ def read_trainer_state(path: Path, head: bytes = b"") -> Iterator[Observation]:
         yield Observation(run, Metrics(step=step, values=values))
 
 
-def _load(path: Path, head: bytes) -> object:
+def _load(path: Path, head: bytes, on_cut: Callable[[str], None] | None) -> object:
     size = path.stat().st_size
     if size > LARGEST_BYTES:
         raise InputError(
@@ -88,12 +98,42 @@ def _load(path: Path, head: bytes) -> object:
     except RecursionError:
         raise InputError(f"{path}: is nested too deeply for a trainer_state.json") from None
     except json.JSONDecodeError as error:
-        if error.pos >= len(text) - 1 or error.msg.startswith("Unterminated"):
-            raise CutOff(
-                f"{path}: the JSON ends in the middle (line {error.lineno}); the file was cut off while it was written or copied"
-            ) from None
+        if _is_cut(text, error):
+            sentence = f"{path}: the JSON ends in the middle (line {error.lineno})"
+            whole = _whole_entries(text) if on_cut is not None else []
+            if on_cut is None or len(whole) < FEWEST_WHOLE:
+                raise CutOff(f"{sentence}; the file was cut off while it was written or copied") from None
+            steps = [step for entry in whole if (step := step_number(entry.get("step"))) is not None]
+            until = f", up to step {max(steps)}," if steps else ""
+            on_cut(f"{sentence}; only its {len(whole):,} complete entries{until} are judged")
+            return whole
         found = quoted(text[error.pos :], 20)
         raise InputError(f"{path}: is not valid JSON: {error.msg} at line {error.lineno}, before {found}") from None
+
+
+def _is_cut(text: str, error: json.JSONDecodeError) -> bool:
+    rest = text[error.pos : error.pos + 10]
+    is_literal = bool(rest) and any(word.startswith(rest) for word in _LITERALS)
+    return error.pos >= len(text) - 1 or error.msg.startswith("Unterminated") or is_literal
+
+
+def _whole_entries(text: str) -> list[Mapping[str, object]]:
+    """Return the entries before the place where a state, or a bare list of entries, was cut off."""
+    start = _HISTORY.match(text) or _HISTORY.search(text)
+    decoder, entries = json.JSONDecoder(parse_int=_integer), []
+    place = start.end() if start else len(text)
+    try:
+        while text.startswith("{", place := _end_of(_BETWEEN, text, place)):
+            entry, place = decoder.raw_decode(text, place)
+            entries.append(entry)
+    except (json.JSONDecodeError, RecursionError):
+        pass  # the one that was cut
+    return entries
+
+
+def _end_of(pattern: re.Pattern[str], text: str, place: int) -> int:
+    found = pattern.match(text, place)
+    return found.end() if found else place
 
 
 def _integer(text: str) -> int | float:

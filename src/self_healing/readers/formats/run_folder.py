@@ -27,11 +27,17 @@ _KINDS = {
     "tensorboard": re.compile(r"events\.out\.tfevents\..*"),
     "table": re.compile(r"(?:.*metrics|history|log_history|progress|train_log|training_log)\.(?:csv|jsonl|json)"),
     "results": re.compile(r"all_results\.json"),
+    "error": re.compile(r"error\.json"),
     "log": re.compile(
         r".*\.(?:log|out|err|stdout|stderr)(?:\.gz|\.\d{1,3})?|nohup\.out|slurm-.*|std(?:out|err)(?:\.txt)?|.*log.*\.txt"
     ),
     "other": re.compile(r".*\.(?:json|jsonl|csv|tsv|txt)(?:\.gz)?"),
 }
+MOST_RANKS = 128
+"""Files of the processes of one run, which count as one."""
+_OF_A_RANK = re.compile(r"(?<![A-Za-z])(rank|worker|task|proc|process|node)([-_.]?)\d{1,5}(?!\d)", re.IGNORECASE)
+_ATTEMPT = re.compile(r"attempt_\d{1,6}")
+"""The folder that torchrun makes for each start; in it, each process has one that is called by its number."""
 _OF_TRACKERS = re.compile(r"debug(?:-internal|-core)?\.log|.*\.lock")
 _NUMBERS = ("state", "wandb", "trackio", "tensorboard", "table", "results")
 """Kinds that hold the same metrics, the most exact first: the first that is there is enough."""
@@ -64,14 +70,15 @@ class RunFolder(InputFormat):
         kinds: dict[str, list[_Found]] = defaultdict(list)
         for path in _files(candidate.path, reading):
             kind = _kind_of(path)
-            if kind:
+            if kind and not (kind == "log" and _is_empty(path)):
                 kinds[kind].append(_Found(_rank(path), path))
         chosen = _newest(kinds["ledger"], 1)
         chosen += _newest(kinds["state"], 1)
         for kind in _NUMBERS[1:]:
             if len(chosen) == len(_newest(kinds["ledger"], 1)):
                 chosen += _newest(kinds[kind], MOST_OF_A_KIND)
-        chosen += _newest(kinds["log"], MOST_OF_A_KIND)
+        chosen += _of_last_attempt(kinds["error"])
+        chosen += _newest_groups(kinds["log"], MOST_OF_A_KIND)
         chosen = chosen or _newest(kinds["other"], MOST_OF_A_KIND)
         if not chosen:
             raise InputError(f"{candidate.name}: is a folder without anything to diagnose; {READABLE}")
@@ -85,6 +92,35 @@ class RunFolder(InputFormat):
 def _newest(found: list[_Found], most: int) -> list[Path]:
     """Return the newest files of a kind, the oldest of them first."""
     return [item.path for item in sorted(found)[-most:]]
+
+
+def _newest_groups(found: list[_Found], most: int) -> list[Path]:
+    """Return the newest logs; those of the processes of one run belong together, whichever wrote last."""
+    groups: dict[Path, list[_Found]] = defaultdict(list)
+    for item in found:
+        groups[_without_rank(item.path)].append(item)
+    newest = sorted(groups.values(), key=max)[-most:]
+    return [item.path for group in newest for item in sorted(group)[:MOST_RANKS]]
+
+
+def _of_last_attempt(found: list[_Found]) -> list[Path]:
+    """Return the error files of the last start, the first failure first."""
+    last = max(found).path.parent.parent if found else None
+    return [item.path for item in sorted(found) if item.path.parent.parent == last][:MOST_OF_A_KIND]
+
+
+def _without_rank(path: Path) -> Path:
+    folder = path.parent
+    if folder.name.isdecimal() and _ATTEMPT.fullmatch(folder.parent.name):
+        return folder.parent / path.name
+    return folder.parent / _OF_A_RANK.sub(r"\1", folder.name) / _OF_A_RANK.sub(r"\1", path.name)
+
+
+def _is_empty(path: Path) -> bool:
+    try:
+        return path.stat().st_size == 0
+    except OSError:
+        return False
 
 
 def _rank(path: Path) -> tuple[int, float]:

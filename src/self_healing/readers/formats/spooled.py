@@ -15,10 +15,11 @@ from ..text_file import GZIP
 from .csv_table import CsvTable
 from .json_lines import JsonLines
 from .ledger import Ledger
+from .torchrun_error import TorchrunError
 from .trainer_state import TrainerState
 
 LARGEST_BYTES = 512 * 2**20
-_STRUCTURED = (Ledger(), JsonLines(), TrainerState(), CsvTable())
+_STRUCTURED = (Ledger(), JsonLines(), TorchrunError(), TrainerState(), CsvTable())
 
 
 class Spooled(InputFormat):
@@ -50,6 +51,7 @@ class Spooled(InputFormat):
             reading.format = inner.format.name()
             try:
                 yield from inner.items(reading)
+                reading.cut_off = reading.cut_off.replace(str(copy), candidate.name)
             except InputError as error:
                 error.args = (str(error).replace(str(copy), candidate.name),)
                 raise

@@ -27,8 +27,12 @@ class TrainerState(InputFormat):
 
     def items(self, candidate: Candidate, reading: Reading) -> Iterator[Item]:
         """Yield its facts and observations; `all_results.json` and its like are one observation."""
+
+        def on_cut(sentence: str) -> None:
+            reading.cut_off = sentence
+
         try:
-            for run, signal in read_trainer_state(candidate.path, candidate.head[:4]):
+            for run, signal in read_trainer_state(candidate.path, candidate.head[:4], on_cut):
                 yield Seen(run, signal)
         except NoHistory as error:
             summary = _summary(error.document)
