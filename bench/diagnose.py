@@ -35,8 +35,8 @@ from diagnose_runs import report as report_runs
 from self_healing.core.cause import Pattern
 from self_healing.core.discover import discover_patterns
 from self_healing.core.failure import Severity
-from self_healing.core.finding import Finding
 from self_healing.diagnosis import TextReading, text_findings
+from self_healing.diagnosis.text_finding import TextFinding
 from self_healing.readers import Line, open_log, read_blocks
 
 CASES = Path(__file__).resolve().parents[2] / "shared" / "cases"
@@ -100,7 +100,7 @@ def ask_log(message: Message, path: Path, patterns: Sequence[Pattern]) -> Answer
     return answer_to(message, reading.findings())
 
 
-def answer_to(message: Message, findings: Sequence[Finding]) -> Answer:
+def answer_to(message: Message, findings: Sequence[TextFinding]) -> Answer:
     counted = [finding for finding in findings if finding.severity > Severity.INFO]
     nothing = HEALTHY if message.cls == HEALTHY else NOTHING
     return Answer(message, counted[0].fine if counted else nothing, tuple(finding.name for finding in findings))

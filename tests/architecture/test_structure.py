@@ -33,7 +33,7 @@ FENCES = {
     "adapters/data/bad_rows.py": 1,  # the model raises on a batch: told and run without the rows to blame, or raised again
     "adapters/data/culprits.py": 1,  # a record is tried alone: what it raises is the finding
     "adapters/data/hub_pushes.py": 1,  # a push failed: looked at, noted and sent again, or said at the end
-    "adapters/data/other_data.py": 1,  # other data are tried after an exception: what they raise is the finding
+    "adapters/data/other_data.py": 2,  # other data are tried after an exception: what they raise is the finding
     "adapters/data/network.py": 1,  # what passes by itself is tried again; anything else is raised again
     "adapters/data/record_collating.py": 2,  # a batch or a record cannot be collated: quarantined, or raised again
     "adapters/data/record_reading.py": 2,  # a record cannot be read: likewise

@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from self_healing.core.discover import discover_patterns
-from self_healing.core.finding import Finding, shown
 from self_healing.diagnosis import TextReading, text_findings
 from self_healing.diagnosis.literals import required
 from self_healing.diagnosis.sieve import sieve_of
+from self_healing.diagnosis.text_finding import TextFinding, shown
 from self_healing.readers import Line, read_blocks
 
 PATTERNS = discover_patterns("self_healing.patterns")
@@ -30,7 +30,7 @@ FRAGMENTS = [
 ]  # fmt: skip
 
 
-def read(data: bytes) -> list[Finding]:
+def read(data: bytes) -> list[TextFinding]:
     reading = TextReading(PATTERNS)
     for block in read_blocks(io.BytesIO(data)):
         reading.feed(block)

@@ -6,8 +6,8 @@ import pytest
 
 from self_healing.core.discover import discover_patterns
 from self_healing.core.failure import Severity
-from self_healing.core.finding import Finding
 from self_healing.diagnosis import TextReading, text_findings
+from self_healing.diagnosis.text_finding import TextFinding
 from self_healing.readers import Line
 from self_healing.readers.log_text import Block
 
@@ -33,11 +33,11 @@ NO_FILE = TERMINATED.format(
 STEPS = "".join(f"{{'loss': {2.5 - step / 100:.2f}, 'grad_norm': 1.4, 'epoch': {step / 100}}}\n" for step in range(60))
 
 
-def found(text: str) -> list[Finding]:
+def found(text: str) -> list[TextFinding]:
     return text_findings((Line(number, line) for number, line in enumerate(text.split("\n"), 1)), PATTERNS)
 
 
-def root(text: str) -> Finding:
+def root(text: str) -> TextFinding:
     return found(text)[0]
 
 

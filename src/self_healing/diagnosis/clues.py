@@ -10,9 +10,9 @@ from enum import IntEnum
 from ..core.cause import Pattern
 from ..core.diagnosis import CONVINCING, SPECIFIC, Hypothesis, diagnose, ranked
 from ..core.failure import FailureType, Severity
-from ..core.finding import Seen, shown
 from ..core.history import History
 from ..core.incident import Incident
+from .text_finding import Seen, shown
 from .tracebacks import Passage, bases_of, named_exception
 
 MUCH_SURER = 0.2

@@ -6,8 +6,8 @@ import re
 from collections.abc import Sequence
 
 from ..core.failure import Severity
-from ..core.finding import Finding, Seen, shown
 from ..readers.log_text import Block
+from .text_finding import Seen, TextFinding, shown
 
 _BAR = re.compile(r"(\d{1,12})/(\d{1,12}) \[[\d:]{1,12}<[\d:]{1,16}, ")
 _LOOKED_AT = 2**16
@@ -17,7 +17,7 @@ _FEWEST = 10
 _LAST_LINES = 5
 
 
-def text_ends_early(tail: Sequence[Block]) -> list[Finding]:
+def text_ends_early(tail: Sequence[Block]) -> list[TextFinding]:
     """Return a finding where the last thing that a text shows is a bar far from its end."""
     if not tail:
         return []
@@ -35,7 +35,7 @@ def text_ends_early(tail: Sequence[Block]) -> list[Finding]:
     if total < _FEWEST or done >= _FINISHED * total:
         return []
     return [
-        Finding(
+        TextFinding(
             name="text-ends-early", fine="truncated",
             severity=Severity.WARNING if done < _EARLY * total else Severity.INFO,
             says="The text stops in the middle of the run, without a word about why.", weight=0.5,

@@ -6,11 +6,10 @@ from functools import lru_cache
 
 from ..core.cause import Pattern
 from ..core.discover import discover_patterns
-from ..core.finding import Finding as TextFinding
-from ..core.finding import Possible
 from ..readers.log_text import Block
 from .finding import Finding, public_class
 from .text import TextReading
+from .text_finding import Possible, TextFinding
 
 
 class PrintedText:

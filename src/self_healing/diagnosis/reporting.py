@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from ..core.failure import Severity
-from ..core.finding import Finding, Possible
 from .clues import Clue, Clues, Tier, root_first
 from .facts import Facts
 from .fixes import fixes_for
 from .sources import rank_of
+from .text_finding import Possible, TextFinding
 
 MOST_FINDINGS = 12
 MOST_OTHERS = 4
@@ -18,10 +18,10 @@ NOT_IN_TEXT = frozenset({"unknown_child_failure", "killed_unknown"})
 """Classes that say that something failed, and not why."""
 
 
-def findings_of(clues: Clues, facts: Facts) -> list[Finding]:
+def findings_of(clues: Clues, facts: Facts) -> list[TextFinding]:
     """Return the findings of a text, the root first."""
     live = root_first(clues.live)
-    found: list[Finding] = []
+    found: list[TextFinding] = []
     if live:
         root, rest = live[0], live[1:]
         echoes = [clue for clue in rest if clue.tier == Tier.ECHO]
@@ -36,7 +36,7 @@ def findings_of(clues: Clues, facts: Facts) -> list[Finding]:
     return found[:MOST_FINDINGS]
 
 
-def _root(clue: Clue, echoes: list[Clue], facts: Facts) -> Finding:
+def _root(clue: Clue, echoes: list[Clue], facts: Facts) -> TextFinding:
     severity = _OF_TIER.get(clue.tier, Severity.ERROR)
     if clue.fine in _NO_FAILURES:
         severity = Severity.WARNING
@@ -52,19 +52,19 @@ def _root(clue: Clue, echoes: list[Clue], facts: Facts) -> Finding:
     return _finding(clue, facts, severity, because)
 
 
-def _other(clue: Clue, facts: Facts) -> Finding:
+def _other(clue: Clue, facts: Facts) -> TextFinding:
     severity = Severity.INFO if clue.tier == Tier.REMARK else Severity.WARNING
     return _finding(clue, facts, severity, f"{_where(clue)} Something else is more likely to have ended the run.")
 
 
-def _past(clue: Clue, facts: Facts) -> Finding:
+def _past(clue: Clue, facts: Facts) -> TextFinding:
     because = f"{_where(clue)} The text goes on after it: an earlier attempt, or something that the run survived."
     return _finding(clue, facts, Severity.INFO, because)
 
 
-def _finding(clue: Clue, facts: Facts, severity: Severity, because: str) -> Finding:
+def _finding(clue: Clue, facts: Facts, severity: Severity, because: str) -> TextFinding:
     hypothesis = clue.hypothesis
-    return Finding(
+    return TextFinding(
         name=hypothesis.name, fine=clue.fine, severity=severity, says=hypothesis.says, because=because,
         weight=hypothesis.weight, line=clue.first, evidence=clue.seen,
         also_possible=tuple(

@@ -13,13 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 
 from ..core.cause import Pattern
-from ..core.finding import Finding
 from ..readers.log_text import Block, Line
 from .clues import Clues, Reader, Tier
 from .ending import text_ends_early
 from .facts import ENOUGH_BYTES, Facts
 from .reporting import findings_of
 from .sieve import QUIET_MARKS, Hit, Sieve, sieve_of
+from .text_finding import TextFinding
 from .tracebacks import Passage
 from .walk import LONGEST_LINE, Walk
 
@@ -70,7 +70,7 @@ class TextReading:
             self._walk.follows = "traceback" not in self._dropped
             self._sieve = sieve_of(self._patterns, without=self._dropped)
 
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[TextFinding]:
         """Return what the text gives away, the root first; there is nothing more to read."""
         self._walk.close()
         if self._dropped:
@@ -153,7 +153,7 @@ class TextReading:
             self._is_finished = self._is_finished and clue.tier >= Tier.REMARK
 
 
-def text_findings(lines: Iterable[Line], patterns: Iterable[Pattern]) -> list[Finding]:
+def text_findings(lines: Iterable[Line], patterns: Iterable[Pattern]) -> list[TextFinding]:
     """Return what the lines of a text give away, the root first."""
     reading = TextReading(patterns)
     source = iter(lines)

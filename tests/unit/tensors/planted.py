@@ -22,14 +22,13 @@ def bits(tensor):
 
 def picture(model):
     """All that a probe must leave as it was; gradients also by identity."""
-    random = RandomState.capture().state_dict()
     return {
         "parameters": {name: bits(p) for name, p in model.named_parameters()},
         "gradients": {name: (id(p.grad), bits(p.grad)) for name, p in model.named_parameters()},
         "buffers": {name: (id(b), bits(b)) for name, b in model.named_buffers()},
         "modes": {name: m.training for name, m in model.named_modules()},
         "hooks": {name: [list(getattr(m, hook)) for hook in HOOKS] for name, m in model.named_modules()},
-        "random": {**random, "cpu": random["cpu"].tolist()},
+        "random": RandomState.capture().numbers(),
         "autograd": (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled(), torch.is_grad_enabled()),
     }
 

@@ -1,11 +1,11 @@
-"""What can be said about a run from what it left behind: one value per finding, the same for text and for numbers."""
+"""What can be said about a run from what it left behind: one value per finding, as the text alone tells it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .failure import Severity
-from .secrets import strip_control
+from ..core.failure import Severity
+from ..core.secrets import strip_control
 
 LONGEST_SHOWN = 400
 """Characters of one line that are shown: a decisive line is shorter, and a longer one is cut in its middle."""
@@ -43,8 +43,8 @@ class Possible:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One thing that happened to a run."""
+class TextFinding:
+    """One thing that happened to a run, with its lines, before it stands beside what the numbers say (`Finding`)."""
 
     name: str
     """The pattern, rule or cause it comes from."""
