@@ -2,12 +2,15 @@
 
 Plain loops over Llamas of random weights, in turns with and without a snapshot after the first of a few steps; the
 device is waited for only at the ends of a turn, so that all the time the host takes for a snapshot, and is not ahead of
-the device, counts. The copy is what it takes from its start, after the host has looked for what to copy, until
-everything is in host memory, with nothing else going on. To explain what training waits: the time of the host for the first snapshot, which looks for everything, and for
-later ones, and what the device takes to stage the state and to compute its norms, which it does beside training. Staged: through a copy on the device. Direct: from the
-tensors themselves, the optimizer's step waits. The limits are 5 % of the copy, and where it is direct, besides, what the
-copy takes longer than forward and backward pass. Needs one GPU with 141 GB and 128 GiB of host memory for all of it;
-without a GPU a tiny model shows that the script runs, and no more.
+the device, counts. Where the copy is over before the next forward pass is a quarter done, the stall is what comes until
+there by the device's own clock: whole turns of a large model with a small state scatter by more than it takes. The copy
+is what it takes from its start, after the host has looked for what to copy, until everything is in host memory, with
+nothing else going on. To explain what training waits: the time of the host for the first snapshot, which looks for
+everything, and for later ones, and what the device takes to stage the state and to compute its norms, which it does
+beside training. Staged: through a copy on the device. Direct: from the tensors themselves, the optimizer's step waits.
+The limits are 5 % of the copy, and where it is direct, besides, what the copy takes longer than forward and backward
+pass. Needs one GPU with 141 GB and 128 GiB of host memory for all of it; without a GPU a tiny model shows that the
+script runs, and no more.
 """
 
 from __future__ import annotations
@@ -70,6 +73,12 @@ def scatter_of_median(values: list[float]) -> float:
     return statistics.stdev(medians) if len(values) > 1 else math.inf
 
 
+def difference(longer: list[float], shorter: list[float]) -> tuple[float, float]:
+    """Return the median of paired differences and its standard error."""
+    differences = [a - b for a, b in zip(longer, shorter, strict=True)]
+    return statistics.median(differences), scatter_of_median(differences)
+
+
 def plain_copy() -> float:
     """Return the bandwidth of one large copy to memory that torch has pinned, in bytes a second; the best of five."""
     if not CUDA:
@@ -98,6 +107,9 @@ class Figures:
     with_snapshot: list[float] = dataclasses.field(default_factory=list)
     gaps: list[float] = dataclasses.field(default_factory=list)
     """What lies between the steps before and after a snapshot, by the device's own clock."""
+    early_without: list[float] = dataclasses.field(default_factory=list)
+    early_with: list[float] = dataclasses.field(default_factory=list)
+    """From the end of the first step to the first quarter of the next forward pass, by the device's own clock."""
 
 
 def copied(run: Run, slot: HostSlot, way: str) -> Figures:
@@ -190,34 +202,44 @@ def in_turns(run: Run, slot: HostSlot, way: str, figures: Figures, steps: int, r
     for _ in range(rounds + 1):
         gc.collect()  # here, for otherwise it falls into some turns and not into others
         for has_snapshot in draw.sample([False, True], 2):
-            if not has_snapshot:
-                figures.without.append(seconds(lambda: run.steps(steps)))
-                continue
             kept: list[Any] = []
-            marks = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if CUDA else []
-
-            def turn(kept: list[Any] = kept, marks: list[Any] = marks) -> None:
-                run.steps(1)
-                for mark in marks[:1]:
-                    mark.record()
-                kept += run.collect(slot, way)
-                kept[1].start()
-                for mark in marks[1:]:
-                    mark.record()
-                run.steps(steps - 1)
-
-            figures.with_snapshot.append(seconds(turn))
-            kept[1].norms()  # the next turn begins when everything of this one is over
-            figures.gaps.append(marks[0].elapsed_time(marks[1]) / 1e3 if marks else math.nan)
-    for each in (figures.without, figures.with_snapshot, figures.gaps):
+            marks = [torch.cuda.Event(enable_timing=True) for _ in range(3)] if CUDA else []
+            took = seconds(
+                lambda kept=kept, marks=marks, has=has_snapshot: turn(run, slot, way if has else "", steps, kept, marks)
+            )
+            if kept:
+                kept[1].norms()  # the next turn begins when everything of this one is over
+            gap, early = [marks[0].elapsed_time(mark) / 1e3 for mark in marks[1:]] or [math.nan, math.nan]
+            if has_snapshot:
+                figures.gaps.append(gap)
+            (figures.with_snapshot if has_snapshot else figures.without).append(took)
+            (figures.early_with if has_snapshot else figures.early_without).append(early)
+    for each in (figures.without, figures.with_snapshot, figures.gaps, figures.early_without, figures.early_with):
         del each[0]  # the first round is a rehearsal
+
+
+def turn(run: Run, slot: HostSlot, way: str, steps: int, kept: list[Any], marks: list[Any]) -> None:
+    """Train a few steps, with a snapshot after the first where a way is named."""
+    run.steps(1)
+    for mark in marks[:1]:
+        mark.record()
+    if way:
+        kept += run.collect(slot, way)
+        kept[1].start()
+    for mark in marks[1:2]:
+        mark.record()
+    run.early = marks[2] if marks else None
+    run.steps(steps - 1)
 
 
 def tell(way: str, each: Figures, nbytes: int, step_s: float, passes_s: float) -> bool:
     without = statistics.median(each.without)
-    differences = [a - b for a, b in zip(each.with_snapshot, each.without, strict=True)]
-    stall_s = statistics.median(differences)
-    scatter_s = scatter_of_median(differences)
+    stall_s, scatter_s = difference(each.with_snapshot, each.without)
+    by = "of turns"
+    if CUDA and each.copy_s < 0.8 * statistics.median(each.early_without):  # over before the forward pass is far
+        early = difference(each.early_with, each.early_without)
+        print(f"  whole turns: stall {1e3 * stall_s:+8.2f} ms, standard error {1e3 * scatter_s:.2f}")
+        (stall_s, scatter_s), by = early, "of the first quarter of the next forward pass"
     gap_s = statistics.median(each.gaps)
     host = (
         f"host {1e3 * each.first_host_s:.2f} ms at first, then {1e3 * each.collect_s:.2f} to collect and "
@@ -241,7 +263,7 @@ def tell(way: str, each: Figures, nbytes: int, step_s: float, passes_s: float) -
         f"{'holds' if nbytes / each.copy_s / GB >= WANTED_GB_S else 'DOES NOT HOLD'}   on the device "
         f"+{each.added_bytes / GB:5.2f} GB   {host}   staging and norms "
         f"{1e3 * each.staging_s:.2f} ms of the device   between two steps {1e3 * gap_s:.2f} ms   stall "
-        f"{1e3 * stall_s:+8.2f} ms, standard error {1e3 * scatter_s:.2f}   limit {1e3 * limit_s:7.2f} ms {verdict}   "
+        f"{1e3 * stall_s:+8.2f} ms, standard error {1e3 * scatter_s:.2f}, {by}   limit {1e3 * limit_s:7.2f} ms {verdict}   "
         f"turns of {each.steps} steps; every {interval} steps: {100 * share:.3f} % of the time",
         flush=True,
     )

@@ -99,6 +99,15 @@ class Run:
         # Weights in half precision are trained as they are; all others, adapters too, under autocast.
         self.autocast = kind.has_adapters or (CUDA and kind.dtype is torch.float32)
         self.only_trainable = kind.has_adapters
+        self.early: Any = None
+        """An event to record once, where the next forward pass has done its first quarter."""
+        layers = next(m for m in self.model.modules() if isinstance(m, nn.ModuleList))
+        layers[len(layers) // 4].register_forward_pre_hook(self._record_early)
+
+    def _record_early(self, *_: Any) -> None:
+        early, self.early = self.early, None
+        if early is not None:
+            early.record()
 
     def forward_and_backward(self) -> None:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=self.autocast):
