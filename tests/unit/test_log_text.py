@@ -166,6 +166,20 @@ def test_a_line_as_long_as_may_be_stays_whole():
     assert HEAD_BYTES + TAIL_BYTES == LONGEST_BYTES
 
 
+@pytest.mark.parametrize(
+    "before", [0, 1, LONGEST_BYTES // 2, LONGEST_BYTES + 63, LONGEST_BYTES + 64, LONGEST_BYTES + 65]
+)
+def test_a_long_line_that_comes_whole_among_others_is_cut_too(before):
+    others = b"x" * 79 + b"\n"
+    above = others * (before // 80) + b"y" * (before % 80) + b"\n"
+    for length, is_cut in ((LONGEST_BYTES + 64, False), (LONGEST_BYTES + 65, True), (2 * LONGEST_BYTES, True)):
+        facts = LogFacts()
+        found = [line.text for line in read_lines(io.BytesIO(above + b"z" * length + b"\nlast\n"), facts)]
+        assert facts.cut == is_cut
+        assert (len(found[-2]) < length) == is_cut
+        assert found[-1] == "last"
+
+
 def test_a_line_of_a_gigabyte_is_read_in_little_memory():
     code = """
         import resource

@@ -1,16 +1,21 @@
 """Read the text of a run once, in constant memory, and say what it gives away.
 
 reading = TextReading(patterns)
-for observation in read_metrics(reading.through(read_blocks(file))):
-    ...
+for block in read_blocks(file):
+    reading.feed(block)
 reading.findings()
+
+The next block is searched in another thread while what was found in the one before is looked at, and while the caller
+does something else: google-re2 leaves python's lock to others, and searching is a third of all the work.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
+from typing import NamedTuple
 
 from ..core.cause import Pattern
 from ..readers.log_text import Block, Line
@@ -34,6 +39,14 @@ _SUMMARY = "wandb:"
 _LINES_AT_ONCE = 2000
 
 
+class _Searched(NamedTuple):
+    """A block and the lines in it that matter."""
+
+    block: Block
+    data: bytes
+    hits: list[Hit]
+
+
 class TextReading:
     """A text that is being read; feed it blocks, then ask for findings."""
 
@@ -50,19 +63,30 @@ class TextReading:
         self._before: list[Line] = []
         self._tail: list[Block] = []
         self._is_finished = False
-
-    def through(self, blocks: Iterable[Block]) -> Iterator[Block]:
-        """Read the blocks on their way to another reader."""
-        for block in blocks:
-            self.feed(block)
-            yield block
+        self._coming: Future[_Searched] | Block | None = None
+        self._aside: ThreadPoolExecutor | None = None
 
     def feed(self, block: Block) -> None:
         """Read the next lines."""
+        if self._coming is None:
+            self._coming = block  # most texts are no longer than that, and need no thread
+            return
+        self._aside = self._aside or ThreadPoolExecutor(1, "text-is-searched")
+        coming = self._aside.submit(_searched, block, self._sieve)
+        self._take_coming()
+        self._coming = coming
+
+    def _take_coming(self) -> None:
+        coming, self._coming = self._coming, None
+        if coming is not None:
+            self._take(coming.result() if isinstance(coming, Future) else _searched(coming, self._sieve))
+
+    def _take(self, searched: _Searched) -> None:
+        block = searched.block
         if self.facts.looked_at < ENOUGH_BYTES:
             self.facts.look(block.text)
         self._tail = [*self._tail[-1:], block]
-        self._go(block, self._sieve)
+        self._go(searched)
         often = frozenset(name for name, count in self._counts.items() if count >= OFTEN) - self._dropped
         if often:
             self._dropped |= often
@@ -72,12 +96,15 @@ class TextReading:
 
     def findings(self) -> list[TextFinding]:
         """Return what the text gives away, the root first; there is nothing more to read."""
+        self._take_coming()
+        if self._aside is not None:
+            self._aside.shutdown()
         self._walk.close()
         if self._dropped:
             self._before = []
             self._walk.follows = True
             for block in self._tail:
-                self._go(block, self._whole, only=self._dropped)
+                self._go(_searched(block, self._whole), only=self._dropped)
             self._walk.close()
         self._clues.settle(self._progress)
         found = findings_of(self._clues, self.facts)
@@ -85,9 +112,9 @@ class TextReading:
             found += text_ends_early(self._tail)
         return found
 
-    def _go(self, block: Block, sieve: Sieve, only: frozenset[str] = frozenset()) -> None:
-        data = block.text.encode(errors="replace")
-        hits = [hit for hit in sieve.hits(data) if (hit.rows & only if only else self._is_news(hit))]
+    def _go(self, searched: _Searched, only: frozenset[str] = frozenset()) -> None:
+        block, data, found = searched
+        hits = [hit for hit in found if (hit.rows & only if only else self._is_news(hit))]
         if not hits and not self._walk.wants_more:
             self._quiet(block.text)
         else:
@@ -151,6 +178,11 @@ class TextReading:
         for clue in self._reader.clues(passage):
             self._clues.add(clue, self._progress)
             self._is_finished = self._is_finished and clue.tier >= Tier.REMARK
+
+
+def _searched(block: Block, sieve: Sieve) -> _Searched:
+    data = block.text.encode(errors="replace")
+    return _Searched(block, data, list(sieve.hits(data)))
 
 
 def text_findings(lines: Iterable[Line], patterns: Iterable[Pattern]) -> list[TextFinding]:

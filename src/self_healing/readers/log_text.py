@@ -238,14 +238,14 @@ class _Lines:
         if b"\r" in data:  # line ends of Windows; the last line's line feed is cut off already
             data = data.replace(b"\r\n", b"\n").removesuffix(b"\r")
         first = self.facts.lines + 1
-        lines = data.split(b"\n")
-        self.facts.lines += len(lines)
+        count = data.count(b"\n") + 1
+        self.facts.lines += count
         is_redrawn = b"\r" in data
-        if not is_redrawn and len(max(lines, key=len)) <= LONGEST_BYTES + _MARK_ROOM:
-            return Block(range(first, first + len(lines)), _decoded(data))
+        if not is_redrawn and not _has_longer(data, LONGEST_BYTES + _MARK_ROOM):
+            return Block(range(first, first + count), _decoded(data))
         numbers: list[int] = []
         kept: list[bytes] = []
-        for number, line in enumerate(lines, first):
+        for number, line in enumerate(data.split(b"\n"), first):
             states = _states(line) if is_redrawn and b"\r" in line else [line]
             numbers.extend([number] * len(states))
             kept.extend(self._shortened(state) for state in states)
@@ -270,6 +270,15 @@ class _Lines:
             return line
         self.facts.cut += 1
         return line[:HEAD_BYTES] + _mark(lost) + line[-TAIL_BYTES:]
+
+
+def _has_longer(data: bytes, most: int) -> bool:
+    """Say whether a line is longer than so many bytes; such a line lies over one of every so many bytes."""
+    for place in range(most, len(data), most):
+        end = data.find(b"\n", place)
+        if (len(data) if end < 0 else end) - data.rfind(b"\n", 0, place) - 1 > most:
+            return True
+    return False
 
 
 def _without_escapes(data: bytes) -> bytes:
