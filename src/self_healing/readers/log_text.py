@@ -128,6 +128,22 @@ def read_blocks(source: BufferedIOBase, facts: LogFacts | None = None, *, name: 
     yield from _Lines(facts).blocks(_text_chunks(_chunks(source, name), facts, name))
 
 
+def live_blocks(chunks: Iterable[bytes]) -> Iterator[Block]:
+    """Yield the clean lines of what is being printed, as soon as it is; every state of a progress bar is a line here.
+
+    Whatever the bytes are, they are text: nothing is refused or unpacked.
+    """
+    return _Lines(LogFacts()).blocks(_with_redrawn_lines(chunks))
+
+
+def _with_redrawn_lines(chunks: Iterable[bytes]) -> Iterator[bytes]:
+    held = b""
+    for chunk in chunks:
+        data = held + chunk
+        held = b"\r" if data.endswith(b"\r") else b""  # the line feed of a line end may come with the next one
+        yield data.removesuffix(held).replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+
 def unpacked_chunks(source: BufferedIOBase, facts: LogFacts, name: str) -> Iterator[bytes]:
     """Yield the bytes of a file as they are, unpacked where it is gzip."""
     head, chunks = _with_head(_chunks(source, name))

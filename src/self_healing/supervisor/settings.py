@@ -36,6 +36,8 @@ class RunSettings:
     """What the batch is divided by after it did not fit into memory."""
     hang_timeout: float | None = None
     """Seconds of silence that mean a hang; learned from the run where not set."""
+    backoff: float = 30.0
+    """Seconds before the first retry of what passes by itself; each further one waits twice as long."""
     grace: float = 10.0
     """Seconds between asking a process to end and killing it."""
     run_dir: Path | None = None

@@ -1,0 +1,114 @@
+"""What to do after an attempt: pure, from what it came to and what came before.
+
+Something is changed before another attempt where the same would happen again (NaN, out of memory); what passes by itself
+is tried again as it is; an error that a person has to mend ends the job at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .outcome import EndedBy, Outcome
+from .settings import RunSettings
+
+MOST_WAIT_S = 1800.0
+WITHOUT_PROGRESS = 3
+"""Attempts with the same settings that come no further than one before: another one would not either."""
+
+
+class Wish(StrEnum):
+    """What is to be changed before the next attempt."""
+
+    NOTHING = "nothing"
+    LESS_RATE = "a lower learning rate"
+    LESS_BATCH = "a smaller batch"
+    FEWER_WORKERS = "fewer workers"
+
+
+@dataclass(frozen=True)
+class Done:
+    """The job has succeeded."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """No further attempt."""
+
+    because: str
+
+
+@dataclass(frozen=True)
+class Again:
+    """Another attempt."""
+
+    wish: Wish = Wish.NOTHING
+    wait_s: float = 0.0
+    because: str = ""
+
+
+Decision = Done | Stop | Again
+
+WISHES = {
+    "nan_loss": Wish.LESS_RATE,
+    "divergence": Wish.LESS_RATE,
+    "oom_gpu": Wish.LESS_BATCH,
+    "oom_host": Wish.FEWER_WORKERS,
+    "oom_shm": Wish.FEWER_WORKERS,
+}
+PASSING = frozenset({"network", "hub_rate_limit", "hub_server_error", "hub_xet", "port_in_use", "tracker_error"})
+"""What passes by itself: the same again after a while, which grows."""
+AT_ONCE = frozenset({"preempted"})
+FOR_A_PERSON = frozenset(
+    """
+    given_up script_error config_error missing_dependency version_mismatch cuda_version_mismatch shape_mismatch data_shape
+    pad_token_missing device_mismatch permission_error hub_auth bf16_unsupported compile_failure grpo_batch_config
+    checkpoint_recompute fsdp_param_shape disk_full resume_failure user_interrupt
+    """.split()
+)
+"""What the same command would meet again: bad arguments, missing files, errors in the script."""
+
+
+def decide(story: Sequence[Outcome], settings: RunSettings) -> Decision:
+    """Return what follows the last attempt."""
+    last = story[-1]
+    if last.succeeded:
+        return Done()
+    if last.attempt.ended_by is EndedBy.SIGNAL:
+        return Stop(last.says)
+    if last.fine in FOR_A_PERSON:
+        return Stop(f"{last.says}; another attempt would meet the same")
+    if len(story) > settings.max_retries:
+        return Stop(f"{len(story)} attempts, --max-retries {settings.max_retries}")
+    wish = WISHES.get(last.fine, Wish.NOTHING)
+    if wish is Wish.NOTHING and _is_stuck(story):
+        return Stop(f"{WITHOUT_PROGRESS} attempts in a row have come no further; the last: {last.says}")
+    if wish is not Wish.NOTHING or last.fine in AT_ONCE:
+        return Again(wish, 0.0, last.says)
+    return Again(wish, _wait_s(story, settings), last.says)
+
+
+def _wait_s(story: Sequence[Outcome], settings: RunSettings) -> float:
+    """Return how long to wait: what passes takes a while; a crash is tried again soon, later if it comes again."""
+    same = 0
+    for outcome in reversed(story):
+        if outcome.fine != story[-1].fine:
+            break
+        same += 1
+    first_s = settings.backoff if story[-1].fine in PASSING else min(1.0, settings.backoff)
+    return min(MOST_WAIT_S, first_s * 2 ** (same - 1))
+
+
+def _is_stuck(story: Sequence[Outcome]) -> bool:
+    """Say whether the last attempts, all with the same settings, have come no further than the one before them."""
+    run: list[Outcome] = []
+    for outcome in reversed(story):
+        run.insert(0, outcome)
+        if outcome.attempt.changes:  # it is the first with these settings
+            break
+    if len(run) < WITHOUT_PROGRESS:
+        return False
+    best = [outcome.attempt.step or 0 for outcome in run]
+    earlier = best[: -WITHOUT_PROGRESS + 1]
+    return max(best[-WITHOUT_PROGRESS + 1 :]) <= max(earlier)

@@ -1,0 +1,159 @@
+"""What an attempt came to: the exit status, what was printed and why we ended it, as one cause."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ..core.errors import DeviceLost, Preempted
+from ..core.failure import Severity
+from ..diagnosis.text_finding import TextFinding
+
+STALLED = 76
+GIVEN_UP = 78
+SHELL = 128
+"""What a shell adds to the number of the signal that a program died of."""
+
+
+class EndedBy(StrEnum):
+    """Who ended an attempt."""
+
+    ITSELF = "itself"
+    NAN = "nan"
+    HANG = "hang"
+    SIGNAL = "signal"
+    """Somebody has told the supervisor to end."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What was seen of one attempt from outside."""
+
+    number: int
+    status: int | None
+    """Exit code, negative for a signal; None where nobody saw it end."""
+    ended_by: EndedBy = EndedBy.ITSELF
+    because: str = ""
+    """Why we have ended it, where we have."""
+    findings: Sequence[TextFinding] = ()
+    """What its output gives away, the root first."""
+    is_nan: bool = False
+    """Whether its loss was no number to the last."""
+    nan_since_s: float | None = None
+    step: int | None = None
+    """The last step that was seen."""
+    seconds: float = 0.0
+    heals_itself: bool = False
+    """Whether our healer ran inside it."""
+    was_killed_for_memory: bool = False
+    """Whether the kernel has killed a process for memory meanwhile."""
+    changes: tuple[str, ...] = field(default=())
+    """What was changed before it, in words."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One attempt and its cause."""
+
+    attempt: Attempt
+    succeeded: bool
+    fine: str = ""
+    """The class of the cause, as `heal diagnose` names it."""
+    says: str = ""
+    """The cause, in one sentence."""
+    evidence: tuple[str, ...] = ()
+    fixes: tuple[str, ...] = ()
+    trouble_since_s: float | None = None
+    """When it began to go wrong, where that is known: a checkpoint of later is not trusted."""
+
+
+_BY_CODE = {
+    Preempted.exit_code: ("preempted", "the run was asked to end and has saved its state"),
+    STALLED: ("hang", "the run has found itself stalled"),
+    DeviceLost.exit_code: ("gpu_hardware", "the process could no longer use its device; another one can"),
+    GIVEN_UP: ("given_up", "the healer inside the run has given up: the same would happen again"),
+}
+_BY_SIGNAL = {
+    signal.SIGKILL: ("killed_unknown", "killed by SIGKILL: by somebody, or by the kernel for memory"),
+    signal.SIGBUS: ("oom_shm", "killed by SIGBUS, most often because shared memory (/dev/shm) is full"),
+    signal.SIGSEGV: ("segfault", "native code crashed (SIGSEGV)"),
+    signal.SIGTERM: ("preempted", "asked to end by SIGTERM from outside"),
+    signal.SIGINT: ("user_interrupt", "interrupted (SIGINT)"),
+    signal.SIGHUP: ("preempted", "asked to end by SIGHUP from outside"),
+}
+
+
+def outcome_of(attempt: Attempt) -> Outcome:
+    """Return what an attempt came to."""
+    if attempt.ended_by is not EndedBy.ITSELF:
+        return _ended_by_us(attempt)
+    if attempt.status == 0:
+        if attempt.is_nan and not attempt.heals_itself:
+            return _of_nan(attempt, "the loss is NaN at the end, though the exit code is 0")
+        return Outcome(attempt=attempt, succeeded=True)
+    number = _signal_of(attempt.status)
+    fine, says = _BY_CODE.get(attempt.status or 0) or _of_signal(number) or ("crash", f"exit code {attempt.status}")
+    if attempt.was_killed_for_memory and number in (None, signal.SIGKILL):
+        fine, says = "oom_host", "the kernel has killed a process because the machine's memory ran out"
+    found = _root(attempt.findings)
+    if (
+        found is not None
+        and fine in ("crash", "preempted", "killed_unknown", "hang")
+        and attempt.status not in _BY_CODE
+    ):
+        return _of_text(attempt, found)
+    return Outcome(attempt=attempt, succeeded=False, fine=fine, says=says, fixes=found.fix if found else ())
+
+
+def _ended_by_us(attempt: Attempt) -> Outcome:
+    if attempt.ended_by is EndedBy.NAN:
+        return _of_nan(attempt, attempt.because)
+    fine = "hang" if attempt.ended_by is EndedBy.HANG else "user_interrupt"
+    return Outcome(attempt=attempt, succeeded=False, fine=fine, says=attempt.because)
+
+
+def _of_nan(attempt: Attempt, says: str) -> Outcome:
+    found = next((each for each in attempt.findings if each.fine == "nan_loss"), None)
+    return Outcome(
+        attempt=attempt, succeeded=False, fine="nan_loss", says=says, trouble_since_s=attempt.nan_since_s,
+        evidence=_lines(found), fixes=found.fix if found is not None else (),
+    )  # fmt: skip
+
+
+def _of_text(attempt: Attempt, found: TextFinding) -> Outcome:
+    since = attempt.nan_since_s if found.fine == "nan_loss" else None
+    return Outcome(
+        attempt=attempt, succeeded=False, fine=found.fine, says=f"{found.says} {found.because}".strip(),
+        evidence=_lines(found), fixes=found.fix, trouble_since_s=since,
+    )  # fmt: skip
+
+
+def _root(findings: Sequence[TextFinding]) -> TextFinding | None:
+    """Return the first cause among what was found; what only repeats another process's end comes last."""
+    grave = [each for each in findings if each.severity is Severity.ERROR]
+    return next((each for each in grave if not each.is_echo), grave[0] if grave else None)
+
+
+def _lines(found: TextFinding | None) -> tuple[str, ...]:
+    return tuple(seen.text for seen in found.evidence[:3]) if found is not None else ()
+
+
+def _signal_of(status: int | None) -> int | None:
+    """Return the signal that a program died of, also where a shell between has made a number of it."""
+    if status is None:
+        return signal.SIGKILL
+    if status < 0:
+        return -status
+    return status - SHELL if SHELL < status < SHELL + 65 else None
+
+
+def _of_signal(number: int | None) -> tuple[str, str] | None:
+    if number is None:
+        return None
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        return None
+    return _BY_SIGNAL.get(signal.Signals(number), ("crash", f"killed by {name}"))

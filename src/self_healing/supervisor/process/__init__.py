@@ -1,0 +1,1 @@
+"""Starting a command and ending it with everything it has started."""
