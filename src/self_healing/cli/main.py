@@ -57,7 +57,7 @@ def build_app() -> typer.Typer:
     )
     for found in sorted(pkgutil.iter_modules(commands.__path__), key=lambda module: module.name):
         module = importlib.import_module(f"{commands.__name__}.{found.name}")
-        app.command(found.name.replace("_", "-"))(module.command)
+        app.command(found.name.replace("_", "-"), context_settings=getattr(module, "CONTEXT", None))(module.command)
     return app
 
 

@@ -17,6 +17,8 @@ from ..core.secrets import MASK, label_of_url
 VERSION = 1
 """The version of what `to_dict` and `to_toml` write, as the key `v`; a newer one is refused."""
 
+RUN = "run"
+"""The table of the same file that `heal run` reads."""
 CODE = "code"
 COMMAND_LINE = "command line"
 MAX_FILE_BYTES = 1 << 20
@@ -203,7 +205,20 @@ def _rule_tables(tables: object, place: Any) -> tuple[Found, list[str]]:
 
 
 def read_toml(path: str | PathLike[str], known: Iterable[str]) -> Found:
-    """Return what a TOML file sets, each value with its file and line."""
+    """Return what a TOML file sets, each value with its file and line; `[run]` is for `heal run` alone."""
+    name, values, lines = _parsed(path)
+    return flatten({key: value for key, value in values.items() if key != RUN}, known, name, lines)
+
+
+def read_run_table(path: str | PathLike[str], known: Iterable[str]) -> Found:
+    """Return what `[run]` in a TOML file sets, each value with its file and line."""
+    name, values, lines = _parsed(path)
+    return flatten(
+        values.get(RUN, {}), known, name, {key[1:]: line for key, line in lines.items() if key[0] == RUN and key[1:]}
+    )
+
+
+def _parsed(path: str | PathLike[str]) -> tuple[str, dict[str, Any], dict[KeyPath, int]]:
     name = " ".join(str(path).split())
     text = _read_text(path, name)
     try:
@@ -216,7 +231,7 @@ def read_toml(path: str | PathLike[str], known: Iterable[str]) -> Found:
         raise ConfigError(f"{name}:{line}: not valid TOML: {words[:1].lower()}{words[1:]}") from None
     except (ValueError, RecursionError):  # a number of thousands of digits, thousands of nested brackets
         raise ConfigError(f"{name}: not valid TOML: a number is too long or lists are nested too deeply") from None
-    return flatten(values, known, name, _line_numbers(text))
+    return name, values, _line_numbers(text)
 
 
 def _read_text(path: str | PathLike[str], name: str) -> str:

@@ -89,15 +89,15 @@ class RunLock:
                 os.close(descriptor)
 
 
-def lock_run_directory(run_dir: str | os.PathLike[str], rank: int = 0) -> RunLock:
-    """Take a rank's lock of a run directory, creating the folder where it is missing.
+def lock_run_directory(run_dir: str | os.PathLike[str], rank: int = 0, *, name: str = "") -> RunLock:
+    """Take a rank's lock of a run directory, or one of another name, creating the folder where it is missing.
 
     Raises:
         RunDirectoryLocked: another process, or this one, holds it; the text says who, since when and what to do.
         ConfigError: the folder or the lock file cannot be used.
 
     """
-    path = healing_folder(run_dir) / ("lock" if rank == 0 else f"lock.rank{rank}")
+    path = healing_folder(run_dir) / (f"lock.{name}" if name else "lock" if rank == 0 else f"lock.rank{rank}")
     if path.parent.is_symlink():
         raise ConfigError(f"{path.parent}: is a symbolic link; remove it or choose another run directory")
     try:

@@ -97,7 +97,7 @@ def _wait_s(story: Sequence[Outcome], settings: RunSettings) -> float:
             break
         same += 1
     first_s = settings.backoff if story[-1].fine in PASSING else min(1.0, settings.backoff)
-    return min(MOST_WAIT_S, first_s * 2 ** (same - 1))
+    return min(MOST_WAIT_S, first_s * 2.0 ** (same - 1))
 
 
 def _is_stuck(story: Sequence[Outcome]) -> bool:

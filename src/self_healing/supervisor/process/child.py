@@ -22,7 +22,8 @@ MOST_AT_ONCE = 64 * 2**10
 READ_REST_S = 5.0
 """How long what has been printed last may take to be read when nothing is left that could print."""
 
-Watcher = Callable[[bytes], None]
+Watcher = Callable[[int, bytes], None]
+"""Given what was printed, and on which stream: 0 standard output, 1 standard error."""
 
 
 @dataclass(frozen=True)
@@ -69,8 +70,8 @@ class Child:
             for end in (self._orders_end, reports_end, *(channel.inner for channel in self._channels)):
                 os.close(end)
         self._pumps = [
-            threading.Thread(target=self._pump, args=(channel,), name="heal-output", daemon=True)
-            for channel in self._channels
+            threading.Thread(target=self._pump, args=(number, channel), name="heal-output", daemon=True)
+            for number, channel in enumerate(self._channels)
         ]
         self._wait_for_start(argv[0])
         for pump in self._pumps:
@@ -128,13 +129,13 @@ class Child:
 
     # -- output --------------------------------------------------------------------------------------
 
-    def _pump(self, channel: Channel) -> None:
+    def _pump(self, number: int, channel: Channel) -> None:
         is_wanted = True
         try:
             while data := channel.read(MOST_AT_ONCE):
                 if is_wanted:
                     is_wanted = channel.pass_on(data)
-                self._watch(data)
+                self._watch(number, data)
         finally:
             os.close(channel.outer)
 

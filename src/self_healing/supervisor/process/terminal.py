@@ -54,7 +54,7 @@ class Channel:
 
 def open_channel(own: int) -> Channel:
     """Make a way out for a command, of the kind of one of ours."""
-    if not _is_terminal(own):
+    if not is_terminal(own):
         outer, inner = os.pipe()
         return Channel(own, outer, inner, is_terminal=False)
     outer, inner = pty.openpty()
@@ -67,7 +67,8 @@ def open_channel(own: int) -> Channel:
     return Channel(own, outer, inner, is_terminal=True)
 
 
-def _is_terminal(descriptor: int) -> bool:
+def is_terminal(descriptor: int) -> bool:
+    """Say whether a descriptor of ours is a terminal."""
     try:
         return os.isatty(descriptor)
     except OSError:

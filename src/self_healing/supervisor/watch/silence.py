@@ -32,7 +32,7 @@ class Silence:
 
     def hear(self, now_s: float, phase: str | None = None) -> None:
         """Note a sign of life: output, or a heartbeat that has changed."""
-        gap = now_s - self._last_heard()
+        gap = now_s - self.last_heard_s
         self.longest_s[self.phase] = max(self.longest_s.get(self.phase, 0.0), gap)
         self._heard_s = now_s
         self.phase = phase or self.phase
@@ -53,13 +53,13 @@ class Silence:
 
     def hangs(self, now_s: float) -> str | None:
         """Return why the command hangs, in words, or None."""
-        silent_s = now_s - self._last_heard()
+        silent_s = now_s - self.last_heard_s
         patience_s = self.patience_s()
         if silent_s <= patience_s:
             return None
         if self.fixed_s is not None:
             return f"no sign of life for {silent_s:.0f} s (--hang-timeout {self.fixed_s:g})"
-        idle_s = now_s - max(self._last_heard(), self._busy_s if self._busy_s is not None else self.began_s)
+        idle_s = now_s - max(self.last_heard_s, self._busy_s if self._busy_s is not None else self.began_s)
         if idle_s > patience_s:
             return f"no output and no work for {silent_s:.0f} s, the longest silence before was {self._longest():.0f} s"
         if silent_s > BUSY_TIMES * patience_s:
@@ -69,5 +69,7 @@ class Silence:
     def _longest(self) -> float:
         return self.longest_s.get(self.phase, 0.0)
 
-    def _last_heard(self) -> float:
+    @property
+    def last_heard_s(self) -> float:
+        """When there was a sign of life for the last time."""
         return self.began_s if self._heard_s is None else self._heard_s

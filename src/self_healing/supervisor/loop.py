@@ -1,0 +1,235 @@
+"""The supervising loop: attempt, decide, change, attempt again, clean up."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..core.errors import ConfigError
+from ..core.run_directory import healing_folder, lock_run_directory
+from .decide import Again, Decision, Done, Stop, Wish, decide
+from .outcome import EndedBy, Outcome, outcome_of
+from .process.shim import become_subreaper
+from .process.terminal import is_terminal
+from .recipe import NoRoom, Recipe, Role, read_recipe
+from .running import Running, Start
+from .settings import RunSettings
+from .signals import SignalDesk
+from .telling import LOG, Teller, table
+
+RUN_DIR = "SELF_HEALING_RUN_DIR"
+FAILED = 1
+
+
+def supervise(settings: RunSettings, cwd: Path, environ: Mapping[str, str], show: Callable[[str], None]) -> int:
+    """Run a command until it succeeds or cannot, and return the exit code.
+
+    Raises:
+        ConfigError: something is wrong with what the user gave; nothing was started or changed.
+
+    """
+    recipe = read_recipe(settings, cwd)
+    run_dir = run_directory(settings, recipe, cwd)
+    become_subreaper()
+    check_run_directory(run_dir)
+    job = Job(settings=settings, cwd=cwd, run_dir=run_dir, environ=environ)
+    with lock_run_directory(run_dir, name="supervisor"), SignalDesk() as desk:
+        teller = Teller(run_dir, show, environ)
+        supervisor = Supervisor(job, recipe, desk, teller)
+        try:
+            return supervisor.run()
+        finally:
+            supervisor.clean_up()
+            teller.close()
+
+
+def run_directory(settings: RunSettings, recipe: Recipe, cwd: Path) -> Path:
+    """Return the run directory: the user's, the command's own output folder, or a new one."""
+    if settings.run_dir is not None:
+        return cwd / settings.run_dir
+    for found in recipe.settings(Role.OUTPUT):
+        return cwd / str(found.value)
+    return cwd / "heal-runs" / time.strftime("%Y%m%d-%H%M%S")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is supervised, as the user gave it."""
+
+    settings: RunSettings
+    cwd: Path
+    run_dir: Path
+    environ: Mapping[str, str]
+
+
+class Supervisor:
+    """One job and its attempts."""
+
+    def __init__(self, job: Job, recipe: Recipe, desk: SignalDesk, teller: Teller) -> None:
+        self._job = job
+        self._settings = job.settings
+        self._run_dir = job.run_dir
+        self._recipe = recipe
+        self._desk = desk
+        self._teller = teller
+        self._story: list[Outcome] = []
+
+    def run(self) -> int:
+        """Attempt until it is done or cannot be; return the exit code."""
+        self._begin()
+        changes: tuple[str, ...] = ()
+        while True:
+            outcome = self._attempt(changes)
+            self._story.append(outcome)
+            decision = self._decide(outcome)
+            if not isinstance(decision, Again):
+                return self._end(decision)
+            changes = tuple(change.text() for change in self._recipe.changes)
+            if not self._wait(decision.wait_s):
+                return self._end(Stop("told to end while waiting for the next attempt"))
+
+    def clean_up(self) -> None:
+        """Remove what was written for retries."""
+        self._recipe.clean_up()
+
+    # -- one attempt ---------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        settings = self._settings
+        self._teller.say(f"run directory {self._run_dir}, log {self._run_dir / LOG}")
+        for line in self._recipe.describe():
+            self._teller.note(line)
+        self._teller.note(
+            f"Max retries: {settings.max_retries}, min learning rate: {settings.min_lr:.2e}, min batch size: {settings.min_batch_size}"
+        )
+
+    def _attempt(self, changes: tuple[str, ...]) -> Outcome:
+        number = len(self._story) + 1
+        launch = self._recipe.prepared(number)
+        self._teller.say(f"attempt {number} of at most {self._settings.max_retries + 1}")
+        self._teller.note("$ " + " ".join(launch.argv))
+        if launch.config is not None:
+            self._teller.note(f"Using config: {launch.config}")
+        self._teller.record("attempt-began", {"attempt": number, "argv": list(launch.argv), "changes": list(changes)})
+        start = Start(
+            number=number, argv=launch.argv, environ=self._environ_for(launch.environ), cwd=self._job.cwd,
+            folder=healing_folder(self._run_dir) / f"attempt-{number}", changes=changes, tell=self._teller.say,
+        )  # fmt: skip
+        outcome = outcome_of(Running(start, self._settings, self._desk).run())
+        self._tell_outcome(outcome)
+        return outcome
+
+    def _environ_for(self, changed: Mapping[str, str]) -> dict[str, str]:
+        environ = {**self._job.environ, **changed, RUN_DIR: str(self._run_dir.resolve())}
+        environ.setdefault("PYTHONFAULTHANDLER", "1")  # a crash, and our SIGABRT at a hang, show where python was
+        if not (is_terminal(1) or is_terminal(2)):
+            environ.setdefault("PYTHONUNBUFFERED", "1")
+        return environ
+
+    def _tell_outcome(self, outcome: Outcome) -> None:
+        attempt = outcome.attempt
+        self._teller.record(
+            "attempt-ended",
+            {
+                "attempt": attempt.number, "status": attempt.status, "ended_by": attempt.ended_by.value, "class": outcome.fine,
+                "says": outcome.says, "evidence": list(outcome.evidence), "seconds": round(attempt.seconds, 3),
+                "heals_itself": attempt.heals_itself,
+            },
+            step=attempt.step or 0,
+        )  # fmt: skip
+        if outcome.succeeded:
+            self._teller.say(f"attempt {attempt.number} has finished")
+            return
+        self._teller.say(f"attempt {attempt.number} failed: {outcome.fine}: {outcome.says}", "WARNING")
+        for line in outcome.evidence:
+            self._teller.note(f"  {line}")
+
+    # -- between two ---------------------------------------------------------------------------------
+
+    def _decide(self, outcome: Outcome) -> Decision:
+        decision = decide(self._story, self._settings)
+        if isinstance(decision, Again) and decision.wish is not Wish.NOTHING:
+            decision = self._change(decision, outcome)
+        self._teller.record(
+            "decided",
+            {"attempt": outcome.attempt.number, "decision": type(decision).__name__.lower(), **vars(decision)},
+        )
+        return decision
+
+    def _change(self, decision: Again, outcome: Outcome) -> Decision:
+        changed = self._changed(decision.wish)
+        if isinstance(changed, NoRoom):
+            if decision.wish is Wish.FEWER_WORKERS:  # memory may have been somebody else's
+                self._teller.say(f"nothing is changed: {changed.because}")
+                return Again(Wish.NOTHING, self._settings.backoff, decision.because)
+            return Stop(f"{outcome.says}; {changed.because}")
+        self._recipe = changed
+        for change in changed.changes:
+            self._teller.say(change.text())
+        return decision
+
+    def _changed(self, wish: Wish) -> Recipe | NoRoom:
+        settings = self._settings
+        if wish is Wish.LESS_RATE:
+            return self._recipe.with_less_rate(settings.lr_divisor, settings.min_lr)
+        if wish is Wish.LESS_BATCH:
+            return self._recipe.with_less_batch(settings.batch_divisor, settings.min_batch_size)
+        return self._recipe.with_fewer_workers()
+
+    def _wait(self, seconds: float) -> bool:
+        """Wait before the next attempt; say whether there is to be one."""
+        if seconds > 0:
+            self._teller.say(f"the next attempt begins in {seconds:g} s")
+        until = time.monotonic() + seconds
+        while True:
+            self._desk.taken()
+            if self._desk.asked_to_end is not None:
+                return False
+            rest = until - time.monotonic()
+            if rest <= 0:
+                return True
+            self._desk.wait(rest)
+
+    def _end(self, decision: Done | Stop) -> int:
+        if isinstance(decision, Stop):
+            self._teller.say(f"no further attempt: {decision.because}", "WARNING")
+            for fix in self._story[-1].fixes[:3]:
+                self._teller.say(f"  - {fix}")
+        for line in table(self._story):
+            self._teller.say(line)
+        code = 0 if isinstance(decision, Done) else self._exit_code()
+        self._teller.record("ended", {"code": code})
+        return code
+
+    def _exit_code(self) -> int:
+        """Return the code of a job that failed: never 0."""
+        last = self._story[-1].attempt
+        asked = self._desk.asked_to_end
+        if last.ended_by in (EndedBy.NAN, EndedBy.HANG) or last.status in (0, None):
+            return FAILED
+        assert last.status is not None
+        if last.status >= 0:
+            return last.status
+        by_us = asked is not None and last.status == -signal.SIGKILL
+        return 128 + (asked if by_us and asked is not None else -last.status)
+
+
+def check_run_directory(run_dir: Path) -> None:
+    """Refuse a run directory that cannot be written, before anything is started.
+
+    Raises:
+        ConfigError: it cannot be created or written to.
+
+    """
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{run_dir}: cannot be made the run directory ({error.strerror}); name another by --run-dir"
+        ) from error
+    if not os.access(run_dir, os.W_OK | os.X_OK):
+        raise ConfigError(f"{run_dir}: the run directory cannot be written to; name another by --run-dir")

@@ -1,0 +1,63 @@
+"""Signals to the supervisor, taken one by one by its loop instead of wherever they happen to arrive."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from contextlib import suppress
+from types import FrameType, TracebackType
+from typing import Any, Self
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+FORWARDED = (*ENDING, signal.SIGUSR1)
+
+
+class SignalDesk:
+    """Takes signals in while it is open; the handlers of before are put back at its end."""
+
+    def __init__(self) -> None:
+        self.asked_to_end: int | None = None
+        """The signal that has told the supervisor to end, the first of them."""
+        self._waiting: list[int] = []
+        self._before: dict[int, Any] = {}
+        self._woken, self._wake = os.pipe()
+        self._wakeup_before = -1
+
+    def __enter__(self) -> Self:
+        """Begin to take signals."""
+        for end in (self._woken, self._wake):
+            os.set_blocking(end, False)
+        self._wakeup_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
+        for number in (*FORWARDED, signal.SIGWINCH):
+            self._before[number] = signal.signal(number, self._take)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Put everything back."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(self._wakeup_before)
+        for end in (self._woken, self._wake):
+            os.close(end)
+
+    def taken(self) -> list[int]:
+        """Return the signals since the last call, in their order."""
+        waiting, self._waiting = self._waiting, []
+        for number in waiting:
+            if number in FORWARDED and self.asked_to_end is None:
+                self.asked_to_end = number
+        return waiting
+
+    def wait(self, seconds: float, *descriptors: int) -> None:
+        """Wait until a descriptor can be read, a signal comes or the time is over."""
+        ready, _, _ = select.select([self._woken, *descriptors], [], [], seconds)
+        if self._woken in ready:
+            with suppress(BlockingIOError):
+                while os.read(self._woken, 512):
+                    pass
+
+    def _take(self, number: int, _frame: FrameType | None) -> None:
+        self._waiting.append(number)

@@ -1,0 +1,149 @@
+"""However a command ends, or is ended: it is started again where that helps, and nothing of it is left."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+# --- how the command ends ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("thing", "cause"),
+    [
+        ("sigkill", "killed_unknown"), ("sigsegv", "segfault"), ("exit-3", "crash"), ("exit-137", "killed_unknown"),
+        ("exit-75", "preempted"), ("network", "network"),
+    ],
+)  # fmt: skip
+def test_what_may_pass_is_tried_again_with_the_same_settings(heal, thing, cause):
+    ran = heal.run(thing, "finish")
+    assert (ran.code, heal.causes()) == (0, [cause, ""])
+    assert len({attempt[1:] for attempt in heal.attempts()}) == 1
+    assert heal.survivors() == []
+
+
+@pytest.mark.parametrize(("thing", "code"), [("script-error", 1), ("exit-78", 78)])
+def test_what_a_person_has_to_mend_ends_the_job_at_once(heal, thing, code):
+    ran = heal.run(thing)
+    assert (ran.code, len(heal.attempts())) == (code, 1)
+    assert "another attempt would meet the same" in ran.err
+
+
+def test_the_code_of_a_command_that_is_given_up_is_its_own_and_of_a_signal_128_more(heal):
+    assert heal.run("exit-3", flags=("--max-retries", "0")).code == 3
+    assert heal.run("sigsegv", flags=("--max-retries", "0")).code == 128 + signal.SIGSEGV
+
+
+def test_three_attempts_that_come_no_further_are_enough(heal):
+    ran = heal.run("sigkill")
+    assert (ran.code, len(heal.attempts())) == (137, 3)
+    assert "have come no further" in ran.err
+
+
+def test_a_command_that_closes_its_output_is_left_alone(heal):
+    ran = heal.run("close-stdout")
+    assert (ran.code, len(heal.attempts())) == (0, 1)
+
+
+@pytest.mark.parametrize("thing", ["hang", "stop"])
+def test_a_command_that_hangs_is_ended_and_started_again(heal, thing):
+    ran = heal.run(thing, "finish", flags=("--hang-timeout", "2"))
+    assert (ran.code, heal.causes()) == (0, ["hang", ""])
+    assert (heal.run_dir / "healing" / "attempt-1" / "stacks.txt").read_text().startswith("process ")
+    assert heal.survivors() == []
+
+
+def test_a_hung_python_shows_where_it_stood(heal):
+    heal.run("hang", "finish", flags=("--hang-timeout", "2"))
+    assert "in hang" in (heal.run_dir / "healing" / "attempt-1" / "output.log").read_text()
+
+
+def test_helpers_that_will_not_end_are_killed(heal):
+    ran = heal.run("grandchildren", "finish")
+    assert ran.code == 0
+    assert heal.survivors() == []
+
+
+# --- how the supervisor ends ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("thing", ["stubborn", "grandchildren-and-hang"])
+@pytest.mark.parametrize("how", ["SIGTERM", "two SIGINT", "SIGKILL"])
+def test_when_the_supervisor_ends_nothing_is_left(heal, thing, how):
+    process = heal.start("--grace", "1", command=heal.job(thing))
+    heal.wait_for_attempt()
+    if how == "two SIGINT":
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+    else:
+        process.send_signal(signal.Signals[how])
+    process.communicate(timeout=20)
+    assert process.returncode == {"SIGTERM": 143, "two SIGINT": 130, "SIGKILL": -9}[how]
+    assert heal.survivors(10.0) == []
+
+
+def test_a_second_interrupt_does_not_wait_for_the_grace(heal):
+    process = heal.start("--grace", "60", command=heal.job("stubborn"))
+    heal.wait_for_attempt()
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert heal.survivors(2.0) == []
+
+
+def test_a_command_that_saves_itself_is_given_the_time(heal):
+    process = heal.start("--grace", "30", command=heal.job("train"))
+    heal.wait_for_attempt()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, "saved on signal 15" in out) == (75, True)
+    assert len(heal.attempts()) == 1
+
+
+def test_a_warning_signal_is_passed_on_without_a_time_limit(heal):
+    process = heal.start("--grace", "1", command=heal.job("train"))
+    heal.wait_for_attempt()
+    process.send_signal(signal.SIGUSR1)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, "saved on signal 10" in out) == (75, True)
+
+
+def test_when_the_process_between_is_killed_nothing_is_left_and_the_command_is_started_again(heal):
+    process = heal.start("--grace", "1", command=heal.job("grandchildren-and-hang", "finish"))
+    command = heal.wait_for_attempt()
+    with open(f"/proc/{command}/stat") as file:
+        shim = int(file.read().rpartition(")")[2].split()[1])
+    assert shim != process.pid
+    os.kill(shim, signal.SIGKILL)
+    process.communicate(timeout=30)
+    assert (process.returncode, len(heal.attempts())) == (0, 2)
+    assert heal.survivors() == []
+
+
+def test_the_exit_of_a_shell_between_leaves_its_command_time_to_save(heal):
+    job = " ".join(heal.job("train"))
+    process = heal.start("--grace", "10", command=["sh", "-c", f"{job}; true"])
+    heal.wait_for_attempt()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=20)
+    assert "saved on signal 15" in out
+    assert heal.survivors() == []
+
+
+def test_a_program_that_does_not_exist_is_one_sentence(heal):
+    process = heal.start(command=["no-such-program-anywhere"])
+    _, err = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "no-such-program-anywhere" in err.strip().splitlines()[-1]
+
+
+def test_standard_input_reaches_the_command(heal):
+    process = heal.start(command=[sys.executable, "-c", "print(repr(input.__name__))"])
+    out, _ = process.communicate(timeout=20)
+    assert out == "'input'\n"
