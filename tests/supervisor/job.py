@@ -64,7 +64,9 @@ def quoted_oom() -> None:
 
 
 def network() -> None:
-    sys.exit("requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api (Caused by NewConnectionError: Temporary failure in name resolution)")
+    sys.exit(
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries exceeded with url: /api (Caused by NewConnectionError: Temporary failure in name resolution)"
+    )
 
 
 def script_error() -> None:

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 
+import psutil
 import pytest
 
 # --- how the command ends ------------------------------------------------------------------------------------------
@@ -117,8 +118,7 @@ def test_a_warning_signal_is_passed_on_without_a_time_limit(heal):
 def test_when_the_process_between_is_killed_nothing_is_left_and_the_command_is_started_again(heal):
     process = heal.start("--grace", "1", command=heal.job("grandchildren-and-hang", "finish"))
     command = heal.wait_for_attempt()
-    with open(f"/proc/{command}/stat") as file:
-        shim = int(file.read().rpartition(")")[2].split()[1])
+    shim = psutil.Process(command).ppid()
     assert shim != process.pid
     os.kill(shim, signal.SIGKILL)
     process.communicate(timeout=30)

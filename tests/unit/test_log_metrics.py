@@ -14,6 +14,7 @@ from self_healing.readers.log_names import Kind, meaning_of_name, meaning_of_wor
 from self_healing.readers.log_words import METRIC_WORDS
 
 FORMS = {
+    "prose, no number": ("step 7: train loss nan, 512 tokens", {"loss": math.nan}, 7),
     "a dict of numbers": (
         "{'loss': 2.5, 'grad_norm': 0.25, 'learning_rate': 1e-05, 'epoch': 0.1}",
         {"loss": 2.5, "grad_norm": 0.25, "learning_rate": 1e-5, "epoch": 0.1},

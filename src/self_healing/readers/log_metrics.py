@@ -26,8 +26,9 @@ _NUMBER = (
     r"(?!\w|\.\d|:\d|-\d)"  # no time, date, version, or number with a unit
 )
 _WORD = r"[A-Za-z_][\w./@-]*+"
+_NEXT_WORD = rf" (?!(?:[nN][aA][nN]|[iI]nf(?:inity)?+|INF)(?![\w./@-])){_WORD}"  # `train loss nan` ends in a number
 _PAIR = re.compile(
-    rf"(?<![\w./@-])({_WORD}(?: {_WORD}){{0,2}}+)(['\"]?+)[ \t]{{0,12}}+([:=]?+)[ \t]{{0,12}}+"
+    rf"(?<![\w./@-])({_WORD}(?:{_NEXT_WORD}){{0,2}}+)(['\"]?+)[ \t]{{0,12}}+([:=]?+)[ \t]{{0,12}}+"
     rf"['\"(\[]?+(?:tensor\(|array\(|(?:np|numpy)\.float\d\d\()?+({_NUMBER})",
     re.ASCII,
 )

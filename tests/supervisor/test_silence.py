@@ -1,0 +1,60 @@
+"""How long a command may be silent: learned, and never shorter than what it has shown to need."""
+
+from __future__ import annotations
+
+from self_healing.supervisor.watch.silence import BUSY_TIMES, LEAST_PATIENCE_S, START_UP, TRAINING, Silence
+
+
+def trained(*, gap_s=1.0, until_s=100.0):
+    silence = Silence()
+    now = 0.0
+    while now < until_s:
+        now += gap_s
+        silence.hear(now, TRAINING)
+    return silence, now
+
+
+def test_before_the_first_step_it_may_take_long():
+    silence = Silence()
+    silence.hear(5.0, START_UP)
+    assert silence.hangs(1700.0) is None
+    assert silence.hangs(1900.0) is not None
+
+
+def test_an_idle_command_hangs_when_it_is_silent_for_long():
+    silence, now = trained()
+    assert silence.hangs(now + LEAST_PATIENCE_S - 1) is None
+    assert "no output and no work" in silence.hangs(now + LEAST_PATIENCE_S + 1)
+
+
+def test_the_longest_silence_that_ended_well_is_learned():
+    silence, now = trained(gap_s=400.0, until_s=2000.0)
+    assert silence.patience_s() == 5 * 400.0
+    assert silence.hangs(now + 1999.0) is None
+    assert silence.hangs(now + 2001.0) is not None
+
+
+def test_work_is_a_sign_of_life_for_a_while_only():
+    silence, now = trained()
+    for later in range(0, 4000, 10):
+        silence.see_processor(now + later, used_s=1000.0 + later)
+    assert silence.hangs(now + BUSY_TIMES * LEAST_PATIENCE_S - 10) is None or silence.hangs(now + 3590.0) is None
+    for later in range(0, 5000, 10):
+        silence.see_processor(now + later, used_s=1000.0 + later)
+    assert "though it is busy" in silence.hangs(now + BUSY_TIMES * LEAST_PATIENCE_S + 10)
+
+
+def test_a_little_work_of_helpers_is_none():
+    silence, now = trained()
+    for later in range(0, 700, 10):
+        silence.see_processor(now + later, used_s=1000.0 + 0.01 * later)
+    assert silence.hangs(now + LEAST_PATIENCE_S + 1) is not None
+
+
+def test_what_the_user_has_set_holds_whatever_was_learned():
+    silence = Silence(fixed_s=3.0)
+    silence.hear(50.0, TRAINING)
+    silence.see_processor(52.0, 10.0)
+    silence.see_processor(54.0, 12.0)
+    assert silence.hangs(52.9) is None
+    assert "--hang-timeout 3" in silence.hangs(53.1)
