@@ -48,6 +48,7 @@ class EvalGapGrowing(Detector):
     remedy = (rung(Alert(), success=0.1),)
     examples = (
         fires("evaluation turns up", loss=[1.0, 0.9, 0.8, 0.7, 0.6], eval_loss=[1.0, 0.9, 0.95, 1.0, 1.05], at_step=3),
+        fires("from a perfect evaluation", loss=[1.0, 0.9, 0.8, 0.7, 0.6], eval_loss=[1.0, 0.0, 0.1, 0.2, 0.3], at_step=3),
         fires("a wide gap is noted", loss=[1.0, 0.5], eval_loss=[1.2, 2.6], at_step=1, severity=Severity.INFO),
         fires("a gap the user cares about", loss=[1.0, 0.5], eval_loss=[1.2, 1.6], options={"gap": 1.0}, at_step=1,
               severity=Severity.WARNING),
@@ -64,7 +65,8 @@ class EvalGapGrowing(Detector):
         evals = past.last("eval_loss")
         if evals and len(evals) >= 2 and self._turned_up(value, evals) and _is_falling(past):
             best = min(evals)
-            because = f"evaluation loss is {value:.4g}, {value / best - 1:.0%} above its best {best:.4g}"
+            above = f"{value / best - 1:.0%}" if best > 0 else f"{value - best:.4g}"
+            because = f"evaluation loss is {value:.4g}, {above} above its best {best:.4g}"
             return self.incident(now, because, best=best, eval_loss=value)
         train = now.get("loss") if now.is_finite("loss") else past.latest("loss")
         if train is not None and value - train > self.gap:

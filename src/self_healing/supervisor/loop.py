@@ -15,7 +15,7 @@ from .decide import Again, Decision, Done, Stop, Wish, decide
 from .outcome import EndedBy, Outcome, outcome_of
 from .process.shim import become_subreaper
 from .process.terminal import is_terminal
-from .recipe import NoRoom, Recipe, Role, read_recipe
+from .recipe import NoRoom, Recipe, read_recipe
 from .running import Running, Start
 from .settings import RunSettings
 from .signals import SignalDesk
@@ -51,9 +51,7 @@ def run_directory(settings: RunSettings, recipe: Recipe, cwd: Path) -> Path:
     """Return the run directory: the user's, the command's own output folder, or a new one."""
     if settings.run_dir is not None:
         return cwd / settings.run_dir
-    for found in recipe.settings(Role.OUTPUT):
-        return cwd / str(found.value)
-    return cwd / "heal-runs" / time.strftime("%Y%m%d-%H%M%S")
+    return recipe.output_folder() or cwd / "heal-runs" / time.strftime("%Y%m%d-%H%M%S")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +83,11 @@ class Supervisor:
         while True:
             outcome = self._attempt(changes)
             self._story.append(outcome)
+            before = self._recipe
             decision = self._decide(outcome)
             if not isinstance(decision, Again):
                 return self._end(decision)
-            changes = tuple(change.text() for change in self._recipe.changes)
+            changes = tuple(change.text() for change in self._recipe.changes_since(before))
             if not self._wait(decision.wait_s):
                 return self._end(Stop("told to end while waiting for the next attempt"))
 
@@ -164,12 +163,12 @@ class Supervisor:
         changed = self._changed(decision.wish)
         if isinstance(changed, NoRoom):
             if decision.wish is Wish.FEWER_WORKERS:  # memory may have been somebody else's
-                self._teller.say(f"nothing is changed: {changed.because}")
+                self._teller.say(f"nothing is changed: {changed.reason}")
                 return Again(Wish.NOTHING, self._settings.backoff, decision.because)
-            return Stop(f"{outcome.says}; {changed.because}")
-        self._recipe = changed
-        for change in changed.changes:
+            return Stop(f"{outcome.says}; {changed.reason}")
+        for change in changed.changes_since(self._recipe):
             self._teller.say(change.text())
+        self._recipe = changed
         return decision
 
     def _changed(self, wish: Wish) -> Recipe | NoRoom:
