@@ -107,6 +107,14 @@ def test_a_command_that_saves_itself_is_given_the_time(heal):
     assert len(heal.attempts()) == 1
 
 
+def test_the_helpers_that_a_command_needs_to_save_itself_are_left_to_it(heal):
+    process = heal.start("--grace", "30", command=heal.job("train-with-helper"))
+    heal.wait_for_attempt()
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, "saved by the helper: state" in out) == (75, True)
+
+
 def test_a_warning_signal_is_passed_on_without_a_time_limit(heal):
     process = heal.start("--grace", "1", command=heal.job("train"))
     heal.wait_for_attempt()

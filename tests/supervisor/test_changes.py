@@ -1,0 +1,108 @@
+"""What is changed before another attempt, seen from outside: what the next attempt of a real script is given."""
+
+from __future__ import annotations
+
+import pytest
+
+RATE, BATCH = ("--learning_rate", "2e-4"), ("--per_device_train_batch_size", "32")
+
+
+def test_after_a_nan_the_attempt_ends_at_once_and_the_learning_rate_is_lowered(heal):
+    ran = heal.run("nan", "finish", more=RATE)
+    assert (ran.code, heal.causes()) == (0, ["nan_loss", ""])
+    assert [rate for _, rate, _, _ in heal.attempts()] == [2e-4, pytest.approx(2e-4 / 1.5, rel=1e-3)]
+    assert "learning_rate: 2.00e-04 -> 1.33e-04" in ran.err
+    assert len((heal.run_dir / "healing" / "attempt-1" / "output.log").read_text().splitlines()) < 100
+
+
+def test_a_single_nan_ends_nothing(heal):
+    ran = heal.run("one-nan", more=RATE)
+    assert (ran.code, len(heal.attempts())) == (0, 1)
+
+
+def test_a_command_that_says_it_has_succeeded_with_a_loss_of_nan_has_not(heal):
+    ran = heal.run("nan-and-exit-0", more=RATE, flags=("--max-retries", "1"))
+    assert (ran.code, heal.causes()) == (1, ["nan_loss", "nan_loss"])
+
+
+def test_out_of_memory_lowers_the_batch_as_the_user_divides(heal):
+    heal.run("oom", "oom", "finish", more=BATCH)
+    assert [batch for _, _, batch, _ in heal.attempts()] == [32, 21, 14]
+
+
+def test_with_accumulation_the_effective_batch_stays_the_same(heal):
+    ran = heal.run("oom", "finish", more=(*BATCH, "--gradient_accumulation_steps", "1"))
+    assert ran.code == 0
+    assert [(batch, steps) for _, _, batch, steps in heal.attempts()] == [(32, 1), (16, 2)]
+
+
+def test_what_a_log_quotes_of_another_run_changes_nothing(heal):
+    ran = heal.run("quoted-oom", more=BATCH)
+    assert (ran.code, len(heal.attempts())) == (0, 1)
+
+
+def test_at_its_limit_a_rate_is_not_lowered_further_and_the_job_ends_with_a_sentence(heal):
+    ran = heal.run("nan", more=RATE, flags=("--min-lr", "1e-4"))
+    assert (ran.code, len(heal.attempts())) == (1, 2)
+    assert "--min-lr" in ran.err
+
+
+def test_without_a_rate_to_lower_the_job_ends_with_a_sentence(heal):
+    ran = heal.run("nan")
+    assert (ran.code, len(heal.attempts())) == (1, 1)
+    assert "no further attempt" in ran.err
+
+
+def test_flags_of_a_policy_file_hold_unless_the_command_line_says_otherwise(heal):
+    policy = heal.folder / "healing.toml"
+    policy.write_text("nan_patience = 3\n[run]\nlr_divisor = 2.0\nmax_retries = 1\n")
+    ran = heal.run("nan", "nan", "finish", more=RATE, flags=("--policy", str(policy)))
+    assert (ran.code, [rate for _, rate, _, _ in heal.attempts()]) == (1, [2e-4, 1e-4])
+    assert heal.run("finish", flags=("--policy", str(policy), "--max-retries", "5")).code == 0
+
+
+def test_the_plan_shows_what_would_be_done_and_does_nothing(heal):
+    process = heal.start("--plan", command=[*heal.job("finish"), *RATE, *BATCH])
+    out, _ = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "learning_rate: 2.00e-04 -> 1.33e-04" in out
+    assert "per_device_train_batch_size: 32 -> 21" in out
+    assert sorted(path.name for path in heal.folder.iterdir()) == []
+
+
+# --- what cannot be used -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--max-retries", "-1"), "max_retries"), (("--lr-divisor", "1"), "lr_divisor"), (("--grace", "-3"), "grace"),
+        (("--policy", "missing.toml"), "missing.toml"), (("--lr-key", "nowhere"), "nowhere"),
+        (("--config", "missing.yaml"), "missing.yaml"), (("--run-dir", "/proc/heal"), "/proc/heal"),
+        (("--config-name", "other"), "--config-name"), (("--no-such-flag",), "--no-such-flag"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_sentence_and_nothing_is_started(heal, flags, word):
+    process = heal.start(*flags, command=heal.job("finish"))
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (2, "")
+    assert word in err
+    assert len(err.strip().splitlines()) == 1
+    assert not (heal.folder / "state").exists()
+
+
+def test_a_missing_script_is_one_sentence(heal):
+    process = heal.start("--train-script", "nowhere.py")
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 2
+    assert "nowhere.py" in err
+    assert len(err.strip().splitlines()) == 1
+
+
+def test_a_second_supervisor_of_the_same_run_is_refused(heal):
+    heal.start("--grace", "1", command=heal.job("hang"))
+    heal.wait_for_attempt()
+    second = heal.start(command=heal.job("finish"))
+    _, err = second.communicate(timeout=30)
+    assert second.returncode == 2
+    assert "in use by process" in err
