@@ -77,11 +77,10 @@ def _of_flag(argv: Sequence[str], index: int, flag: re.Match[str]) -> Entry | No
     following = index + 1
     if not flag[2]:
         text = argv[following] if following < len(argv) and not _is_flag(argv[following]) else ""
-        place = InCommand(following)
+        place = InCommand(following) if text else place
         following += 1
-        fatal = "" if text else "has no value"
-    elif not text:
-        fatal = "has no value"
+    if not text:
+        fatal = "has no value; give it one"
     if following < len(argv) and number_of(text) is not None and number_of(argv[following]) is not None:
         problem = "is followed by several numbers"
     return Entry(
@@ -92,7 +91,7 @@ def _of_flag(argv: Sequence[str], index: int, flag: re.Match[str]) -> Entry | No
         place=place,
         is_flag=True,
         problem=problem,
-        fatal=fatal and f"{fatal}; give it one",
+        fatal=fatal,
     )
 
 
@@ -114,7 +113,7 @@ def _of_override(index: int, override: re.Match[str]) -> Entry:
         path=tuple(canonical(part) for part in key.split(".")),
         value=_value(inner),
         where=COMMAND_LINE,
-        place=InCommand(index, before=f"{plus}{key}={quote}", after=quote),
+        place=InCommand(index, before=f"{plus}{key}={quote}", after=quote, is_override=True),
         problem="holds a list or a table" if not quote and text[:1] in ("[", "{") else "",
         fatal=fatal,
     )
@@ -142,10 +141,3 @@ def is_sweep(text: str) -> bool:
         elif character == "," and depth == 0:
             return True
     return False
-
-
-def hydra_quoted(value: str) -> str:
-    """Return a text as the value of an override: what Hydra's grammar would take apart stands in quotes."""
-    if re.fullmatch(r"[A-Za-z0-9_./:-]+", value):
-        return value
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"

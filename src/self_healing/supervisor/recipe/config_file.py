@@ -27,11 +27,16 @@ class ConfigFile:
     path: Path
     """Where it is; a link stays one, since a copy stands beside the link."""
     named: str
-    """As the user named it."""
+    """As the user named it; `label` is what texts say."""
     text: str
     """Its characters as they are, line ends included."""
     leaves: tuple[Leaf, ...]
     mode: int
+
+    @property
+    def label(self) -> str:
+        """Its name on one line."""
+        return _label(self.named)
 
     def entries(self) -> list[Entry]:
         """Return its values by their keys."""
@@ -40,7 +45,7 @@ class ConfigFile:
                 key=".".join(leaf.path),
                 path=tuple(canonical(part) for part in leaf.path),
                 value=leaf.value,
-                where=self.named,
+                where=self.label,
                 place=InFile(leaf.target),
                 line=leaf.line,
                 problem=leaf.problem,
@@ -64,7 +69,7 @@ class ConfigFile:
                 return (mark + toml_changed(text, values)).encode()
             return (mark + spliced(text, self.leaves, values)).encode()
         except Unreadable as error:
-            raise ConfigError(f"{self.named}: {error.what}") from None
+            raise ConfigError(f"{self.label}: {error.what}") from None
 
 
 def read_config(path: Path, named: str) -> ConfigFile:
@@ -74,32 +79,37 @@ def read_config(path: Path, named: str) -> ConfigFile:
         ConfigError: there is none, it cannot be read, or it is not what its ending says.
 
     """
-    named = " ".join(named.split())
+    label = _label(named)
     read = _READERS.get(path.suffix.lower())
     if read is None:
-        raise ConfigError(f"{named}: a config must end with .yaml, .yml, .toml or .json, which says how to read it")
+        raise ConfigError(f"{label}: a config must end with .yaml, .yml, .toml or .json, which says how to read it")
     try:
         found = os.stat(path)  # noqa: PTH116  # a path with a null byte is a ValueError here
         if stat.S_ISDIR(found.st_mode):
-            raise ConfigError(f"{named}: is a folder; name the config file in it")
+            raise ConfigError(f"{label}: is a folder; name the config file in it")
         if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{named}: is no regular file, and a copy with other values could not be made beside it")
+            raise ConfigError(f"{label}: is no regular file, and a copy with other values could not be made beside it")
         with path.open("rb") as file:
             raw = file.read(LARGEST_BYTES + 1)
     except FileNotFoundError:
-        raise ConfigError(f"{named}: there is no such config file") from None
+        raise ConfigError(f"{label}: there is no such config file") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigError(f"{named}: cannot be read: {reason}") from None
+        raise ConfigError(f"{label}: cannot be read: {reason}") from None
     if len(raw) > LARGEST_BYTES:
-        raise ConfigError(f"{named}: cannot be read: larger than {LARGEST_BYTES:,} bytes, so hardly a config")
+        raise ConfigError(f"{label}: cannot be read: larger than {LARGEST_BYTES:,} bytes, so hardly a config")
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{named}:{raw.count(b'\n', 0, error.start) + 1}: is not UTF-8 text") from None
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise ConfigError(f"{label}:{line}: is not UTF-8 text") from None
     try:
         leaves = tuple(read(text.removeprefix(_BOM)))
     except Unreadable as error:
-        place = f"{named}:{error.line}" if error.line else named
+        place = f"{label}:{error.line}" if error.line else label
         raise ConfigError(f"{place}: {error.what}") from None
     return ConfigFile(path, named, text, leaves, stat.S_IMODE(found.st_mode))
+
+
+def _label(name: str) -> str:
+    return " ".join(name.split())

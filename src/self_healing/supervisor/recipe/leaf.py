@@ -46,11 +46,14 @@ def spliced(text: str, leaves: Iterable[Leaf], values: Mapping[KeyPath, float | 
     for leaf, value in cuts:
         assert leaf.span is not None, leaf
         quote = leaf.quote or (quote_text if isinstance(value, str) else "")
-        inner = written(value)
-        if quote == '"':
-            inner = inner.replace("\\", "\\\\").replace('"', '\\"')
-        elif quote == "'":
-            inner = inner.replace("'", "''")
-        parts += [text[done : leaf.span[0]], quote, inner, quote]
+        parts += [text[done : leaf.span[0]], _between(quote, written(value), is_alone=leaf.span[0] == leaf.span[1])]
         done = leaf.span[1]
     return "".join([*parts, text[done:]])
+
+
+def _between(quote: str, text: str, *, is_alone: bool) -> str:
+    if quote == '"':
+        text = text.replace("\\", "\\\\").replace('"', '\\"')
+    elif quote == "'":
+        text = text.replace("'", "''")
+    return f"{' ' if is_alone else ''}{quote}{text}{quote}"  # behind a `key:` that holds nothing, a space is missing

@@ -41,7 +41,7 @@ def written(value: float | str) -> str:
 
     A float has a dot and a signed exponent: what has neither (1e-05) is text for YAML 1.1, which most scripts read.
     """
-    if isinstance(value, str) or isinstance(value, int):
+    if isinstance(value, str | int):
         return str(value)
     mantissa, _, exponent = f"{value:.5e}".partition("e")
     mantissa = mantissa.rstrip("0")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -23,7 +24,7 @@ class Role(StrEnum):
     RESUME = "resume"
 
     @property
-    def title(self) -> str:
+    def words(self) -> str:
         """What people call it."""
         return _TITLES[self]
 
@@ -76,6 +77,15 @@ def is_of_training(path: KeyPath) -> bool:
 
 # Where a value stands, which is where it is changed
 
+_PLAIN = re.compile(r"[A-Za-z0-9_./:+-]+")
+
+
+def hydra_quoted(value: str) -> str:
+    """Return a text as the value of an override: what Hydra's grammar would take apart stands in quotes."""
+    if _PLAIN.fullmatch(value):
+        return value
+    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+
 
 @dataclass(frozen=True)
 class InCommand:
@@ -84,6 +94,16 @@ class InCommand:
     index: int
     before: str = ""
     after: str = ""
+    is_override: bool = False
+
+    def holding(self, text: str) -> str:
+        """Return the argument with another value."""
+        if not self.is_override:
+            return f"{self.before}{text}{self.after}"
+        if not self.after:
+            return f"{self.before}{hydra_quoted(text)}"
+        escaped = text.replace("\\", "\\\\").replace(self.after, f"\\{self.after}")
+        return f"{self.before}{escaped}{self.after}"
 
 
 @dataclass(frozen=True)
@@ -125,6 +145,8 @@ class Entry:
     """The line of the file, where it stands in one."""
     is_flag: bool = False
     """Whether it is an option of a command, so that where it lands in the script's config is not known."""
+    follows: KeyPath = ()
+    """The key whose value it takes over by `${key}`; where the command changes that one, it changes this one too."""
     problem: str = ""
     """Why its value cannot be changed, as an end of a sentence: `holds a list`."""
     fatal: str = ""
@@ -162,7 +184,7 @@ class Setting:
         """Return `learning rate: training.learning_rate = 2.00e-04 in configs/config.yaml`."""
         inside = "on" if self.where == COMMAND_LINE else "in"
         tail = f"; it {self.problem} and is left alone" if self.problem else ""
-        return f"{self.role.title}: {self.key} = {shown(self.value)} {inside} {self.where}{tail}"
+        return f"{self.role.words}: {self.key} = {shown(self.value)} {inside} {self.where}{tail}"
 
 
 def short_name(key: str) -> str:
@@ -195,7 +217,7 @@ def as_setting(entry: Entry, role: Role) -> Setting:
             problem = f"is {_quoted(value)}, which is no whole number above 0"
         elif role is Role.WORKERS and not is_count(value, 0):
             problem = f"is {_quoted(value)}, which is no whole number"
-    if role is Role.RATE and not problem and isinstance(value, int):
+    if role is Role.RATE and not problem and value is not None:
         value = float(value)
     return Setting(
         role=role,

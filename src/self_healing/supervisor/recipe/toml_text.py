@@ -32,15 +32,18 @@ def toml_leaves(text: str) -> list[Leaf]:
 
 def _walk(path: KeyPath, value: object) -> Iterator[Leaf]:
     if isinstance(value, dict | list):
-        yield Leaf(path=path, value=None, target=path, problem=f"holds a {'table' if isinstance(value, dict) else 'list'}")
+        yield Leaf(
+            path=path, value=None, target=path, problem=f"holds a {'table' if isinstance(value, dict) else 'list'}"
+        )
         pairs = value.items() if isinstance(value, dict) else enumerate(value)
         for key, inner in pairs:
             yield from _walk((*path, str(key)), inner)
         return
-    is_plain = isinstance(value, int | float) and not isinstance(value, bool)
     text = value if isinstance(value, str) else str(value).lower()
-    number = value if is_plain else number_of(text) if isinstance(value, str) else None
-    yield Leaf(path=path, value=text if number is None else number, target=path, quote='"' * isinstance(value, str))
+    number = number_of(text) if isinstance(value, str) else None
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = value
+    yield Leaf(path=path, value=text if number is None else number, target=path)
 
 
 def toml_changed(text: str, values: Mapping[KeyPath, float | str]) -> str:
@@ -69,4 +72,6 @@ def _put(document: Any, path: KeyPath, value: float | str) -> None:
     for part in path[:-1]:
         document = document[int(part) if isinstance(document, list) else part]
     last = int(path[-1]) if isinstance(document, list) else path[-1]
-    document[last] = written(float(value) if isinstance(value, float) else value) if isinstance(document[last], str) else value
+    document[last] = (
+        written(float(value) if isinstance(value, float) else value) if isinstance(document[last], str) else value
+    )
