@@ -38,8 +38,16 @@ class TemporaryFiles:
             except FileExistsError:
                 self._files.remove(path)  # somebody else's
                 continue
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
+            except OSError:
+                self._files.remove(path)
+                raise
+            try:
+                with os.fdopen(descriptor, "wb") as file:
+                    file.write(data)
+            except OSError:
+                path.unlink(missing_ok=True)  # half a config is worse than none
+                self._files.remove(path)
+                raise
             return path
 
     def own_folder(self) -> Path:

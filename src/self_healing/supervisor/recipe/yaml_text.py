@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from ruamel.yaml import YAML
@@ -13,6 +14,8 @@ from .numbers import number_of
 from .setting import KeyPath
 
 _EMPTY = ("", "~", "null", "Null", "NULL")
+_NOTHING = re.compile(r"\s*:(?=[ \t]*(?:[#,}\r\n]|\Z))")
+"""What stands behind a key without a value; the characters of the value would stand at its end."""
 
 
 def yaml_leaves(text: str) -> list[Leaf]:
@@ -57,11 +60,11 @@ class _Walk:
         self.stands: dict[int, KeyPath] = {}
         self.within: set[int] = set()
 
-    def visit(self, path: KeyPath, node: Node, twice: int = 0) -> None:
+    def visit(self, path: KeyPath, node: Node, key: Node | None = None, twice: int = 0) -> None:
         if len(self.leaves) >= MOST_VALUES:
             raise Unreadable(f"holds more than {MOST_VALUES:,} values, counting those that aliases repeat")
         if isinstance(node, ScalarNode):
-            self.leaves.append(self._scalar(path, node, twice))
+            self.leaves.append(self._scalar(path, node, key, twice))
             return
         if id(node) in self.within:
             return  # an alias inside what it stands for
@@ -70,25 +73,27 @@ class _Walk:
         self.leaves.append(Leaf(path=path, value=None, target=path, line=line, problem=f"holds {kind}", twice=twice))
         self.within.add(id(node))
         if isinstance(node, MappingNode):
-            own: dict[str, tuple[Node, int, int]] = {}
-            for key, value in _pairs(node):
-                line = value.start_mark.line + 1
-                own[key] = (value, line, own[key][1] if key in own else 0)
-            for key, (value, _, before) in own.items():
-                self.visit((*path, key), value, before)
-            for key, value in _merged(node, set(own), 0):
-                self.visit((*path, key), value)
+            own: dict[str, tuple[Node, Node, int]] = {}
+            for name, value in _pairs(node):
+                own[name.value] = (name, value, own[name.value][0].start_mark.line + 1 if name.value in own else 0)
+            for name, value, before in own.values():
+                self.visit((*path, name.value), value, name, before)
+            for name, value in _merged(node, set(own), 0):
+                self.visit((*path, name.value), value, name)
         elif isinstance(node, SequenceNode):
             for index, value in enumerate(node.value):
                 self.visit((*path, str(index)), value)
         self.within.discard(id(node))
 
-    def _scalar(self, path: KeyPath, node: ScalarNode, twice: int) -> Leaf:
+    def _scalar(self, path: KeyPath, node: ScalarNode, key: Node | None, twice: int) -> Leaf:
         quote = node.style if node.style in ("'", '"') else ""
         token = f"{quote}{node.value}{quote}"
         end = node.end_mark.index
         # An anchor or a tag may stand before the value, so its end is what counts.
         is_there = node.style in (None, "'", '"') and self.text[end - len(token) : end] == token
+        if not token:
+            nothing = _NOTHING.match(self.text, key.end_mark.index) if key is not None else None
+            is_there, end = nothing is not None, nothing.end() if nothing else end
         number = number_of(node.value)
         value = number if number is not None else node.value
         return Leaf(
@@ -98,22 +103,22 @@ class _Walk:
             line=node.start_mark.line + 1,
             span=(end - len(token), end),
             quote=quote,
-            problem="" if is_there else "is written over several lines or with escapes",
+            problem="" if is_there else "is written over several lines, with escapes, or is only a tag or anchor",
             twice=twice,
         )
 
 
-def _pairs(node: MappingNode) -> Iterator[tuple[str, Node]]:
+def _pairs(node: MappingNode) -> Iterator[tuple[ScalarNode, Node]]:
     for key, value in node.value:
         if isinstance(key, ScalarNode) and not _is_merge(key):
-            yield key.value, value
+            yield key, value
 
 
 def _is_merge(key: ScalarNode) -> bool:
     return key.style is None and key.value == "<<"
 
 
-def _merged(node: MappingNode, taken: set[str], depth: int) -> Iterator[tuple[str, Node]]:
+def _merged(node: MappingNode, taken: set[str], depth: int) -> Iterator[tuple[ScalarNode, Node]]:
     """Yield what merge keys (`<<: *base`) bring in: an earlier one wins, and the table's own keys win over all."""
     if depth > 50:
         return
@@ -122,7 +127,7 @@ def _merged(node: MappingNode, taken: set[str], depth: int) -> Iterator[tuple[st
             for source in value.value if isinstance(value, SequenceNode) else [value]:
                 if isinstance(source, MappingNode):
                     for name, inner in _pairs(source):
-                        if name not in taken:
-                            taken.add(name)
+                        if name.value not in taken:
+                            taken.add(name.value)
                             yield name, inner
                     yield from _merged(source, taken, depth + 1)
