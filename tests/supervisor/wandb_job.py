@@ -28,7 +28,9 @@ class Job:
         self.count += 1
         more = {} if more is None else more
         extra = self.runs.environ_for_next(resumes)
-        folders = [folder or f"wandb/run-20240115_10304{self.count}-{run_id}"] if run_id and folder is not None else []
+        folders = (
+            [folder or f"wandb/run-20240115_1030{self.count:02}-{run_id}"] if run_id and folder is not None else []
+        )
         printed = [f"wandb: Run data is saved locally in {each}" for each in folders]
         printed += [f"wandb: {ROCKET} View run at {page}"] if page else []
         told = json.dumps({"folders": folders, "lines": [*printed, *lines]})

@@ -56,7 +56,8 @@ class Service:
         key = variables["entity"], variables["project"], variables["name"]
         if key not in self.runs:
             return None if not any(known[:2] == key[:2] for known in self.runs) else {"run": None}
-        more = {"displayName": "a-name", "config": "{}", "systemMetrics": "{}", "summaryMetrics": "{}", "user": None}
+        user = {"name": "U", "username": self.entity}
+        more = {"displayName": "a-name", "config": "{}", "systemMetrics": "{}", "summaryMetrics": "{}", "user": user}
         return {"run": {"id": "/".join(key), "name": key[2], "projectId": "1", **more, **self.runs[key]}}
 
     def _begun(self, variables):
@@ -111,3 +112,11 @@ def wandb_service(**wanted):
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def unasked_service():
+    """Yield a service that must not be asked anything."""
+    with wandb_service() as service:
+        yield service
+    assert (service.asked, service.deleted, service.other_paths) == ([], [], set())

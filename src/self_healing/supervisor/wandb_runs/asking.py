@@ -50,20 +50,16 @@ class Answer(NamedTuple):
 
 def ask(questions: Sequence[Question], cwd: Path, environ: Mapping[str, str], limit_s: float = LIMIT_S) -> list[Answer]:
     """Have runs deleted where the service agrees; an answer for each, in their order, within the limit, whatever happens."""
-    reason = ""
     lines: list[str] = []
     with tempfile.TemporaryDirectory(prefix="heal-wandb-", ignore_cleanup_errors=True) as folder:
-        answers = Path(folder) / "answers"
+        answers = Path(folder, "answers")
         try:
-            (Path(folder) / "questions").write_text(
-                json.dumps({"answer_s": ANSWER_S, "runs": [asdict(question) for question in questions]}), "ascii"
-            )
+            asked = {"answer_s": ANSWER_S, "runs": [asdict(question) for question in questions]}
+            Path(folder, "questions").write_text(json.dumps(asked), "ascii")
             reason = _run(Path(folder), cwd, environ, limit_s)
-            lines = answers.read_text("ascii").splitlines()
-        except FileNotFoundError:
-            reason = reason or "it could not be asked for: the working directory is gone"
+            lines = answers.read_text("ascii").splitlines() if answers.exists() else []
         except OSError as error:
-            reason = reason or f"it could not be asked for: {error.strerror or error}"
+            reason = f"the service could not be asked ({error.strerror or error})"
     masker = Masker(environ)
     found = _answers(lines)
     silent = reason or "the process that asks the service has ended without an answer"
