@@ -47,10 +47,21 @@ class Service:
             return {"deleteRun": {"clientMutationId": None}}
         if "upsertBucket" in query:
             return {"upsertBucket": self._begun(variables)}
+        if "RunResumeStatus" in query:
+            return {"model": self._resumable(variables)}
+        if "createRunFiles" in query:
+            files = [{"name": name, "uploadUrl": f"{self.address}/storage/{name}"} for name in variables["files"]]
+            return {"createRunFiles": {"runID": variables["run"], "uploadHeaders": [], "files": files}}
         if "run(name:" in query:
             return {"project": self._shown(variables)}
         viewer = {"id": "u", "entity": self.entity, "username": self.entity, "name": "U", "email": "u@example.com"}
         return {"viewer": {**viewer, "admin": False, "flags": "{}", "teams": {"edges": []}}, "serverInfo": None}
+
+    def stream(self, path, told):
+        """Take what a run sends while it lasts: that it is over, and how."""
+        _, _, entity, project, run_id, _ = path.split("/")
+        if told.get("complete"):
+            self.runs[entity, project, run_id]["state"] = "failed" if told.get("exitcode") else "finished"
 
     def _shown(self, variables):
         key = variables["entity"], variables["project"], variables["name"]
@@ -59,6 +70,16 @@ class Service:
         user = {"name": "U", "username": self.entity}
         more = {"displayName": "a-name", "config": "{}", "systemMetrics": "{}", "summaryMetrics": "{}", "user": user}
         return {"run": {"id": "/".join(key), "name": key[2], "projectId": "1", **more, **self.runs[key]}}
+
+    def _resumable(self, variables):
+        key = variables.get("entity") or self.entity, variables["project"], variables["name"]
+        place = {"id": "1", "name": key[1], "entity": {"id": "1", "name": key[0]}, "internalId": "1"}
+        if key not in self.runs:
+            return {**place, "bucket": None}
+        counts = {"logLineCount": 0, "historyLineCount": 1, "eventsLineCount": 0}
+        tails = {"historyTail": '["{\\"_step\\": 0}"]', "eventsTail": "[]", "config": "{}", "wandbConfig": '{"t": 1}'}
+        bucket = {"id": "/".join(key), "name": key[2], "displayName": "a-name", "summaryMetrics": "{}", "tags": []}
+        return {**place, "bucket": {**bucket, **counts, **tails}}
 
     def _begun(self, variables):
         entity, project = variables.get("entity") or self.entity, variables.get("project") or "uncategorized"
@@ -80,12 +101,19 @@ def wandb_service(**wanted):
         def do_POST(self):
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             time.sleep(service.silence_s)
-            if self.path != "/graphql":
-                service.other_paths.add(self.path)
-                self._send({})
+            if self.path == "/graphql":
+                asked = json.loads(body)
+                self._send({"data": service.answer(asked["query"], asked.get("variables") or {})})
                 return
-            asked = json.loads(body)
-            self._send({"data": service.answer(asked["query"], asked.get("variables") or {})})
+            if self.path.endswith("/file_stream"):
+                service.stream(self.path, json.loads(body))
+            else:
+                service.other_paths.add(self.path)
+            self._send({})
+
+        def do_PUT(self):
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self._send({})
 
         def do_GET(self):
             service.other_paths.add(self.path)

@@ -24,6 +24,9 @@ class Place(NamedTuple):
     entity: str
     project: str
 
+    def __str__(self) -> str:
+        return "/".join(filter(None, self))
+
     def fits(self, entity: str | None, project: str) -> bool:
         """Say whether another place can be the same."""
         is_same_entity = not self.entity or not entity or self.entity == entity

@@ -189,7 +189,7 @@ class WandbRuns:
         for folder in attempt.folders:
             recorded = recorded_place(folder) if folder.run_id == run_id else None
             if recorded is not None and not recorded.fits(entity, project):
-                return f"its own files name another place ({recorded.entity}/{recorded.project})"
+                return f"its own files name another place ({recorded})"
         return Question(
             run_id=run_id,
             entity=entity or None,

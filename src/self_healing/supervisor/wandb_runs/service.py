@@ -123,8 +123,8 @@ def not_before(began_s: float, created: object) -> datetime:
     """Return the first moment that counts: the whole second where the service says no more than that.
 
     The two clocks are not the same. Where the service's is behind, a run of the attempt itself may look too old, and is kept.
-    Where it is ahead, a run from just before could look new: such a run has been gone on with by the attempt, which
-    wandb says in its output, and which keeps it before anybody is asked.
+    Where it is ahead, a run from just before could look new: such a run was resumed, which wandb says in its output, or its id
+    is a fixed one, which later attempts use too; either keeps it before anybody is asked.
     """
     began = datetime.fromtimestamp(began_s, UTC)
     return began if "." in str(created) else began.replace(microsecond=0)
