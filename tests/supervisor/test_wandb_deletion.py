@@ -11,9 +11,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ..unit.loopback_servers import answering, hanging, refusing
+from ..unit.loopback_servers import hanging, refusing
 from .wandb_job import Job
-from .wandb_loopback import KEY, unasked_service, wandb_service
+from .wandb_loopback import KEY, unasked_service, wandb_service, way_out
 
 needs_wandb = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
 
@@ -240,13 +240,14 @@ def test_a_working_directory_that_is_gone_is_a_line(tmp_path, asks_nobody):
 
 @needs_wandb
 def test_nobody_but_the_service_is_told_anything(tmp_path, service):
-    with answering() as (proxy, posted):
-        job = Job(tmp_path, service.environ() | {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": "127.0.0.1"})
+    with way_out() as (proxy, wanted):
+        proxies = {name: proxy for each in ("http_proxy", "https_proxy") for name in (each, each.upper())}
+        job = Job(tmp_path, service.environ() | proxies | {"NO_PROXY": "127.0.0.1"})
         job.attempt("abc123de", service.page("abc123de"))
         service.add("abc123de")
         job.attempt("later001")
         assert job.end()[0].startswith("Deleted")
-        assert posted == []
+    assert wanted == []
     assert service.other_paths == set()
 
 

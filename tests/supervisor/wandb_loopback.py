@@ -93,6 +93,19 @@ class Service:
 
 
 @contextmanager
+def _serving(handler):
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
 def wandb_service(**wanted):
     """Yield a service that answers at its `address`."""
     service = Service(**wanted)
@@ -130,16 +143,9 @@ def wandb_service(**wanted):
         def log_message(self, *args):
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    service.address = f"http://127.0.0.1:{server.server_address[1]}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with _serving(Handler) as address:
+        service.address = address
         yield service
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
 
 
 @contextmanager
@@ -148,3 +154,22 @@ def unasked_service():
     with wandb_service() as service:
         yield service
     assert (service.asked, service.deleted, service.other_paths) == ([], [], set())
+
+
+@contextmanager
+def way_out():
+    """Yield the address of a proxy, and the list of what was to be reached by it; nothing is."""
+    wanted = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def _refuse(self):
+            wanted.append(self.path)
+            self.send_error(502)
+
+        do_CONNECT = do_GET = do_POST = do_PUT = _refuse
+
+        def log_message(self, *args):
+            pass
+
+    with _serving(Handler) as address:
+        yield address, wanted
