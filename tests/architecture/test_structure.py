@@ -49,6 +49,7 @@ FENCES = {
     "adapters/trainer/trackers.py": 3,  # a report callback failed: said in the ledger and counted, or raised again; its page likewise
     "adapters/trainer/leaving.py": 2,  # an emergency checkpoint failed: said in the ledger, the first error stays
     "api.py": 1,  # opening a run failed: the lock is given back and the error raised again
+    "supervisor/wandb_runs/service.py": 1,  # whatever wandb raises is the answer: a line that says why a run is kept
     "tracking/alert_office.py": 1,  # a bug of ours: said in the log and the ledger, and no more alerts are sent
     "tracking/courier.py": 1,  # a delivery failed: kept for whoever sent it, counted and told
     "tensors/probe.py": 2,  # the probed step raises: a finding; the probe itself fails: kind unknown, with the reason
