@@ -27,7 +27,7 @@ pytestmark = pytest.mark.torch
 SCRIPT = """
 import os, sys, time, torch
 torch.set_num_threads(1)
-from self_healing import SelfHealingTrainer
+from self_healing import HealingConfig, SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_trainer
 folder, how = sys.argv[1:]
 trainer = tiny_trainer(folder, max_steps=20)
@@ -40,7 +40,7 @@ def forward(module, args):
             raise KeyError("labels")
 
 trainer.model.register_forward_pre_hook(forward)
-SelfHealingTrainer(trainer).train()
+SelfHealingTrainer(trainer, HealingConfig(grace_seconds=2.0, snapshot_every_steps=4)).train()
 torch.save(trainer.model.state_dict(), folder + "/end.pt")
 """
 
