@@ -16,12 +16,12 @@ from .actions.tighten_clipping import TightenClipping
 from .assembly import build_healer
 from .core.action import Action
 from .core.capability import capabilities_of
-from .core.errors import ActionFailed, CapabilityMissing
+from .core.errors import ActionFailed, CapabilityMissing, ConfigError
 from .core.execute import execute
 from .core.failure import FailureType, Severity
 from .core.ledger import CONTINUES, Book, Entry, Ledger, iter_ledger
 from .core.plan import Outcome, Plan
-from .core.run_directory import ledger_path, lock_run_directory
+from .core.run_directory import VARIABLE, ledger_path, lock_run_directory, run_directory_of
 from .core.secrets import secrets_of_url
 
 if TYPE_CHECKING:
@@ -32,13 +32,14 @@ class OpenRun:
     """A run directory that is ours: locked, with a ledger and a healer that remembers earlier attempts.
 
     `with OpenRun("out", config, run) as opened: plan = opened.healer.observe(signal)`. Closing it writes what is
-    left of the ledger and gives the lock back. One that `continues` nothing is another run in the same folder: it
+    left of the ledger and gives the lock back. Without a folder it is the one that a supervisor has named in
+    `SELF_HEALING_RUN_DIR`. One that `continues` nothing is another run in the same folder: it
     writes to the same ledger and knows nothing of what is in there.
     """
 
     def __init__(
         self,
-        run_dir: str | os.PathLike[str],
+        run_dir: str | os.PathLike[str] | None,
         config: HealingConfig,
         run: object,
         *,
@@ -50,6 +51,9 @@ class OpenRun:
     ) -> None:
         environ = os.environ if environ is None else environ
         self.ledger: Ledger | None = None
+        run_dir = run_directory_of(environ) if run_dir is None else run_dir
+        if run_dir is None:
+            raise ConfigError(f"there is no run directory: name one, or set {VARIABLE}")
         self.lock = lock_run_directory(run_dir, rank)
         try:
             path = ledger_path(run_dir, rank)

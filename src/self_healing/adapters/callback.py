@@ -11,14 +11,17 @@ import atexit
 import logging
 import os
 import sys
+import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import give_up
+from ..core.errors import UnrecoverableError
 from ..core.failure import FailureType, Mode
+from ..core.goodput import Spending, TimeAccount
 from .given import given_config
 from .trainer.abilities import LoopAbilities
+from .trainer.exit_codes import end_with
 from .trainer.learning_rate import LearningRateScale
 from .trainer.reflexes import Reflex
 from .trainer.run_desk import RunDesk, facts_of_run
@@ -54,6 +57,8 @@ class Watched:
     desk: RunDesk
     abilities: LoopAbilities
     rate_scale: LearningRateScale
+    account: TimeAccount
+    """Where its time goes, as far as a callback sees it."""
     ring: TelemetryRing
     """Carries from the device whether an update was left out."""
     skipped_steps: int = 0
@@ -97,15 +102,18 @@ class SelfHealingCallback:
         loop = SeenLoop(args, state, control, kwargs.get("optimizer"))
         rate_scale = LearningRateScale()
         abilities = LoopAbilities(loop, rate_scale)
+        account = TimeAccount(time.perf_counter)
         desk = RunDesk(
             args,
             self.config,
             abilities,
             mode=self.mode,
             step=lambda: int(loop.state.global_step),
+            account=account,
+            heals=self.mode is Mode.HEAL,
             resumes=int(state.global_step) > 0,
         )
-        watched = Watched(loop, desk, abilities, rate_scale, TelemetryRing())
+        watched = Watched(loop, desk, abilities, rate_scale, account, TelemetryRing())
         facts = {**facts_of_run(args, state, kwargs.get("model")), "trainer": "callback"}
         desk.open()  # what fails before this leaves nothing to close, and what comes after is closed by `end`
         self._watched = watched
@@ -123,9 +131,13 @@ class SelfHealingCallback:
             if found_inf:
                 self._was_held_back(watched, step)
         reason = watched.abilities.stop_reason
+        code = watched.desk.exit_code("completed" if reason is None else "unrecoverable")
         self.end("completed" if reason is None else "unrecoverable", None)
         if reason is not None:
-            give_up(reason, None)
+            error = UnrecoverableError(reason)
+            if code is not None:
+                end_with(error, code)
+            raise error
 
     def _process_ends(self) -> None:
         """Write how the run ended where an exception has ended the process."""
@@ -141,6 +153,33 @@ class SelfHealingCallback:
             watched.abilities.put_back()
             watched.desk.ended(reason, error, _figures(watched))
             watched.desk.close()
+
+    # -- where its time goes -------------------------------------------------------------------------
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take note that an evaluation is over, or that training begins."""
+        if self._watched is not None:
+            self._evaluation_is_over(self._watched.account)
+            self._watched.account.steps_begin(int(state.global_step))
+
+    def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take note that a part of a step is done."""
+        if self._watched is not None:
+            self._watched.account.still_there()
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Take note that a part of an evaluation is done; a callback does not hear of its beginning."""
+        if self._watched is not None:
+            account = self._watched.account
+            if account.spends_on is Spending.EVALUATING:
+                account.still_there()
+            else:
+                account.enter(Spending.EVALUATING)
+
+    @staticmethod
+    def _evaluation_is_over(account: TimeAccount) -> None:
+        if account.spends_on is Spending.EVALUATING:
+            account.leave()
 
     # -- one step ------------------------------------------------------------------------------------
 
@@ -180,6 +219,7 @@ class SelfHealingCallback:
         watched = self._watched
         if watched is None:
             return
+        watched.account.step_done(int(state.global_step))
         for step, (found_inf,) in watched.ring.ready():
             if found_inf:
                 self._was_held_back(watched, step)
@@ -215,6 +255,7 @@ class SelfHealingCallback:
     def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **kwargs: Any) -> None:
         """Look at an evaluation."""
         if self._watched is not None:
+            self._evaluation_is_over(self._watched.account)
             self._watched.desk.look(metrics)
 
 

@@ -286,6 +286,11 @@ def _with_figures(output: Any, session: TrainerSession) -> Any:
     return output._replace(metrics={**output.metrics, **figures})
 
 
+def _gets_on(callback: Any, *_: Any, **__: Any) -> None:
+    """Note that a part of a step or of an evaluation is done, for whoever wonders whether the run hangs."""
+    callback.session.spent.account.still_there()
+
+
 def make_callback(session: TrainerSession) -> Any:
     """Return a callback that only carries signals from the loop to the session."""
     from transformers import TrainerCallback
@@ -308,6 +313,8 @@ def make_callback(session: TrainerSession) -> Any:
             self.session.go_where_asked()  # what an evaluation has shown is answered before the next step
             self.session.begin_of_step()
             self.session.go_where_asked()  # what was found in the state that was just taken
+
+        on_substep_end = on_prediction_step = _gets_on
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             self.session.end_of_step()

@@ -2,7 +2,21 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
 from typing import NoReturn
+
+
+class ExitCode(IntEnum):
+    """What a process of ours tells whoever has started it; every other code is a crash."""
+
+    PREEMPTED = 75
+    """EX_TEMPFAIL: saved, start it again at once."""
+    STALLED = 76
+    """It does not get on: another process may."""
+    DEVICE_LOST = 77
+    """Saved, start it again; on another device if it comes back."""
+    GAVE_UP = 78
+    """EX_CONFIG: nothing is left to try, do not start it again as it is."""
 
 
 class SelfHealingError(Exception):
@@ -38,13 +52,16 @@ class ActionFailed(SelfHealingError):
 
 
 class UnrecoverableError(SelfHealingError):
-    """Training was given up where no original exception exists to re-raise."""
+    """Training was given up where no original exception exists to re-raise.
+
+    Uncaught, it ends the process with code 78 where a new one would not fare better.
+    """
 
 
 class DeviceLost(SelfHealingError, SystemExit):
     """This process can never use its device again; another one can. An uncaught one ends the process with code 77."""
 
-    exit_code = 77
+    exit_code = int(ExitCode.DEVICE_LOST)
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -57,7 +74,7 @@ class Preempted(SystemExit):
     It is no `Exception`: nothing is wrong, and to be started again is all that is needed.
     """
 
-    exit_code = 75
+    exit_code = int(ExitCode.PREEMPTED)
 
     def __init__(self, text: str, *, signal: str, output: object = None) -> None:
         super().__init__(self.exit_code)

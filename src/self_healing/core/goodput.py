@@ -106,6 +106,10 @@ class TimeAccount:
         self._seconds[Spending.OTHER] += self._unfinished
         self._unfinished = 0.0
 
+    def still_there(self) -> None:
+        """Note that something got on inside of what is being done, such as one batch of an evaluation."""
+        self._settle()
+
     # -- telling -------------------------------------------------------------------------------------
 
     def seconds(self) -> dict[Spending, float]:
@@ -121,8 +125,18 @@ class TimeAccount:
 
     @property
     def settled_s(self) -> float:
-        """Until when everything is counted, by the clock."""
+        """Until when everything is counted, by the clock: when the thread that trains last got on."""
         return self._since
+
+    @property
+    def spends_on(self) -> Spending:
+        """What time is being spent on; any thread may ask."""
+        return self._stack[-1]
+
+    @property
+    def has_done_a_step(self) -> bool:
+        """Whether a step was completed that counts."""
+        return len(self._until) > 1
 
     def _become(self, kind: Spending) -> None:
         self._settle()

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import threading
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,12 +18,28 @@ from .errors import ConfigError, RunDirectoryLocked
 
 logger = logging.getLogger("self_healing.run_directory")
 
+VARIABLE = "SELF_HEALING_RUN_DIR"
+"""The environment variable by which a supervisor names the run directory to the processes that it starts."""
+ATTEMPT = "SELF_HEALING_ATTEMPT"
+"""The environment variable by which a supervisor says for which time it starts a command, from 1."""
 _FOLDER = "healing"
 _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _held: dict[tuple[int, int], RunLock] = {}
 """The locks of this process by device and inode of their file: flock alone cannot tell where it is unsupported."""
 _held_guard = threading.Lock()
+
+
+def run_directory_of(environ: Mapping[str, str]) -> Path | None:
+    """Return the run directory that a supervisor has named; None where nobody has."""
+    named = environ.get(VARIABLE, "").strip()
+    return Path(named).absolute() if named else None
+
+
+def launch_of(environ: Mapping[str, str]) -> int | None:
+    """Return for which time a supervisor has started this process; None where nobody says."""
+    said = environ.get(ATTEMPT, "").strip()
+    return int(said) if said.isascii() and said.isdecimal() and len(said) < 10 else None
 
 
 def healing_folder(run_dir: str | os.PathLike[str]) -> Path:

@@ -54,7 +54,10 @@ class OwnLoopSession:
         self.abilities = OwnLoopAbilities(trainer, self.guard, self.state, self.batches)
         self.pending = self.abilities.pending
         # It cannot resume: what was cut short in the folder is not gone on with.
-        self.desk = RunDesk(trainer.args, config, self.abilities, mode=mode, step=self.step, starts_over=True)
+        self.desk = RunDesk(
+            trainer.args, config, self.abilities, mode=mode, step=self.step, account=self.spent.account, heals=acts,
+            starts_over=True,
+        )  # fmt: skip
         self.pending.tell, self.pending.step = self.desk.tell_of_move, self.step
         self.saving = Saving(trainer, self.guard, self.state)
         preempting = [signal.Signals[name] for name in config.preemption_signals]

@@ -7,6 +7,7 @@ state turns out not to fit, the next one is tried; nothing of the trainer was to
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import ConfigError
 from ...core.failure import Effect
-from ...core.run_directory import ledger_path
+from ...core.run_directory import launch_of, ledger_path
 from ...snapshots.manifest import step_of
 from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, resolve
 from ...snapshots.shared_folder import run_name
@@ -204,7 +205,12 @@ class GoingOn:
 
 
 def _was_cut_short(trainer: Any, before: LastAttempt | None) -> bool:
-    """Say whether nobody wanted the last attempt to end, and one process alone can go on with it."""
-    if before is None or not before.was_cut_short or int(trainer.args.world_size) > 1:
+    """Say whether nobody wanted the last attempt to end, and one process alone can go on with it.
+
+    A supervisor that starts the command once more has looked at how it ended, and wants it to go on.
+    """
+    if before is None or int(trainer.args.world_size) > 1:
         return False  # several processes would each choose for themselves
+    if not before.was_cut_short and (launch_of(os.environ) or 1) == 1:
+        return False
     return not Surroundings(trainer).only_measures

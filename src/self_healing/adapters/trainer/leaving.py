@@ -177,6 +177,7 @@ def leave_at_once(session: TrainerSession, number: int) -> None:
     try:
         session.note("interrupted", f"{came.name} came; the step has not ended within {session.grace.grace_s:g} s")
         session.desk.ended(came.name.lower(), None, {})
+        session.desk.heart.stop()
         session.desk.alerts.flush(1.0)
         if session.checkpoints is not None:
             session.checkpoints.disk.close(1.0)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...api import OpenRun
+from ...core.errors import ExitCode
 from ...core.failure import Mode
+from ...core.goodput import TimeAccount
 from ...core.ledger import Entry, LedgerReading, iter_ledger
 from ...core.plan import Plan
 from ...core.run_directory import ledger_path
@@ -24,6 +26,8 @@ from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
 from ...tracking.alert_office import AlertOffice
+from .exit_codes import end_with, exit_code_of, is_for_good
+from .heart import Heart
 from .killed_attempt import listed_since, reached_at_least
 from .last_attempt import LastAttempt, last_attempt
 from .reflexes import NOTE, Reflex
@@ -48,6 +52,8 @@ class RunDesk:
         *,
         mode: Mode,
         step: Callable[[], int],
+        account: TimeAccount,
+        heals: bool,
         resumes: bool = False,
         starts_over: bool = False,
     ) -> None:
@@ -74,6 +80,9 @@ class RunDesk:
         run_name = Path(args.output_dir).resolve().name
         self.alerts = AlertOffice(run=run_name, urls=config.alert_urls if is_first else (), note=self.note)
         self._tells = is_first
+        self.heart = Heart(args, account, step, heals=heals, clock=time.perf_counter)
+        self._gave_up: Plan | None = None
+        """The plan that has ended the run."""
 
     def open(self) -> None:
         """Take the folder, which `close` gives back; nobody else can use it in between."""
@@ -101,11 +110,15 @@ class RunDesk:
                 self.abilities.alerted_by = self.alerts.describe
             if before is not None and before.was_killed:
                 self._tell_of_a_kill(before)
+            ledger = self.opened.ledger
+            attempt = ledger.attempt if ledger is not None else 0
+            self.heart.begin(attempt, lambda text: self.record("no-heartbeat", {"text": text}))
             undo.pop_all()
 
     def close(self) -> None:
         """Write what is left of the ledger and let others write to the directory."""
         self.alerts.close()
+        self.heart.stop()
         self.opened.close()
         step = self.step()
         self.step = lambda: step  # whoever could tell is held on to no longer
@@ -182,6 +195,8 @@ class RunDesk:
         while plan is not None:
             last = plan
             outcome = healer.act(plan, self.abilities, time.perf_counter)
+            if outcome is not None and any(action.is_final for action in plan.actions):
+                self._gave_up = plan
             plan = None if outcome is None else healer.agree(healer.next_plan(outcome))
         return last
 
@@ -211,6 +226,10 @@ class RunDesk:
     def ended(self, exit_reason: str, error: BaseException | None, figures: Mapping[str, float]) -> None:
         """Write how the run ended: a line in the ledger, the postmortem, and one sentence in the log."""
         self.finish()
+        code = self.exit_code(exit_reason)
+        self.heart.ends(exit_reason, code)
+        if code == ExitCode.GAVE_UP and error is not None:
+            end_with(error, code)
         ledger, step = self.opened.ledger, self.step()
         if ledger is None:
             return
@@ -228,6 +247,13 @@ class RunDesk:
             started_s=self._started_s,
             ended_s=time.time(),
         )
+
+    def exit_code(self, exit_reason: str) -> int | None:
+        """Return what an end asks whoever has started the process for, None where nothing of ours has decided it."""
+        plan = self._gave_up
+        # Only a rehearsal gives up without a plan.
+        gave_up = exit_reason == "unrecoverable" if plan is None else is_for_good(plan, self.healer.memory)
+        return exit_code_of(exit_reason, self.config.preemption_signals, is_for_good=gave_up)
 
     def _tell_of_a_kill(self, before: LastAttempt) -> None:
         """Write the postmortem of the attempt before this one, where its process had no time to write one."""

@@ -84,7 +84,10 @@ class TrainerSession:
         """An exception that was looked at before it left the loop."""
         alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
         planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
-        self.desk = RunDesk(trainer.args, config, self.abilities, mode=planned, step=self._step, **past)
+        self.desk = RunDesk(
+            trainer.args, config, self.abilities, mode=planned, step=self._step, account=self.spent.account, heals=acts,
+            **past,
+        )  # fmt: skip
         self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
         self.note = self.abilities.note = self.desk.note
         folder = healing_folder(trainer.args.output_dir)

@@ -38,7 +38,7 @@ MOST_RANKS = 128
 _OF_A_RANK = re.compile(r"(?<![A-Za-z])(rank|worker|task|proc|process|node)([-_.]?)\d{1,5}(?!\d)", re.IGNORECASE)
 _ATTEMPT = re.compile(r"attempt_\d{1,6}")
 """The folder that torchrun makes for each start; in it, each process has one that is called by its number."""
-_OF_TRACKERS = re.compile(r"debug(?:-internal|-core)?\.log|.*\.lock")
+_TELLS_NOTHING = re.compile(r"debug(?:-internal|-core)?\.log|.*\.lock|heartbeat(?:\.rank\d+)?\.json")
 _NUMBERS = ("state", "wandb", "trackio", "tensorboard", "table", "results")
 """Kinds that hold the same metrics, the most exact first: the first that is there is enough."""
 
@@ -133,7 +133,7 @@ def _rank(path: Path) -> tuple[int, float]:
 
 
 def _kind_of(path: Path) -> str:
-    if _OF_TRACKERS.fullmatch(path.name):
+    if _TELLS_NOTHING.fullmatch(path.name):
         return ""
     return next((kind for kind, pattern in _KINDS.items() if pattern.fullmatch(path.name)), "")
 
