@@ -6,22 +6,19 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 from ..core.errors import ConfigError
-from ..core.run_directory import healing_folder, lock_run_directory
+from ..core.run_directory import lock_run_directory
+from .attempting import Attempts, Job
 from .decide import Again, Decision, Done, Stop, Wish, decide
-from .outcome import EndedBy, Outcome, outcome_of
+from .outcome import EndedBy, Outcome
 from .process.shim import become_subreaper
-from .process.terminal import is_terminal
 from .recipe import NoRoom, Recipe, read_recipe
-from .running import Running, Start
 from .settings import RunSettings
 from .signals import SignalDesk
 from .telling import LOG, Teller, table
 
-RUN_DIR = "SELF_HEALING_RUN_DIR"
 FAILED = 1
 
 
@@ -54,24 +51,14 @@ def run_directory(settings: RunSettings, recipe: Recipe, cwd: Path) -> Path:
     return recipe.output_folder() or cwd / "heal-runs" / time.strftime("%Y%m%d-%H%M%S")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Job:
-    """What is supervised, as the user gave it."""
-
-    settings: RunSettings
-    cwd: Path
-    run_dir: Path
-    environ: Mapping[str, str]
-
-
 class Supervisor:
     """One job and its attempts."""
 
     def __init__(self, job: Job, recipe: Recipe, desk: SignalDesk, teller: Teller) -> None:
-        self._job = job
         self._settings = job.settings
         self._run_dir = job.run_dir
         self._recipe = recipe
+        self._attempts = Attempts(job, desk, teller)
         self._desk = desk
         self._teller = teller
         self._story: list[Outcome] = []
@@ -88,6 +75,8 @@ class Supervisor:
             if not isinstance(decision, Again):
                 return self._end(decision)
             changes = tuple(change.text() for change in self._recipe.changes_since(before))
+            is_slower = decision.wish is Wish.LESS_RATE
+            self._recipe = self._attempts.to_go_on(self._recipe, outcome, has_other_rate=is_slower)
             if not self._wait(decision.wait_s):
                 return self._end(Stop("told to end while waiting for the next attempt"))
 
@@ -108,26 +97,10 @@ class Supervisor:
 
     def _attempt(self, changes: tuple[str, ...]) -> Outcome:
         number = len(self._story) + 1
-        launch = self._recipe.prepared(number)
         self._teller.say(f"attempt {number} of at most {self._settings.max_retries + 1}")
-        self._teller.note("$ " + " ".join(launch.argv))
-        if launch.config is not None:
-            self._teller.note(f"Using config: {launch.config}")
-        self._teller.record("attempt-began", {"attempt": number, "argv": list(launch.argv), "changes": list(changes)})
-        start = Start(
-            number=number, argv=launch.argv, environ=self._environ_for(launch.environ), cwd=self._job.cwd,
-            folder=healing_folder(self._run_dir) / f"attempt-{number}", changes=changes, tell=self._teller.say,
-        )  # fmt: skip
-        outcome = outcome_of(Running(start, self._settings, self._desk).run())
+        outcome = self._attempts.run(self._recipe, number, changes)
         self._tell_outcome(outcome)
         return outcome
-
-    def _environ_for(self, changed: Mapping[str, str]) -> dict[str, str]:
-        environ = {**self._job.environ, **changed, RUN_DIR: str(self._run_dir.resolve())}
-        environ.setdefault("PYTHONFAULTHANDLER", "1")  # a crash, and our SIGABRT at a hang, show where python was
-        if not (is_terminal(1) or is_terminal(2)):
-            environ.setdefault("PYTHONUNBUFFERED", "1")
-        return environ
 
     def _tell_outcome(self, outcome: Outcome) -> None:
         attempt = outcome.attempt
@@ -200,6 +173,7 @@ class Supervisor:
                 self._teller.say(f"  - {fix}")
         for line in table(self._story):
             self._teller.say(line)
+        self._attempts.finish(succeeded=isinstance(decision, Done))
         code = 0 if isinstance(decision, Done) else self._exit_code()
         self._teller.record("ended", {"code": code})
         return code

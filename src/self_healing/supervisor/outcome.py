@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from ..core.discover import discover_patterns
 from ..core.errors import DeviceLost, Preempted
 from ..core.failure import Severity
+from ..diagnosis.text import text_findings
 from ..diagnosis.text_finding import TextFinding
+from ..readers.log_text import Line
+from .torchrun import RankFailure
 
 STALLED = 76
 GIVEN_UP = 78
@@ -49,6 +53,10 @@ class Attempt:
     """Whether our healer ran inside it."""
     was_killed_for_memory: bool = False
     """Whether the kernel has killed a process for memory meanwhile."""
+    own_code: int | None = None
+    """What our healer inside has said its end asks for, where the exit code is lost on the way (torchrun)."""
+    rank_failure: RankFailure | None = None
+    """The rank that has failed first, where a launcher has started several."""
     changes: tuple[str, ...] = field(default=())
     """What was changed before it, in words."""
 
@@ -93,6 +101,10 @@ def outcome_of(attempt: Attempt) -> Outcome:
         if attempt.is_nan and not attempt.heals_itself:
             return _of_nan(attempt, "the loss is NaN at the end, though the exit code is 0")
         return Outcome(attempt=attempt, succeeded=True)
+    if attempt.own_code is not None and attempt.status not in _BY_CODE:
+        return replace(outcome_of(replace(attempt, status=attempt.own_code, own_code=None)), attempt=attempt)
+    if attempt.rank_failure is not None:
+        return _of_rank(attempt, attempt.rank_failure)
     number = _signal_of(attempt.status)
     fine, says = _BY_CODE.get(attempt.status or 0) or _of_signal(number) or ("crash", f"exit code {attempt.status}")
     if attempt.was_killed_for_memory and number in (None, signal.SIGKILL):
@@ -105,6 +117,21 @@ def outcome_of(attempt: Attempt) -> Outcome:
     ):
         return _of_text(attempt, found)
     return Outcome(attempt=attempt, succeeded=False, fine=fine, says=says, fixes=found.fix if found else ())
+
+
+def _of_rank(attempt: Attempt, failure: RankFailure) -> Outcome:
+    """Return what the first rank that failed has died of: what the others say of it is a consequence."""
+    of_rank = replace(attempt, rank_failure=None)
+    if failure.traceback or failure.message:
+        lines = (
+            Line(number, text) for number, text in enumerate((failure.traceback or failure.message).splitlines(), 1)
+        )
+        found = text_findings(lines, discover_patterns("self_healing.patterns"))
+        of_rank = replace(of_rank, status=failure.code or 1, findings=found or attempt.findings)
+    elif failure.code is not None and (failure.code < 0 or failure.code in _BY_CODE):
+        of_rank = replace(of_rank, status=failure.code, findings=())
+    outcome = outcome_of(of_rank)
+    return replace(outcome, attempt=attempt, says=f"rank {failure.rank}: {outcome.says}")
 
 
 def _ended_by_us(attempt: Attempt) -> Outcome:

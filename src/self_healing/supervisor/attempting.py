@@ -1,0 +1,162 @@
+"""The attempts of a job: what each is started with, what stands beside it, and what it came to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ..core.heartbeat import Heartbeat, read_heartbeats
+from ..core.run_directory import ATTEMPT, VARIABLE, healing_folder
+from ..readers.log_text import Block
+from .checkpoints import newest_sound
+from .outcome import Outcome, outcome_of
+from .process.terminal import is_terminal
+from .recipe import NoRoom, Recipe
+from .running import Running, Start
+from .settings import RunSettings
+from .signals import SignalDesk
+from .telling import Teller
+from .torchrun import Launcher, RankFailure, SummaryReader, exports, first_failure, launcher_of, read_errors
+from .wandb_runs import WandbRuns
+
+MOST_CHANGED_CLOCK_S = 1.0
+"""How much earlier than its start a process may say that it began, by the resolution of clocks and file systems."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What is supervised, as the user gave it."""
+
+    settings: RunSettings
+    cwd: Path
+    run_dir: Path
+    environ: Mapping[str, str]
+
+
+class Attempts:
+    """Starts the attempts of one job, one after the other."""
+
+    def __init__(self, job: Job, desk: SignalDesk, teller: Teller) -> None:
+        self._job = job
+        self._desk = desk
+        self._teller = teller
+        self._wandb = WandbRuns(may_delete=job.settings.delete_wandb_runs)
+        self._began_s = time.time()
+        self._more_environ: dict[str, str] = {}
+
+    def run(self, recipe: Recipe, number: int, changes: tuple[str, ...]) -> Outcome:
+        """Run one attempt to its end, and say what it came to."""
+        launch = recipe.prepared(number)
+        folder = healing_folder(self._job.run_dir) / f"attempt-{number}"
+        argv, environ = list(launch.argv), self._environ_for(launch.environ, number)
+        launcher = launcher_of(argv)
+        if launcher is not None:
+            argv = launcher.with_log_folder(argv, folder / "torchrun")
+            environ |= exports(environ)
+        self._teller.note("$ " + " ".join(argv))
+        if launch.config is not None:
+            self._teller.note(f"Using config: {launch.config}")
+        self._teller.record("attempt-began", {"attempt": number, "argv": argv, "changes": list(changes)})
+        self._wandb.attempt_begins(number, self._job.cwd, environ, argv)
+        lines = _Lines(self._wandb, self._teller, is_launched=launcher is not None)
+        beats = _Beats(self._job.run_dir, time.time() - MOST_CHANGED_CLOCK_S, number)
+        start = Start(
+            number=number, argv=argv, environ=environ, cwd=self._job.cwd, folder=folder, changes=changes, on_lines=lines.see,
+            beats=beats.signs, heals_itself=beats.heals, tell=self._teller.say,
+        )  # fmt: skip
+        seen = Running(start, self._job.settings, self._desk).run()
+        failure = None if launcher is None else self._first_failure(launcher, argv, environ, lines, beats.since_s)
+        self._wandb.attempt_ended(resumed=beats.heals())
+        return outcome_of(replace(seen, step=beats.step(seen.step), own_code=beats.exit_code(), rank_failure=failure))
+
+    def to_go_on(self, recipe: Recipe, last: Outcome, *, has_other_rate: bool) -> Recipe:
+        """Return the recipe with what lets the next attempt go on from where the last one was, where that is possible."""
+        is_resumed = last.attempt.heals_itself
+        if not is_resumed and has_other_rate:
+            self._teller.say("the next attempt starts over: a checkpoint would bring the old learning rate back")
+        elif not is_resumed:
+            recipe, is_resumed = self._with_checkpoint(recipe, last)
+        self._more_environ = self._wandb.environ_for_next(is_resumed)
+        return recipe
+
+    def finish(self, *, succeeded: bool) -> None:
+        """Clean up behind the attempts that count for nothing."""
+        for line in self._wandb.delete_started_over(succeeded):
+            self._teller.say(line)
+
+    def _with_checkpoint(self, recipe: Recipe, last: Outcome) -> tuple[Recipe, bool]:
+        folder = recipe.output_folder() or self._job.run_dir
+        sound = newest_sound(folder, last.trouble_since_s, since_s=self._began_s)
+        for why in sound.passed_over:
+            self._teller.say(f"passed over: {why}")
+        if sound.path is None:
+            return recipe, False
+        changed = recipe.with_checkpoint(sound.path)
+        if isinstance(changed, NoRoom):
+            self._teller.say(f"the next attempt starts over, though there is {sound.path}: {changed.reason}")
+            return recipe, False
+        self._teller.say(f"the next attempt goes on from {sound.path}")
+        return changed, True
+
+    def _environ_for(self, changed: Mapping[str, str], number: int) -> dict[str, str]:
+        environ = {**self._job.environ, **changed, **self._more_environ}
+        environ |= {VARIABLE: str(self._job.run_dir.resolve()), ATTEMPT: str(number)}
+        environ.setdefault("PYTHONFAULTHANDLER", "1")  # a crash, and our SIGABRT at a hang, show where python was
+        if not (is_terminal(1) or is_terminal(2)):
+            environ.setdefault("PYTHONUNBUFFERED", "1")
+        return environ
+
+    def _first_failure(
+        self, launcher: Launcher, argv: list[str], environ: Mapping[str, str], lines: _Lines, since_s: float
+    ) -> RankFailure | None:
+        folder = launcher.log_folder(argv, environ)
+        errors = read_errors(self._job.cwd / folder, since_s) if folder is not None else []
+        return first_failure(lines.summary.failures, errors)
+
+
+class _Beats:
+    """What the trainings of one attempt say of themselves, if our healer runs in them."""
+
+    def __init__(self, run_dir: Path, since_s: float, number: int) -> None:
+        self._run_dir = run_dir
+        self._number = number
+        self.since_s = since_s
+
+    def all(self) -> list[Heartbeat]:
+        return [beat for beat in read_heartbeats(self._run_dir) if beat.is_of(self.since_s, self._number)]
+
+    def signs(self) -> object:
+        return [(beat.rank, beat.time_s, beat.step, beat.phase) for beat in self.all()]
+
+    def heals(self) -> bool:
+        return any(beat.heals for beat in self.all())
+
+    def step(self, printed: int | None) -> int | None:
+        steps = [beat.step for beat in self.all()]
+        return max([*steps, *([] if printed is None else [printed])], default=None)
+
+    def exit_code(self) -> int | None:
+        return next((beat.exit_code for beat in self.all() if beat.exit_code is not None), None)
+
+
+class _Lines:
+    """Shows the lines of an attempt to those who look for something in them."""
+
+    def __init__(self, wandb: WandbRuns, teller: Teller, *, is_launched: bool) -> None:
+        self.summary = SummaryReader()
+        self._wandb = wandb
+        self._teller = teller
+        self._is_launched = is_launched
+
+    def see(self, block: Block) -> None:
+        text = block.text
+        if "wandb" in text or "/runs/" in text:
+            for line in text.split("\n"):
+                found = self._wandb.see(line)
+                if found is not None:
+                    self._teller.note(f"Detected wandb run ID: {found}")
+        if self._is_launched:
+            for line in text.split("\n"):
+                self.summary.see(line)
