@@ -1,0 +1,75 @@
+"""A training that heals itself, killed with -9 under `heal run`: it ends with the weights of one that was left alone."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from self_healing.core.heartbeat import read_heartbeat
+
+HEALED = Path(__file__).with_name("healed.py")
+STEPS = 150
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("undisturbed")
+    subprocess.run([sys.executable, str(HEALED), str(folder), str(STEPS)], check=True, capture_output=True)
+    return (folder / "weights.txt").read_text()
+
+
+def kill_at_random(heal, times, draw):
+    """Kill the training so often, each time after some steps more, and return how many steps it had come each time."""
+    process = heal.start(
+        "--grace",
+        "5",
+        "--max-retries",
+        str(times + 2),
+        command=[sys.executable, str(HEALED), str(heal.run_dir), str(STEPS)],
+    )
+    reached = []
+    for number in range(1, times + 1):
+        wanted = (STEPS - 10) * number // (times + 1) + draw.randint(-5, 5)
+        until = time.monotonic() + 60
+        while time.monotonic() < until:
+            beat = read_heartbeat(heal.run_dir)
+            if beat is not None and beat.launch == number and beat.step >= wanted and beat.ended is None:
+                break
+            assert process.poll() is None, process.communicate()
+            time.sleep(draw.random() * 0.05)
+        os.kill(beat.pid, signal.SIGKILL)
+        reached.append(beat.step)
+    _, err = process.communicate(timeout=120)
+    return process.returncode, reached, err
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_killed_five_times_it_ends_as_if_it_had_been_left_alone(heal, undisturbed):
+    code, reached, err = kill_at_random(heal, 5, random.Random(3))
+    assert code == 0, err
+    assert (heal.run_dir / "weights.txt").read_text() == undisturbed
+    assert heal.causes() == ["killed_unknown"] * 5 + [""]
+    assert reached == sorted(reached)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3000)
+def test_killed_fifty_times(tmp_path, undisturbed, request):
+    from conftest import Heal
+
+    draw = random.Random(5)
+    for number in range(10):
+        heal = Heal(tmp_path / str(number), f"soak-{number}-{time.time_ns()}")
+        heal.folder.mkdir()
+        code, _, err = kill_at_random(heal, 5, draw)
+        assert code == 0, err
+        assert (heal.run_dir / "weights.txt").read_text() == undisturbed
+        assert heal.survivors(5.0) == []
