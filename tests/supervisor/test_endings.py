@@ -10,6 +10,8 @@ import time
 import psutil
 import pytest
 
+from self_healing.report.postmortem import read_postmortem
+
 # --- how the command ends ------------------------------------------------------------------------------------------
 
 
@@ -121,6 +123,45 @@ def test_a_warning_signal_is_passed_on_without_a_time_limit(heal):
     process.send_signal(signal.SIGUSR1)
     out, _ = process.communicate(timeout=20)
     assert (process.returncode, "saved on signal 10" in out) == (75, True)
+
+
+def test_under_slurm_a_warned_command_that_has_saved_itself_is_requeued(heal):
+    tool = heal.folder / "bin" / "scontrol"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\necho "$@" > {heal.folder}/asked\n')
+    tool.chmod(0o755)
+    path = f"{tool.parent}:{os.environ['PATH']}"
+    process = heal.start("--grace", "1", command=heal.job("train"), SLURM_JOB_ID="4711", PATH=path)
+    heal.wait_for_attempt()
+    process.send_signal(signal.SIGUSR1)
+    _, err = process.communicate(timeout=20)
+    assert (heal.folder / "asked").read_text() == "requeue 4711\n"
+    assert "requeued" in err
+
+
+def test_a_job_that_is_cancelled_under_slurm_is_not_requeued(heal):
+    process = heal.start("--grace", "5", command=heal.job("train"), SLURM_JOB_ID="4711")
+    heal.wait_for_attempt()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=20)
+    assert "requeue" not in err
+
+
+@pytest.mark.parametrize(
+    ("do", "reason", "code"),
+    [
+        (("sigkill", "finish"), "completed", 0),
+        (("script-error",), "exception", 1),
+        (("sigkill",), "killed", 137),
+        (("exit-78",), "unrecoverable", 78),
+    ],
+)
+def test_a_postmortem_is_written_where_the_command_could_not(heal, do, reason, code):
+    assert heal.run(*do).code == code
+    told = read_postmortem(heal.run_dir / "postmortem.json")
+    assert told.exit_reason == reason
+    assert [each["class"] for each in told.incidents] == [cause for cause in heal.causes() if cause]
+    assert bool(told.advice) == (reason == "exception")
 
 
 def test_when_the_process_between_is_killed_nothing_is_left_and_the_command_is_started_again(heal):

@@ -64,7 +64,7 @@ class Attempts:
         beats = _Beats(self._job.run_dir, time.time() - MOST_CHANGED_CLOCK_S, number)
         start = Start(
             number=number, argv=argv, environ=environ, cwd=self._job.cwd, folder=folder, changes=changes, on_lines=lines.see,
-            beats=beats.signs, heals_itself=beats.heals, tell=self._teller.say,
+            beats=beats.signs, phase=beats.phase, heals_itself=beats.heals, tell=self._teller.say,
         )  # fmt: skip
         seen = Running(start, self._job.settings, self._desk).run()
         failure = None if launcher is None else self._first_failure(launcher, argv, environ, lines, beats.since_s)
@@ -129,6 +129,9 @@ class _Beats:
 
     def signs(self) -> object:
         return [(beat.rank, beat.time_s, beat.step, beat.phase) for beat in self.all()]
+
+    def phase(self) -> str | None:
+        return next((beat.phase.value for beat in self.all() if beat.ended is None), None)
 
     def heals(self) -> bool:
         return any(beat.heals for beat in self.all())

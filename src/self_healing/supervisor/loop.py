@@ -8,15 +8,17 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ..core.errors import ConfigError
+from ..core.errors import ConfigError, Preempted
 from ..core.run_directory import lock_run_directory
 from .attempting import Attempts, Job
 from .decide import Again, Decision, Done, Stop, Wish, decide
+from .last_words import write_last_words
 from .outcome import EndedBy, Outcome
 from .process.shim import become_subreaper
 from .recipe import NoRoom, Recipe, read_recipe
 from .settings import RunSettings
 from .signals import SignalDesk
+from .slurm import JOB_ID, requeued
 from .telling import LOG, Teller, table
 
 FAILED = 1
@@ -56,6 +58,8 @@ class Supervisor:
 
     def __init__(self, job: Job, recipe: Recipe, desk: SignalDesk, teller: Teller) -> None:
         self._settings = job.settings
+        self._environ = job.environ
+        self._began_s = time.time()
         self._run_dir = job.run_dir
         self._recipe = recipe
         self._attempts = Attempts(job, desk, teller)
@@ -114,8 +118,11 @@ class Supervisor:
             step=attempt.step or 0,
         )  # fmt: skip
         if outcome.succeeded:
+            if self._story:
+                self._teller.record_mended(attempt.step or 0)
             self._teller.say(f"attempt {attempt.number} has finished")
             return
+        self._teller.record_failure(outcome)
         self._teller.say(f"attempt {attempt.number} failed: {outcome.fine}: {outcome.says}", "WARNING")
         for line in outcome.evidence:
             self._teller.note(f"  {line}")
@@ -176,7 +183,16 @@ class Supervisor:
         self._attempts.finish(succeeded=isinstance(decision, Done))
         code = 0 if isinstance(decision, Done) else self._exit_code()
         self._teller.record("ended", {"code": code})
+        self._teller.flush()
+        write_last_words(self._run_dir, self._story, self._began_s, self._desk.asked_to_end, self._environ)
+        if self._is_to_be_requeued():
+            self._teller.say(requeued(self._environ))
         return code
+
+    def _is_to_be_requeued(self) -> bool:
+        """Say whether Slurm has warned of its end, and the command has saved itself."""
+        is_saved = self._story[-1].attempt.status == Preempted.exit_code
+        return is_saved and self._desk.asked_to_end == signal.SIGUSR1 and JOB_ID in self._environ
 
     def _exit_code(self) -> int:
         """Return the code of a job that failed: never 0."""

@@ -40,6 +40,8 @@ class Start:
     on_lines: Callable[[Block], None] | None = None
     beats: Callable[[], object] = lambda: None
     """Asked now and then; another answer than before is a sign of life."""
+    phase: Callable[[], str | None] = lambda: None
+    """What the command says it is doing, where our healer runs inside it."""
     heals_itself: Callable[[], bool] = lambda: False
     """Whether our healer runs inside the command: then what it heals ends nothing."""
     tell: Callable[[str], None] = lambda _text: None
@@ -124,7 +126,7 @@ class Running:
         if beat != self._beat:
             self._beat, self._heard_s = beat, now
         if self._heard_s > self._silence.last_heard_s:
-            phase = TRAINING if self._text.progress.metric_lines else START_UP
+            phase = self._start.phase() or (TRAINING if self._text.progress.metric_lines else START_UP)
             self._silence.hear(self._heard_s, phase)
         pids = self._pids()
         self._silence.see_processor(now, processor_seconds(pids))

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from ..core.discover import discover_patterns
+from ..core.failure import FailureType
 from ..core.ledger import Ledger
 from ..core.run_directory import healing_folder
 from ..core.secrets import Masker, strip_control
@@ -14,6 +16,8 @@ from .outcome import Outcome
 
 LEDGER = "ledger.supervisor.jsonl"
 LOG = "heal.log"
+INCIDENT = "exited"
+"""The rule that speaks of processes that end before their work is done."""
 
 
 class Teller:
@@ -21,6 +25,7 @@ class Teller:
 
     def __init__(self, run_dir: Path, show: Callable[[str], None], environ: Mapping[str, str]) -> None:
         self._show = show
+        self._failures: dict[str, str] = {}
         self._mask = Masker(environ)
         self._ledger = Ledger(healing_folder(run_dir) / LEDGER, environ=environ)
         self._log = os.open(run_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -39,9 +44,37 @@ class Teller:
         except OSError:
             self._show(line.rstrip())
 
-    def record(self, name: str, body: Mapping[str, object], *, step: int = 0) -> None:
+    def record(self, name: str, body: Mapping[str, object], *, step: int = 0, kind: str = "note") -> None:
         """Add a line to the ledger."""
-        self._ledger.append("note", name, step=step, time_s=time.time(), body=body)
+        self._ledger.append(kind, name, step=step, time_s=time.time(), body=body)
+
+    def record_failure(self, outcome: Outcome) -> None:
+        """Add what an attempt has failed of, as the healer of a live run does."""
+        step, failure = outcome.attempt.step or 0, failure_of(outcome.fine).value
+        incident = {
+            "event": "opened", "failure": failure, "class": outcome.fine, "severity": "error",
+            "because": f"attempt {outcome.attempt.number}: {outcome.says}",
+        }  # fmt: skip
+        self.record(INCIDENT, incident, step=step, kind="incident")
+        hypothesis = {"cause": outcome.fine, "because": outcome.says, "fixes": list(outcome.fixes)}
+        self.record(INCIDENT, {"failure": failure, "hypotheses": [hypothesis]}, step=step, kind="diagnosis")
+        self._failures[failure] = outcome.fine
+
+    def record_mended(self, step: int) -> None:
+        """Add that what had failed has come to its end."""
+        for failure, fine in self._failures.items():
+            closed = {
+                "event": "closed",
+                "reason": "a later attempt has finished",
+                "failure": failure,
+                "class": fine,
+                "severity": "error",
+            }
+            self.record(INCIDENT, closed, step=step, kind="incident")
+
+    def flush(self) -> None:
+        """Have everything so far in the file."""
+        self._ledger.flush()
 
     def close(self) -> None:
         """Write what is left."""
@@ -64,6 +97,12 @@ def table(story: Sequence[Outcome]) -> list[str]:
     if len(story) > 1:
         lines.append(f"time in attempts that failed: {lost_s:.1f} s")
     return lines
+
+
+def failure_of(fine: str) -> FailureType:
+    """Return the coarse class of a fine one."""
+    rows = (row.failure for row in discover_patterns("self_healing.patterns") if row.fine == fine)
+    return next(rows, FailureType.HANG if fine == "hang" else FailureType.CRASH)
 
 
 def _status(status: int | None) -> str:

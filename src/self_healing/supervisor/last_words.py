@@ -1,0 +1,61 @@
+"""The postmortem of a job whose command could not write one: as part of the run directory, in the same form."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from ..core.ledger import LedgerReading, iter_ledger
+from ..core.run_directory import healing_folder, ledger_path
+from ..report.environment import hardware, versions
+from ..report.postmortem import ExitReason, build_postmortem, postmortem_path
+from ..report.write import write_json_atomically
+from .outcome import GIVEN_UP, EndedBy, Outcome
+from .telling import LEDGER
+
+_BY_SIGNAL = {
+    signal.SIGINT: ExitReason.SIGINT, signal.SIGTERM: ExitReason.SIGTERM, signal.SIGHUP: ExitReason.SIGHUP,
+    signal.SIGUSR1: ExitReason.SIGUSR1,
+}  # fmt: skip
+
+
+def write_last_words(
+    run_dir: Path, story: Sequence[Outcome], began_s: float, asked_to_end: int | None, environ: Mapping[str, str]
+) -> None:
+    """Write the postmortem, unless the last attempt has written its own."""
+    path = postmortem_path(run_dir)
+    last = story[-1]
+    last_began_s = time.time() - last.attempt.seconds
+    if _written_since(path, last_began_s):
+        return
+    own = ledger_path(run_dir)
+    is_healed = _written_since(own, began_s)
+    ledger = own if is_healed else healing_folder(run_dir) / LEDGER
+    reading = LedgerReading()
+    postmortem = build_postmortem(
+        iter_ledger(ledger, reading), exit_reason=_reason(last, asked_to_end), exception=None, last_step=last.attempt.step or 0,
+        final_metrics=None, started_s=began_s, ended_s=time.time(), versions=versions(), hardware=hardware(), reading=reading,
+        ledger=ledger.relative_to(run_dir).as_posix(), environ=environ,
+    )  # fmt: skip
+    write_json_atomically(path, postmortem.to_json())
+
+
+def _reason(last: Outcome, asked_to_end: int | None) -> str:
+    if last.succeeded:
+        return ExitReason.COMPLETED
+    if last.attempt.ended_by is EndedBy.SIGNAL and asked_to_end is not None:
+        return _BY_SIGNAL[signal.Signals(asked_to_end)]
+    if last.attempt.status == GIVEN_UP:
+        return ExitReason.UNRECOVERABLE
+    if last.attempt.status is None or last.attempt.status < 0:
+        return ExitReason.KILLED
+    return ExitReason.EXCEPTION
+
+
+def _written_since(path: Path, since_s: float) -> bool:
+    try:
+        return path.stat().st_mtime >= since_s
+    except OSError:
+        return False
