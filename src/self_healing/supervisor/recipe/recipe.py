@@ -312,14 +312,14 @@ class Recipe:
         assert self.config is not None
         config = self.config
         data = config.changed(values)
-        stem, ending = f"{config.path.stem}_retry_{attempt - 1}", config.path.suffix
+        name = (config.path.stem, f"_retry_{attempt - 1}", config.path.suffix)
         try:
-            return self.files.write(config.path.parent, stem, ending, data, config.mode)
+            return self.files.write(config.path.parent, *name, data, config.mode)
         except OSError:
             if self.name_index is not None:
                 return None  # the groups are found from its folder; overrides say the same
         try:
-            return self.files.write(self.files.own_folder(), stem, ending, data, config.mode)
+            return self.files.write(self.files.own_folder(), *name, data, config.mode)
         except OSError as error:
             raise ConfigError(
                 f"{config.label}: a copy with other values cannot be written, neither beside it nor in a temporary "
