@@ -23,20 +23,17 @@ class TemporaryFiles:
         """What is there now, or may be."""
         return (*self._files, *self._folders)
 
-    def write(self, folder: Path, stem: str, tail: str, ending: str, data: bytes, mode: int) -> Path:
-        """Write a new file under a name nobody has, `<stem><tail>_<random><ending>`.
+    def write(self, folder: Path, name: str, tail: str, data: bytes, mode: int) -> Path:
+        """Write a new file under a name nobody has: `config.yaml` becomes `config<tail>_<random>.yaml`.
 
         Raises:
             OSError: the folder takes none, or the disk is full.
 
         """
-        stem = (
-            stem
-            if len(os.fsencode(stem)) <= LONGEST_STEM
-            else os.fsencode(stem)[:LONGEST_STEM].decode("utf-8", "ignore")
-        )
+        stem = os.fsencode(Path(name).stem)
+        start = os.fsdecode(stem) if len(stem) <= LONGEST_STEM else stem[:LONGEST_STEM].decode("utf-8", "ignore")
         while True:
-            path = folder / f"{stem}{tail}_{secrets.token_hex(4)}{ending}"
+            path = folder / f"{start}{tail}_{secrets.token_hex(4)}{Path(name).suffix}"
             self._files.append(path)
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode | 0o600)
