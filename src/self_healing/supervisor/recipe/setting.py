@@ -162,10 +162,11 @@ class Entry:
 
     @property
     def located(self) -> str:
-        """The key and its place, for people."""
+        """The key and its place, for people, on one line."""
+        key = " ".join(self.key.split())
         if self.where in (COMMAND_LINE, ENVIRONMENT):
-            return f"{self.key} ({'on' if self.where == COMMAND_LINE else 'in'} {self.where})"
-        return f"{self.key} ({self.where}{f', line {self.line}' if self.line else ''})"
+            return f"{key} ({'on' if self.where == COMMAND_LINE else 'in'} {self.where})"
+        return f"{key} ({self.where}{f', line {self.line}' if self.line else ''})"
 
 
 @dataclass(frozen=True, kw_only=True)
