@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -84,18 +83,18 @@ def read_config(path: Path, named: str) -> ConfigFile:
     if read is None:
         raise ConfigError(f"{label}: a config must end with .yaml, .yml, .toml or .json, which says how to read it")
     try:
-        found = os.stat(path)  # noqa: PTH116  # a path with a null byte is a ValueError here
-        if stat.S_ISDIR(found.st_mode):
-            raise ConfigError(f"{label}: is a folder; name the config file in it")
-        if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{label}: is no regular file, and a copy with other values could not be made beside it")
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_BYTES + 1)
+        mode = path.stat().st_mode
+        # A pipe would wait for a writer for ever, and could be read only once.
+        raw = _read(path) if stat.S_ISREG(mode) else b""
     except FileNotFoundError:
         raise ConfigError(f"{label}: there is no such config file") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError) as error:  # a null byte in a name is a ValueError
         reason = getattr(error, "strerror", None) or str(error)
         raise ConfigError(f"{label}: cannot be read: {reason}") from None
+    if stat.S_ISDIR(mode):
+        raise ConfigError(f"{label}: is a folder; name the config file in it")
+    if not stat.S_ISREG(mode):
+        raise ConfigError(f"{label}: is no regular file, and a copy with other values could not be made beside it")
     if len(raw) > LARGEST_BYTES:
         raise ConfigError(f"{label}: cannot be read: larger than {LARGEST_BYTES:,} bytes, so hardly a config")
     try:
@@ -108,7 +107,12 @@ def read_config(path: Path, named: str) -> ConfigFile:
     except Unreadable as error:
         place = f"{label}:{error.line}" if error.line else label
         raise ConfigError(f"{place}: {error.what}") from None
-    return ConfigFile(path, named, text, leaves, stat.S_IMODE(found.st_mode))
+    return ConfigFile(path, named, text, leaves, stat.S_IMODE(mode))
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(LARGEST_BYTES + 1)
 
 
 def _label(name: str) -> str:

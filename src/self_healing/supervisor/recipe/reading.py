@@ -94,7 +94,7 @@ def _of_hydra(settings: RunSettings, cwd: Path, environ: Mapping[str, str]) -> R
     argv = (sys.executable, script, "--config-path", str(root), "--config-name", name, *settings.overrides)
     first = len(argv) - len(settings.overrides)
     command = command_entries(argv, first)[2:]  # without the two flags of ours
-    files: list[Entry] = composed_entries(config, root, _named_root(config, name), settings.overrides)
+    files: list[Entry] = composed_entries(config, root, name, settings.overrides)
     looked_in = f"the overrides and {config.label}"
     found = Found(command, files, environ, looked_in)
     return Recipe(
@@ -107,10 +107,6 @@ def _of_hydra(settings: RunSettings, cwd: Path, environ: Mapping[str, str]) -> R
         resume_flag=settings.resume_arg,
         name_index=first - 1,
     )
-
-
-def _named_root(config: ConfigFile, name: str) -> str:
-    return config.named.removesuffix(f"{name}.yaml") or "."
 
 
 def _hydra_config(settings: RunSettings, cwd: Path, script: str) -> tuple[Path, ConfigFile, str]:

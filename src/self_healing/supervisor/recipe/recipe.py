@@ -266,7 +266,7 @@ class Recipe:
         argv = list(self.argv)
         environ: dict[str, str] = {}
         overrides: dict[str, float | str] = {}
-        in_file: dict[KeyPath, float | str] = {}
+        in_file: dict[InFile, float | str] = {}
         for place, value in self.values.items():
             if isinstance(place, InCommand):
                 argv[place.index] = place.holding(written(value))
@@ -275,10 +275,10 @@ class Recipe:
             elif isinstance(place, ByOverride):
                 overrides[place.key] = value
             else:
-                in_file[place.path] = value
-        copy = self._copy(in_file, attempt) if in_file else None
+                in_file[place] = value
+        copy = self._copy({place.path: value for place, value in in_file.items()}, attempt) if in_file else None
         if in_file and copy is None:
-            overrides |= {".".join(path): value for path, value in in_file.items()}
+            overrides |= {place.key: value for place, value in in_file.items()}
         argv += [f"{key}={written(value)}" for key, value in overrides.items()]
         for each in self.added:
             argv += each.tokens
@@ -312,14 +312,14 @@ class Recipe:
         assert self.config is not None
         config = self.config
         data = config.changed(values)
-        stem, ending = f"{config.path.stem}_retry_{attempt - 1}", config.path.suffix
+        name = (config.path.name, f"_retry_{attempt - 1}")
         try:
-            return self.files.write(config.path.parent, stem, ending, data, config.mode)
+            return self.files.write(config.path.parent, *name, data, config.mode)
         except OSError:
             if self.name_index is not None:
                 return None  # the groups are found from its folder; overrides say the same
         try:
-            return self.files.write(self.files.own_folder(), stem, ending, data, config.mode)
+            return self.files.write(self.files.own_folder(), *name, data, config.mode)
         except OSError as error:
             raise ConfigError(
                 f"{config.label}: a copy with other values cannot be written, neither beside it nor in a temporary "

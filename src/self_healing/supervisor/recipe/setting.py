@@ -78,13 +78,20 @@ def is_of_training(path: KeyPath) -> bool:
 # Where a value stands, which is where it is changed
 
 _PLAIN = re.compile(r"[A-Za-z0-9_./:+-]+")
+_QUOTE = "'"
 
 
 def hydra_quoted(value: str) -> str:
     """Return a text as the value of an override: what Hydra's grammar would take apart stands in quotes."""
     if _PLAIN.fullmatch(value):
         return value
-    return "'" + value.replace("\\", "\\\\").replace("'", "\\'") + "'"
+    return f"'{_escaped(value, _QUOTE)}'"
+
+
+def _escaped(text: str, quote: str) -> str:
+    """Return a text as it stands between quotes for Hydra, where a backslash counts only before a quote."""
+    inner = re.sub(rf"(\\*){quote}", rf"\1\1\\{quote}", text)
+    return inner + "\\" * (len(inner) - len(inner.rstrip("\\")))
 
 
 @dataclass(frozen=True)
@@ -102,8 +109,7 @@ class InCommand:
             return f"{self.before}{text}{self.after}"
         if not self.after:
             return f"{self.before}{hydra_quoted(text)}"
-        escaped = text.replace("\\", "\\\\").replace(self.after, f"\\{self.after}")
-        return f"{self.before}{escaped}{self.after}"
+        return f"{self.before}{_escaped(text, self.after)}{self.after}"
 
 
 @dataclass(frozen=True)
@@ -111,6 +117,8 @@ class InFile:
     """In the config file that may be copied: the path of its key there."""
 
     path: KeyPath
+    key: str = ""
+    """What an override would call it, in Hydra's form."""
 
 
 @dataclass(frozen=True)
@@ -154,10 +162,11 @@ class Entry:
 
     @property
     def located(self) -> str:
-        """The key and its place, for people."""
+        """The key and its place, for people, on one line."""
+        key = " ".join(self.key.split())
         if self.where in (COMMAND_LINE, ENVIRONMENT):
-            return f"{self.key} ({'on' if self.where == COMMAND_LINE else 'in'} {self.where})"
-        return f"{self.key} ({self.where}{f', line {self.line}' if self.line else ''})"
+            return f"{key} ({'on' if self.where == COMMAND_LINE else 'in'} {self.where})"
+        return f"{key} ({self.where}{f', line {self.line}' if self.line else ''})"
 
 
 @dataclass(frozen=True, kw_only=True)

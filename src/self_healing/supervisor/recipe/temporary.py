@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 LONGEST_STEM = 150
-"""Characters of a name, so that what is put behind it still fits into what file systems take."""
+"""Bytes of a name, so that what is put behind it still fits into what file systems take."""
 
 
 class TemporaryFiles:
@@ -23,15 +23,17 @@ class TemporaryFiles:
         """What is there now, or may be."""
         return (*self._files, *self._folders)
 
-    def write(self, folder: Path, stem: str, ending: str, data: bytes, mode: int) -> Path:
-        """Write a new file under a name nobody has, `<stem>_<random><ending>`.
+    def write(self, folder: Path, name: str, tail: str, data: bytes, mode: int) -> Path:
+        """Write a new file under a name nobody has: `config.yaml` becomes `config<tail>_<random>.yaml`.
 
         Raises:
             OSError: the folder takes none, or the disk is full.
 
         """
+        stem = os.fsencode(Path(name).stem)
+        start = os.fsdecode(stem) if len(stem) <= LONGEST_STEM else stem[:LONGEST_STEM].decode("utf-8", "ignore")
         while True:
-            path = folder / f"{stem[:LONGEST_STEM]}_{secrets.token_hex(4)}{ending}"
+            path = folder / f"{start}{tail}_{secrets.token_hex(4)}{Path(name).suffix}"
             self._files.append(path)
             try:
                 descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode | 0o600)

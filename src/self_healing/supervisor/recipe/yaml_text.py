@@ -73,11 +73,11 @@ class _Walk:
         self.leaves.append(Leaf(path=path, value=None, target=path, line=line, problem=f"holds {kind}", twice=twice))
         self.within.add(id(node))
         if isinstance(node, MappingNode):
-            own: dict[str, tuple[Node, Node, int]] = {}
+            own: dict[str, tuple[ScalarNode, Node, int]] = {}
             for name, value in _pairs(node):
                 own[name.value] = (name, value, own[name.value][0].start_mark.line + 1 if name.value in own else 0)
-            for name, value, before in own.values():
-                self.visit((*path, name.value), value, name, before)
+            for part, (name, value, before) in own.items():
+                self.visit((*path, part), value, name, before)
             for name, value in _merged(node, set(own), 0):
                 self.visit((*path, name.value), value, name)
         elif isinstance(node, SequenceNode):
