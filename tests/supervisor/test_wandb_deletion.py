@@ -45,9 +45,14 @@ def temporary(tmp_path_factory, monkeypatch):
     yield folder
     assert list(folder.iterdir()) == []
     end_s = time.monotonic() + 5
-    while left := [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or ())]:
+    while left := told_of(folder):
         assert time.monotonic() < end_s, left
         time.sleep(0.05)
+
+
+def told_of(folder):
+    """Return the processes that were given a folder."""
+    return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or ())]
 
 
 def shown(moment):
@@ -195,11 +200,12 @@ def test_nobody_who_listens_is_a_line(tmp_path):
 
 
 @needs_wandb
-def test_a_service_that_hangs_is_given_up_in_time_with_all_that_was_started_for_it(tmp_path):
+def test_a_service_that_hangs_is_given_up_in_time_with_all_that_was_started_for_it(tmp_path, temporary):
     with hanging() as address:
         reasons, seconds = asked_in_vain(tmp_path, {"WANDB_BASE_URL": address}, limit_s=4.0)
     assert reasons == ["no answer of the service within 4 s"] * 2
     assert seconds < 8
+    assert told_of(temporary) == []
 
 
 @needs_wandb
@@ -253,8 +259,8 @@ def test_nobody_but_the_service_is_told_anything(tmp_path, service):
 
 @needs_wandb
 def test_the_home_of_the_user_and_the_working_directory_stay_as_they_are(tmp_path, service):
-    job = Job(tmp_path, service.environ())
-    job.attempt("abc123de", service.page("abc123de"))
+    job = Job(tmp_path, service.environ() | {"WANDB_DIR": str(tmp_path / "logs")})
+    job.attempt("abc123de", service.page("abc123de"), folder="logs/wandb/run-20240115_103001-abc123de")
     service.add("abc123de")
     job.attempt("later001")
     before = {path: path.stat().st_mtime_ns for path in Path(tmp_path).rglob("*")}

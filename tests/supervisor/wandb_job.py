@@ -23,18 +23,19 @@ class Job:
         self.count = 0
         self.seen = []
 
-    def attempt(self, run_id=None, page=None, *, folder="", lines=(), resumes=False, more=None, command=(), ended=True):
+    def attempt(
+        self, run_id=None, page=None, *, folder="", lines=(), resumes=False, command=(), ended=True, silent=False
+    ):
         """Run an attempt: the lines and the folder are those of real runs unless others are wanted."""
         self.count += 1
-        more = {} if more is None else more
         extra = self.runs.environ_for_next(resumes)
         folders = (
             [folder or f"wandb/run-20240115_1030{self.count:02}-{run_id}"] if run_id and folder is not None else []
         )
-        printed = [f"wandb: Run data is saved locally in {each}" for each in folders]
+        printed = [f"wandb: Run data is saved locally in {each}" for each in folders if not silent]
         printed += [f"wandb: {ROCKET} View run at {page}"] if page else []
         told = json.dumps({"folders": folders, "lines": [*printed, *lines]})
-        environ = self.environ | more | extra
+        environ = self.environ | extra
         self.runs.attempt_begins(self.count, self.cwd, environ, command)
         done = subprocess.run(
             [sys.executable, str(CHILD), told],
