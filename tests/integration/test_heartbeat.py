@@ -175,6 +175,22 @@ def test_a_pause_before_another_try_is_no_hang(often, tmp_path):
     beating.stop()
 
 
+def test_the_end_is_written_at_once_however_seldom_it_beats(monkeypatch, tmp_path):
+    from self_healing.core.goodput import TimeAccount
+
+    class Arguments:
+        output_dir, process_index, local_process_index = str(tmp_path), 1, 1
+
+    monkeypatch.setattr(heart, "OTHERS_EVERY_S", 600.0)
+    beating = heart.Heart(Arguments, TimeAccount(time.perf_counter), lambda: 7, heals=True, clock=time.perf_counter)
+    beating.begin(1, pytest.fail)
+    assert until(lambda: read_heartbeat(tmp_path, 1), 10).ended is None
+    beating.ends("unrecoverable", 78)
+    beating.stop()
+    told = read_heartbeat(tmp_path, 1)
+    assert (told.ended, told.exit_code, told.rank) == ("unrecoverable", 78, 1)
+
+
 def test_a_kill_leaves_a_heartbeat_that_is_known_to_be_old(tmp_path):
     with started(tmp_path, "hang", SELF_HEALING_ATTEMPT="1") as process:
         left = until(lambda: (b := read_heartbeat(tmp_path)) is not None and b.step == 13 and b)
@@ -221,6 +237,47 @@ def test_a_supervisor_that_starts_a_failed_run_again_has_it_go_on_exactly(tmp_pa
         told = process.communicate(timeout=120)[1]
     assert "goes on after step" not in told
     assert "resumed from" not in told
+
+
+def test_it_goes_on_with_another_batch_and_not_with_other_data(monkeypatch, tmp_path):
+    """What a supervisor has changed must not hold a run up; a run on other data in the same folder is another run."""
+
+    def fail(step):
+        class Fails(TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                if state.global_step == step:
+                    raise KeyError("labels")
+
+        return Fails()
+
+    def began(**settings):
+        trainer = tiny_trainer(
+            tmp_path, max_steps=20, save_strategy="steps", save_steps=4, callbacks=[fail(17)], **settings
+        )
+        first = []
+        trainer.add_callback(
+            type(
+                "First",
+                (TrainerCallback,),
+                {"on_step_begin": lambda _, args, state, *__, **___: first.append(state.global_step)},
+            )()
+        )
+        return trainer, first
+
+    trainer, first = began()
+    with pytest.raises(KeyError):
+        SelfHealingTrainer(trainer).train()
+    assert first[0] == 0
+    monkeypatch.setenv("SELF_HEALING_ATTEMPT", "2")
+    trainer, first = began(per_device_train_batch_size=4)
+    with pytest.raises(KeyError):
+        SelfHealingTrainer(trainer).train()
+    assert first[0] >= 16
+    trainer, first = began()
+    trainer.train_dataset = trainer.train_dataset[:100]
+    with pytest.raises(KeyError):
+        SelfHealingTrainer(trainer).train()
+    assert first[0] == 0
 
 
 def test_it_goes_where_the_supervisor_looks(often, monkeypatch, tmp_path):

@@ -16,6 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from .run_directory import healing_folder, run_directory_of
 
@@ -116,7 +117,7 @@ def _read(path: Path) -> Heartbeat | None:
         os.close(descriptor)
 
 
-def _parsed(data: object) -> Heartbeat | None:
+def _parsed(data: Any) -> Heartbeat | None:
     match data:
         case {
             "v": 1,

@@ -78,8 +78,7 @@ def newest_sound(folder: Path, before_s: float | None = None, *, since_s: float 
         found = sorted(_found(folder), key=lambda each: (each.step, each.written_s), reverse=True)
     except OSError as error:
         return Sound(None, (f"{folder} cannot be listed: {error.strerror or error}",))
-    of_a_trainer = [each for each in found if each.step >= 0]
-    for candidate in of_a_trainer or found:
+    for candidate in _of_one_trainer(folder, found) or found:
         why_not = _why_not(candidate, before_s, since_s)
         if why_not is None:
             return Sound(candidate.path, tuple(passed))
@@ -87,6 +86,15 @@ def newest_sound(folder: Path, before_s: float | None = None, *, since_s: float 
         if len(passed) == MOST_REASONS:
             break
     return Sound(None, tuple(passed))
+
+
+def _of_one_trainer(folder: Path, found: list[_Candidate]) -> list[_Candidate]:
+    """Return the checkpoints of a Trainer: those in the folder itself, else of the folder that was last written to."""
+    of_trainers = [each for each in found if each.step >= 0]
+    if not of_trainers:
+        return []
+    last = max(of_trainers, key=lambda each: (each.path.parent == folder, each.written_s))
+    return [each for each in of_trainers if each.path.parent == last.path.parent]
 
 
 def _why_not(candidate: _Candidate, before_s: float | None, since_s: float | None) -> str | None:

@@ -18,6 +18,7 @@ from enum import StrEnum
 from pathlib import Path, PurePath
 
 from ..core.discover import discover_patterns
+from ..core.errors import ExitCode
 from ..diagnosis import text_findings
 from ..readers.log_text import Line
 
@@ -31,7 +32,6 @@ _MODULES = {
     "accelerate.commands.launch": "accelerate",
 }
 _FLAGS = frozenset({"--log-dir", "--log_dir", "-log-dir"})
-_ROOT = re.compile(r"Root Cause \(first observed failure\):")
 _ENTRY = re.compile(r"\s{0,8}(time|host|rank|exitcode|error_file)\s{0,8}: (.{1,4000})")
 _HEAD = re.compile(r"\s{0,4}\[\d{1,6}\]:\s*")
 _BEGINS = re.compile(r".{0,200}ChildFailedError")
@@ -277,6 +277,8 @@ def _weight(failure: RankFailure) -> int:
         return 0
     if failure.code == -signal.SIGTERM:  # sent by torchrun to those that are left
         return 4
+    if failure.code in set(ExitCode):  # our healer has looked at what happened to this rank
+        return 1
     if failure.message or failure.traceback:
         return 3 if _is_echo(failure.traceback or failure.message) else 1
     return 3 if failure.code == -signal.SIGABRT else 2

@@ -51,9 +51,11 @@ class GoingOn:
         self.passed_over: list[str] = []
         """States in shared memory that are not used, and why."""
         self._is_by_itself = wanted is None and _was_cut_short(trainer, self._before)
-        self._is_automatic = self._is_by_itself or wanted is True or wanted == AUTO
+        is_tried_again = wanted is None and _is_tried_again(trainer, self._before)
+        self._is_automatic = self._is_by_itself or is_tried_again or wanted is True or wanted == AUTO
         self._may_share = config.shared_memory and config.snapshot_memory_fraction > 0 and int(args.world_size) == 1
-        self._since_s = self._before.run_began_s if self._is_by_itself and self._before is not None else 0.0
+        nobody_asked = self._is_by_itself or is_tried_again
+        self._since_s = self._before.run_began_s if nobody_asked and self._before is not None else 0.0
         self.changed = differences(self._before.facts, data_facts(trainer)) if self._before is not None else []
         self._otherwise = recipe_differences(self._before.facts, trainer) if self._before is not None else []
         self._disk: Chosen | None = None
@@ -86,7 +88,7 @@ class GoingOn:
     def begin(self, session: TrainerSession) -> str | None:
         """Return what `train()` is to resume from, None for the start; say so in the ledger."""
         session.rollback.open_shared(starts_over=self.starts_over)
-        if self._wanted is False or (self._wanted is None and not self._is_by_itself):
+        if self._wanted is False or (self._wanted is None and not self._is_automatic):
             return None
         if self._is_automatic and self.resumes:
             self._keep_halved(session)
@@ -147,7 +149,7 @@ class GoingOn:
         return str(disk.path)
 
     def _level(self, *, is_as_wanted: bool) -> int:
-        return logging.INFO if is_as_wanted and not self._is_by_itself else logging.WARNING  # nobody has asked for it
+        return logging.INFO if is_as_wanted and self._wanted is not None else logging.WARNING  # nobody has asked for it
 
     def _told(self, left: LeftState) -> str:
         said = (
@@ -205,12 +207,21 @@ class GoingOn:
 
 
 def _was_cut_short(trainer: Any, before: LastAttempt | None) -> bool:
-    """Say whether nobody wanted the last attempt to end, and one process alone can go on with it.
+    """Say whether nobody wanted the last attempt to end, and one process alone can go on with it."""
+    return before is not None and before.was_cut_short and _can_go_on(trainer)
 
-    A supervisor that starts the command once more has looked at how it ended, and wants it to go on.
+
+def _is_tried_again(trainer: Any, before: LastAttempt | None) -> bool:
+    """Say whether a supervisor starts a command once more that has trained on the same data here: it is to go on.
+
+    It has looked at how the attempt ended, and may have changed what had to be changed.
     """
-    if before is None or int(trainer.args.world_size) > 1:
-        return False  # several processes would each choose for themselves
-    if not before.was_cut_short and (launch_of(os.environ) or 1) == 1:
+    if before is None or (launch_of(os.environ) or 1) == 1 or not _can_go_on(trainer):
         return False
-    return not Surroundings(trainer).only_measures
+    now = data_facts(trainer)
+    return all(before.facts.get(name) == now.get(name) for name in ("records", "data"))
+
+
+def _can_go_on(trainer: Any) -> bool:
+    """Say whether one process alone decides; several would each choose for themselves."""
+    return int(trainer.args.world_size) == 1 and not Surroundings(trainer).only_measures
