@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+
 import pytest
 
 RATE, BATCH = ("--learning_rate", "2e-4"), ("--per_device_train_batch_size", "32")
@@ -34,6 +37,34 @@ def test_with_accumulation_the_effective_batch_stays_the_same(heal):
     ran = heal.run("oom", "finish", more=(*BATCH, "--gradient_accumulation_steps", "1"))
     assert ran.code == 0
     assert [(batch, steps) for _, _, batch, steps in heal.attempts()] == [(32, 1), (16, 2)]
+
+
+CONFIGURED = """\
+import json, pathlib, sys
+from ruamel.yaml import YAML
+config = YAML(typ="safe").load(pathlib.Path(sys.argv[2]))
+with open("seen.jsonl", "a") as file:
+    file.write(json.dumps(config) + "\\n")
+if config["training"]["meta_batch_size"] > 21:
+    sys.exit("jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.")
+"""
+
+
+def test_what_goes_with_the_batch_is_lowered_with_it_in_a_copy_of_the_config(heal):
+    text = "training:\n  meta_batch_size: 32  # as large as fits\nschedule:\n  constant_product: 500\n"
+    (heal.folder / "config.yaml").write_text(text)
+    (heal.folder / "train.py").write_text(CONFIGURED)
+    command = [sys.executable, "train.py", "--config", "{config}"]
+    process = heal.start("--config", "config.yaml", command=command)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    seen = [json.loads(line) for line in (heal.folder / "seen.jsonl").read_text().splitlines()]
+    assert [(each["training"]["meta_batch_size"], each["schedule"]["constant_product"]) for each in seen] == [
+        (32, 500),
+        (21, 333),
+    ]
+    assert (heal.folder / "config.yaml").read_text() == text
+    assert sorted(path.name for path in heal.folder.iterdir()) == ["config.yaml", "run", "seen.jsonl", "train.py"]
 
 
 def test_what_a_log_quotes_of_another_run_changes_nothing(heal):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 import pty
+import re
 import select
+import shutil
 import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +118,15 @@ def test_every_byte_is_passed_on_each_to_its_stream(heal):
     assert b"to stderr \xff\n" in process.stderr
 
 
+def test_where_both_streams_lead_to_one_place_their_order_is_kept(heal):
+    code = "import os\nfor n in range(200): os.write(1 + n % 2, b'%d\\n' % n)"
+    done = subprocess.run(
+        [sys.executable, "-m", "self_healing", "run", "--run-dir", str(heal.run_dir), "--", sys.executable, "-c", code],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=heal.folder, check=True, text=True,
+    )  # fmt: skip
+    assert [line for line in done.stdout.splitlines() if not line.startswith("heal:")] == [str(n) for n in range(200)]
+
+
 BAR = textwrap.dedent("""
     import os, sys, time
     size = os.get_terminal_size(1)
@@ -157,6 +169,46 @@ def test_on_a_terminal_the_command_sees_one_of_the_same_size_and_bars_look_the_s
     expected = in_terminal(plain, heal.folder)
     assert b"True 100 40" in expected
     assert in_terminal(through, heal.folder) == expected
+
+
+TQDM = "import time\nfrom tqdm import tqdm\nfor _ in tqdm(range(30), desc='Training'): time.sleep(0.02)\nprint('done')"
+
+
+@pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
+def test_a_bar_in_a_real_terminal_looks_as_without_us(heal):
+    """In tmux, with everything that a user sees: what stands on the screen at the end."""
+    script = heal.folder / "bar.py"
+    script.write_text(TQDM)
+    through = f"{sys.executable} -m self_healing run --run-dir run -- {sys.executable} {script}"
+    plain, supervised = on_screen(f"{sys.executable} {script}", heal.folder), on_screen(through, heal.folder)
+    bars = [
+        [re.sub(r"\d\d:\d\d<\d\d:\d\d,.*", "", line) for line in screen if "%|" in line]
+        for screen in (plain, supervised)
+    ]
+    assert bars[0] == bars[1]
+    assert len(bars[0]) == 1
+    assert "100%|" in bars[0][0]
+    assert [line for line in supervised if not line.startswith("heal:") and "%|" not in line] == ["done"]
+
+
+def on_screen(command, cwd):
+    """Return the lines that a terminal of 100 columns shows when a command has ended."""
+    session = f"heal-{os.getpid()}-{time.time_ns()}"
+    tmux = ["tmux", "-L", session]
+    done = f"{cwd}/over-{time.time_ns()}"
+    subprocess.run(
+        [*tmux, "new-session", "-d", "-x", "100", "-y", "40", f"cd {cwd}; {command}; touch {done}; sleep 60"],
+        check=True,
+    )
+    try:
+        until = time.monotonic() + 40
+        while not Path(done).exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        time.sleep(0.3)
+        shown = subprocess.run([*tmux, "capture-pane", "-p"], check=True, capture_output=True, text=True).stdout
+    finally:
+        subprocess.run([*tmux, "kill-server"], check=False)
+    return [line.rstrip() for line in shown.splitlines() if line.strip()]
 
 
 def test_a_command_that_floods_its_output_is_held_back_and_nothing_is_lost(heal):

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from ...core.errors import ConfigError
 from . import shim
-from .terminal import Channel, open_channel
+from .terminal import Channel, open_channels
 
 MOST_AT_ONCE = 64 * 2**10
 READ_REST_S = 5.0
 """How long what has been printed last may take to be read when nothing is left that could print."""
 
 Watcher = Callable[[int, bytes], None]
-"""Given what was printed, and on which stream: 0 standard output, 1 standard error."""
+"""Given what was printed, and on which stream: 0 standard output or both, 1 standard error."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Child:
         self.reports, reports_end = os.pipe()
         """Readable when there is news, see `look`."""
         os.set_blocking(self.reports, False)
-        self._channels = [open_channel(descriptor) for descriptor in (1, 2)]
+        self._channels = open_channels()
         command = [sys.executable, "-I", "-S", shim.__file__, str(self._orders_end), str(reports_end), str(grace_s)]
         try:
             self._shim = subprocess.Popen(  # noqa: S603  # the user's own command
                 [*command, *argv],
-                stdout=self._channels[0].inner, stderr=self._channels[1].inner, cwd=cwd, env=dict(environ),
+                stdout=self._channels[0].inner, stderr=self._channels[-1].inner, cwd=cwd, env=dict(environ),
                 pass_fds=(self._orders_end, reports_end), start_new_session=True,
             )  # fmt: skip
         finally:

@@ -15,7 +15,7 @@ _OUTPUT_FLAGS = 1
 
 @dataclass(frozen=True)
 class Channel:
-    """One way out of a command, standard output or standard error."""
+    """One way out of a command: standard output, standard error, or both."""
 
     own: int
     """Our descriptor of the same name, which everything is passed on to."""
@@ -50,6 +50,18 @@ class Channel:
         """Give the command's terminal the size of ours."""
         if self.is_terminal:
             _copy_size(self.own, self.outer)
+
+
+def open_channels() -> list[Channel]:
+    """Make the ways out for standard output and standard error: one for both where ours lead to one place, to keep their order."""
+    return [open_channel(1)] if _lead_to_one_place(1, 2) else [open_channel(1), open_channel(2)]
+
+
+def _lead_to_one_place(first: int, second: int) -> bool:
+    try:
+        return os.path.sameopenfile(first, second)
+    except OSError:  # one of them is closed
+        return False
 
 
 def open_channel(own: int) -> Channel:
