@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,10 +14,11 @@ from ..readers.log_text import Block
 from .checkpoints import newest_sound
 from .outcome import Outcome, outcome_of
 from .process.terminal import is_terminal
-from .recipe import NoRoom, Recipe
+from .recipe import NoRoom, Recipe, Role
 from .running import Running, Start
 from .settings import RunSettings
 from .signals import SignalDesk
+from .slower_checkpoint import NotMade, make_slower
 from .telling import Teller
 from .torchrun import Launcher, RankFailure, SummaryReader, exports, first_failure, launcher_of, read_errors
 from .wandb_runs import WandbRuns
@@ -45,6 +47,9 @@ class Attempts:
         self._wandb = WandbRuns(may_delete=job.settings.delete_wandb_runs)
         self._began_s = time.time()
         self._more_environ: dict[str, str] = {}
+        self._copies: list[Path] = []
+        self._rates: list[tuple[float, float | None]] = []
+        """When each attempt began, and with which learning rate."""
 
     def run(self, recipe: Recipe, number: int, changes: tuple[str, ...]) -> Outcome:
         """Run one attempt to its end, and say what it came to."""
@@ -66,17 +71,16 @@ class Attempts:
             number=number, argv=argv, environ=environ, cwd=self._job.cwd, folder=folder, changes=changes, on_lines=lines.see,
             beats=beats.signs, phase=beats.phase, heals_itself=beats.heals, tell=self._teller.say,
         )  # fmt: skip
+        self._rates.append((beats.since_s, _rate_of(recipe)))
         seen = Running(start, self._job.settings, self._desk).run()
         failure = None if launcher is None else self._first_failure(launcher, argv, environ, lines, beats.since_s)
         self._wandb.attempt_ended(resumed=beats.heals())
         return outcome_of(replace(seen, step=beats.step(seen.step), own_code=beats.exit_code(), rank_failure=failure))
 
-    def to_go_on(self, recipe: Recipe, last: Outcome, *, has_other_rate: bool) -> Recipe:
+    def to_go_on(self, recipe: Recipe, last: Outcome) -> Recipe:
         """Return the recipe with what lets the next attempt go on from where the last one was, where that is possible."""
         is_resumed = last.attempt.heals_itself
-        if not is_resumed and has_other_rate:
-            self._teller.say("the next attempt starts over: a checkpoint would bring the old learning rate back")
-        elif not is_resumed:
+        if not is_resumed:
             recipe, is_resumed = self._with_checkpoint(recipe, last)
         self._more_environ = self._wandb.environ_for_next(is_resumed)
         return recipe
@@ -85,6 +89,11 @@ class Attempts:
         """Clean up behind the attempts that count for nothing."""
         for line in self._wandb.delete_started_over(succeeded):
             self._teller.say(line)
+
+    def clean_up(self) -> None:
+        """Remove the copies of checkpoints that were made for attempts."""
+        for copy in self._copies:
+            shutil.rmtree(copy, ignore_errors=True)
 
     def _with_checkpoint(self, recipe: Recipe, last: Outcome) -> tuple[Recipe, bool]:
         folder = recipe.output_folder() or self._job.run_dir
@@ -97,7 +106,33 @@ class Attempts:
         if isinstance(changed, NoRoom):
             self._teller.say(f"the next attempt starts over, though there is {sound.path}: {changed.reason}")
             return recipe, False
+        factor = self._factor(recipe, sound.path)
+        if factor is not None and factor != 1.0:  # it may also be older than the last change
+            return self._with_slower_checkpoint(recipe, last, sound.path, factor)
         self._teller.say(f"the next attempt goes on from {sound.path}")
+        return changed, True
+
+    def _factor(self, recipe: Recipe, path: Path) -> float | None:
+        """Return by how much the rate of the next attempt differs from that with which a checkpoint was written."""
+        written_s = path.stat().st_mtime
+        then = next((rate for began_s, rate in reversed(self._rates) if began_s <= written_s), None)
+        now = _rate_of(recipe)
+        return None if then is None or now is None else now / then
+
+    def _with_slower_checkpoint(self, recipe: Recipe, last: Outcome, path: Path, factor: float) -> tuple[Recipe, bool]:
+        """Have the next attempt go on from a copy with its learning rate: in the checkpoint itself is the old one."""
+        copy = healing_folder(self._job.run_dir) / f"attempt-{last.attempt.number + 1}" / path.name
+        self._copies.append(copy)
+        try:
+            make_slower(path, copy, factor, recipe.argv)
+        except NotMade as error:
+            self._teller.say(
+                f"the next attempt starts over: {path.name} would bring the old learning rate back, and cannot be changed ({error})"
+            )
+            return recipe, False
+        changed = recipe.with_checkpoint(copy)
+        assert isinstance(changed, Recipe)
+        self._teller.say(f"the next attempt goes on from {path}, from a copy of it with the lower rate")
         return changed, True
 
     def _environ_for(self, changed: Mapping[str, str], number: int) -> dict[str, str]:
@@ -114,6 +149,11 @@ class Attempts:
         folder = launcher.log_folder(argv, environ)
         errors = read_errors(self._job.cwd / folder, since_s) if folder is not None else []
         return first_failure(lines.summary.failures, errors)
+
+
+def _rate_of(recipe: Recipe) -> float | None:
+    rates = [setting.value for setting in recipe.settings(Role.RATE)]
+    return float(rates[0]) if rates and isinstance(rates[0], float | int) else None
 
 
 class _Beats:

@@ -79,13 +79,13 @@ class Supervisor:
             if not isinstance(decision, Again):
                 return self._end(decision)
             changes = tuple(change.text() for change in self._recipe.changes_since(before))
-            is_slower = decision.wish is Wish.LESS_RATE
-            self._recipe = self._attempts.to_go_on(self._recipe, outcome, has_other_rate=is_slower)
+            self._recipe = self._attempts.to_go_on(self._recipe, outcome)
             if not self._wait(decision.wait_s):
                 return self._end(Stop("told to end while waiting for the next attempt"))
 
     def clean_up(self) -> None:
         """Remove what was written for retries."""
+        self._attempts.clean_up()
         self._recipe.clean_up()
 
     # -- one attempt ---------------------------------------------------------------------------------
