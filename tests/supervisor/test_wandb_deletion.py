@@ -194,8 +194,9 @@ def asked_in_vain(tmp_path, environ, **settings):
 @needs_wandb
 def test_nobody_who_listens_is_a_line(tmp_path):
     with refusing() as address:
-        reasons, seconds = asked_in_vain(tmp_path, {"WANDB_BASE_URL": address})
-    assert all(reason.startswith("the service could not be asked (") for reason in reasons)
+        reasons, seconds = asked_in_vain(tmp_path, {"WANDB_BASE_URL": address}, limit_s=20.0)
+    # Newer versions of wandb give up by themselves.
+    assert all(reason.startswith(("the service could not be asked (", "no answer of")) for reason in reasons)
     assert seconds < 25
 
 
