@@ -24,8 +24,9 @@ class RealJob(Job):
         command = [sys.executable, str(TRAINING), how]
         self.runs.attempt_begins(self.count, self.cwd, environ, command)
         done = subprocess.run(
-            command, cwd=self.cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
-        )
+            command,
+            cwd=self.cwd, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False, timeout=60,
+        )  # fmt: skip
         found = [self.runs.see(line) for line in done.stdout.decode().splitlines()]
         self.runs.attempt_ended()
         assert done.returncode == (-9 if how == "kill" else int(how)), done.stdout.decode()

@@ -19,6 +19,7 @@ class Job:
         self.cwd = cwd
         self.environ = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
         self.environ |= {"HOME": str(cwd / "home"), "NETRC": str(cwd / "netrc")} | (environ or {})
+        (cwd / "home" / ".config" / "wandb").mkdir(parents=True, exist_ok=True)  # which older versions make
         self.runs = WandbRuns(**settings)
         self.count = 0
         self.seen = []

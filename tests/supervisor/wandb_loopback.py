@@ -69,7 +69,9 @@ class Service:
             return None if not any(known[:2] == key[:2] for known in self.runs) else {"run": None}
         user = {"name": "U", "username": self.entity}
         more = {"displayName": "a-name", "config": "{}", "systemMetrics": "{}", "summaryMetrics": "{}", "user": user}
-        return {"run": {"id": "/".join(key), "name": key[2], "projectId": "1", **more, **self.runs[key]}}
+        return {
+            "run": {"id": "/".join(key), "name": key[2], "projectId": "1", "sweepName": None, **more, **self.runs[key]}
+        }
 
     def _resumable(self, variables):
         key = variables.get("entity") or self.entity, variables["project"], variables["name"]

@@ -45,8 +45,8 @@ def look(cwd: Path, environ: Mapping[str, str]) -> Folders:
     """Look for the folders of runs; what cannot be read holds none."""
     places = [cwd]
     if environ.get("WANDB_DIR"):
-        places.append(cwd / Path(environ["WANDB_DIR"]).expanduser())
-    near = frozenset(found for place in places for name in _NAMES for found in _runs_in(os.path.join(place, name)))  # noqa: PTH118
+        places.append(cwd / os.path.expanduser(environ["WANDB_DIR"]))  # noqa: PTH111  # a Path would raise without a home
+    near = frozenset(found for place in places for name in _NAMES for found in _runs_in(str(place / name)))
     return Folders(near, _deep(cwd))
 
 

@@ -18,6 +18,7 @@ from typing import Any
 _OVER = ("finished", "failed", "crashed", "killed")
 """What a run may be that is deleted; any other state (running, pending, preempted, one that is new) keeps it."""
 _SAME_SITE = ("https://forge.coreweave.com/wandb", "https://wandb.ai")
+"""As in `lines`, which cannot be imported here."""
 
 
 def main() -> None:
