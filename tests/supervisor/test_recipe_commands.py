@@ -91,9 +91,9 @@ def test_a_launchers_own_accumulation_gives_way_to_the_scripts(tmp_path):
 
 def test_what_stands_before_the_script_is_no_override(tmp_path):
     (tmp_path / "train.py").touch()
-    command = ("env", "lr=1", sys.executable, "train.py", "lr=3e-4")
+    command = ("env", "lr=1", sys.executable, "train.py", "opt.lr=3e-4")
     recipe = read_recipe(RunSettings(command=command), tmp_path)
-    assert recipe.with_less_rate(1.5, 0).prepared(2).argv == [*command[:-1], "lr=2.0e-04"]
+    assert recipe.with_less_rate(1.5, 0).prepared(2).argv == [*command[:-1], "opt.lr=2.0e-04"]
 
 
 @pytest.mark.parametrize("text", ["--lr=", "--lr", "--batch_size=", "lr="])
@@ -189,6 +189,9 @@ def test_a_rate_in_the_environment_is_changed_there(tmp_path):
 def test_a_missing_script_or_program_is_an_error_at_once(tmp_path):
     with pytest.raises(ConfigError, match=r"^gone\.py: there is no such script"):
         read_recipe(RunSettings(command=(sys.executable, "-u", "gone.py", "--lr", "1")), tmp_path)
+    launched = (sys.executable, "-m", "torch.distributed.run", "gone.py")
+    with pytest.raises(ConfigError, match=r"^gone\.py: there is no such script"):
+        read_recipe(RunSettings(command=launched), tmp_path)
     with pytest.raises(ConfigError, match=r"^no-such-program: there is no such command"):
         read_recipe(RunSettings(command=("no-such-program", "--lr", "1")), tmp_path)
     with pytest.raises(ConfigError, match=r"^\./gone: there is no such command"):
@@ -246,6 +249,9 @@ def test_how_a_script_is_given_a_checkpoint_is_read_from_its_text(tmp_path):
     hugging = recipe_of(tmp_path, text=fields).with_checkpoint(checkpoint)
     assert behind(hugging.prepared(2)) == ["--resume_from_checkpoint", str(checkpoint)]
     assert isinstance(recipe_of(tmp_path, text="HfArgumentParser(X)").with_checkpoint(checkpoint), NoRoom)
+    (tmp_path / "args.json").write_text("{}")
+    alone = recipe_of(tmp_path, "{config}", config=Path("args.json"), text=fields)
+    assert isinstance(alone.with_checkpoint(checkpoint), NoRoom), "beside a file of all arguments no flag is taken"
     asked = recipe_of(tmp_path, text=fields, resume_arg="--go-on").with_checkpoint(checkpoint)
     assert behind(asked.prepared(2)) == ["--go-on", str(checkpoint)]
 
