@@ -123,7 +123,7 @@ def test_a_rate_that_is_no_positive_number_is_left_alone(tmp_path, text):
         recipe_of(tmp_path, "--lr", text, lr_key="lr")
 
 
-@pytest.mark.parametrize("text", "0 -4 32.0 3.2e1 auto 0b11 12x".split())
+@pytest.mark.parametrize("text", "0 -4 32.0 3.2e1 auto 0b11 12x 99999999999999999999".split())
 def test_a_batch_that_is_no_whole_number_is_left_alone(tmp_path, text):
     answer = recipe_of(tmp_path, f"--batch_size={text}").with_less_batch(1.5, 1)
     assert isinstance(answer, NoRoom)

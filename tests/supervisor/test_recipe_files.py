@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import resource
+import secrets
 import stat
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 
 from self_healing.core.errors import ConfigError
 from self_healing.supervisor.recipe import read_recipe
+from self_healing.supervisor.recipe.temporary import TemporaryFiles
 from self_healing.supervisor.settings import RunSettings
 
 from .recipes import behind, names, open_folder, recipe_of, with_config, without_rights  # noqa: F401  # a fixture
@@ -93,6 +95,25 @@ def test_a_copy_that_fits_nowhere_is_one_sentence_and_leaves_nothing(tmp_path, m
     assert names(tmp_path / "configs") == ["config.yaml"]
     assert recipe.clean_up() == ()
     assert names(elsewhere) == []
+
+
+def test_a_file_whose_writing_was_broken_off_is_removed_too(tmp_path):
+    files = TemporaryFiles()
+    with pytest.raises(TypeError):  # as an interrupt would be: after the file was made, before it was full
+        files.write(tmp_path, "config.yaml", "_retry_1", "no bytes", 0o644)
+    assert len(names(tmp_path)) == 1
+    assert files.remove() == ()
+    assert names(tmp_path) == []
+
+
+def test_a_file_of_somebody_else_is_never_written_or_removed(tmp_path, monkeypatch):
+    tokens = ["taken", "taken", "free"]
+    monkeypatch.setattr(secrets, "token_hex", lambda _: tokens.pop(0))
+    (tmp_path / "config_retry_1_taken.yaml").write_text("theirs")
+    files = TemporaryFiles()
+    assert files.write(tmp_path, "config.yaml", "_retry_1", b"ours", 0o644).name == "config_retry_1_free.yaml"
+    assert files.remove() == ()
+    assert (tmp_path / "config_retry_1_taken.yaml").read_text() == "theirs"
 
 
 def test_what_cannot_be_removed_is_said_and_tried_again(open_folder):  # noqa: F811

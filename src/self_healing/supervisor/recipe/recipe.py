@@ -245,7 +245,9 @@ class Recipe:
         option = "--lr-key" if role is Role.RATE else "--batch-key"
         if not settings:
             more = "" if self.config else ", or give the config with --config FILE and {config} in the command"
-            return NoRoom(f"no {role.words} was found in {self.looked_in}; name its key with {option}{more}")
+            return NoRoom(
+                f"no {role.words} was found in {self.looked_in}; write it there, name its key with {option}{more}"
+            )
         setting = settings[0]
         if setting.problem:
             return NoRoom(f"{setting.key} in {setting.where} {setting.problem}; name another key with {option}")
