@@ -116,7 +116,7 @@ def test_a_rate_that_is_no_positive_number_is_left_alone(tmp_path, text):
     recipe = recipe_of(tmp_path, "--lr", text)
     answer = recipe.with_less_rate(1.5, 1e-6)
     assert isinstance(answer, NoRoom)
-    assert answer.reason.startswith("--lr in the command line is ")
+    assert answer.reason.startswith("--lr on the command line is ")
     assert "no positive number" in answer.reason
     assert behind(recipe.prepared(1)) == ["--lr", text]
     with pytest.raises(ConfigError, match=r"^--lr-key lr: --lr \(on the command line\) is .* no positive number"):

@@ -244,13 +244,13 @@ class Recipe:
         settings = self.settings(role)
         option = "--lr-key" if role is Role.RATE else "--batch-key"
         if not settings:
-            more = "" if self.config else ", or give the config with --config FILE and {config} in the command"
-            return NoRoom(
-                f"no {role.words} was found in {self.looked_in}; write it there, name its key with {option}{more}"
-            )
+            ways = ["write it there", f"name its key with {option}"]
+            if self.config is None:
+                ways.append("give the config with --config FILE and {config} in the command")
+            return NoRoom(f"no {role.words} was found in {self.looked_in}; {', '.join(ways[:-1])} or {ways[-1]}")
         setting = settings[0]
         if setting.problem:
-            return NoRoom(f"{setting.key} in {setting.where} {setting.problem}; name another key with {option}")
+            return NoRoom(f"{setting.key} {setting.stands} {setting.problem}; name another key with {option}")
         return setting
 
     def _needs_workers(self) -> bool:
