@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+import tempfile
 from pathlib import Path
+
+import pytest
 
 from self_healing.supervisor.recipe import Launch, Recipe, Role, read_recipe
 from self_healing.supervisor.settings import RunSettings
@@ -43,3 +48,28 @@ def copied(recipe: Recipe, folder: Path, attempt: int = 2) -> bytes:
     launch = recipe.prepared(attempt)
     assert launch.config is not None
     return (folder / launch.config).read_bytes()
+
+
+@pytest.fixture
+def open_folder():
+    """A folder that others may enter, which pytest's own is not."""
+    with tempfile.TemporaryDirectory(prefix="recipe-") as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+@contextlib.contextmanager
+def without_rights():
+    """Run as nobody where the tests run as root, who may write everywhere."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        if user == 0:
+            os.seteuid(user)
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())

@@ -91,9 +91,9 @@ def test_a_launchers_own_accumulation_gives_way_to_the_scripts(tmp_path):
 
 def test_what_stands_before_the_script_is_no_override(tmp_path):
     (tmp_path / "train.py").touch()
-    command = ("env", "lr=1", sys.executable, "train.py", "lr=3e-4")
+    command = ("env", "lr=1", sys.executable, "train.py", "opt.lr=3e-4")
     recipe = read_recipe(RunSettings(command=command), tmp_path)
-    assert recipe.with_less_rate(1.5, 0).prepared(2).argv == [*command[:-1], "lr=2.0e-04"]
+    assert recipe.with_less_rate(1.5, 0).prepared(2).argv == [*command[:-1], "opt.lr=2.0e-04"]
 
 
 @pytest.mark.parametrize("text", ["--lr=", "--lr", "--batch_size=", "lr="])
@@ -116,14 +116,14 @@ def test_a_rate_that_is_no_positive_number_is_left_alone(tmp_path, text):
     recipe = recipe_of(tmp_path, "--lr", text)
     answer = recipe.with_less_rate(1.5, 1e-6)
     assert isinstance(answer, NoRoom)
-    assert answer.reason.startswith("--lr in the command line is ")
+    assert answer.reason.startswith("--lr on the command line is ")
     assert "no positive number" in answer.reason
     assert behind(recipe.prepared(1)) == ["--lr", text]
     with pytest.raises(ConfigError, match=r"^--lr-key lr: --lr \(on the command line\) is .* no positive number"):
         recipe_of(tmp_path, "--lr", text, lr_key="lr")
 
 
-@pytest.mark.parametrize("text", "0 -4 32.0 3.2e1 auto 0b11 12x".split())
+@pytest.mark.parametrize("text", "0 -4 32.0 3.2e1 auto 0b11 12x 99999999999999999999".split())
 def test_a_batch_that_is_no_whole_number_is_left_alone(tmp_path, text):
     answer = recipe_of(tmp_path, f"--batch_size={text}").with_less_batch(1.5, 1)
     assert isinstance(answer, NoRoom)
@@ -189,6 +189,9 @@ def test_a_rate_in_the_environment_is_changed_there(tmp_path):
 def test_a_missing_script_or_program_is_an_error_at_once(tmp_path):
     with pytest.raises(ConfigError, match=r"^gone\.py: there is no such script"):
         read_recipe(RunSettings(command=(sys.executable, "-u", "gone.py", "--lr", "1")), tmp_path)
+    launched = (sys.executable, "-m", "torch.distributed.run", "gone.py")
+    with pytest.raises(ConfigError, match=r"^gone\.py: there is no such script"):
+        read_recipe(RunSettings(command=launched), tmp_path)
     with pytest.raises(ConfigError, match=r"^no-such-program: there is no such command"):
         read_recipe(RunSettings(command=("no-such-program", "--lr", "1")), tmp_path)
     with pytest.raises(ConfigError, match=r"^\./gone: there is no such command"):
@@ -246,6 +249,9 @@ def test_how_a_script_is_given_a_checkpoint_is_read_from_its_text(tmp_path):
     hugging = recipe_of(tmp_path, text=fields).with_checkpoint(checkpoint)
     assert behind(hugging.prepared(2)) == ["--resume_from_checkpoint", str(checkpoint)]
     assert isinstance(recipe_of(tmp_path, text="HfArgumentParser(X)").with_checkpoint(checkpoint), NoRoom)
+    (tmp_path / "args.json").write_text("{}")
+    alone = recipe_of(tmp_path, "{config}", config=Path("args.json"), text=fields)
+    assert isinstance(alone.with_checkpoint(checkpoint), NoRoom), "beside a file of all arguments no flag is taken"
     asked = recipe_of(tmp_path, text=fields, resume_arg="--go-on").with_checkpoint(checkpoint)
     assert behind(asked.prepared(2)) == ["--go-on", str(checkpoint)]
 

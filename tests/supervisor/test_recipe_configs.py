@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import tomllib
+from pathlib import Path
 
 import pytest
 import yaml
@@ -204,6 +205,14 @@ def test_in_a_list_of_configs_the_one_that_is_meant_is_asked_for(tmp_path, name,
     assert [run["lr"] for run in read(changed)["runs"]] == [1, 0.5]
 
 
+def test_merged_keys_are_found_under_the_table_that_merges_them(tmp_path):
+    text = "base: &b {peak: 3e-4, x: 1}\nfirst:\n  <<: *b\nsecond:\n  <<: [*b]\n  peak: 9e-4\n"
+    first = with_config(tmp_path, "c.yaml", text, lr_key="first.peak").with_less_rate(1.5, 0)
+    assert copied(first, tmp_path).decode() == text.replace("3e-4", "2.0e-04")
+    second = with_config(tmp_path, "c.yaml", text, lr_key="second.peak").with_less_rate(1.5, 0)
+    assert copied(second, tmp_path).decode() == text.replace("9e-4", "6.0e-04")
+
+
 def test_two_rates_or_batches_in_a_file_are_a_question(tmp_path):
     text = "optimizer: {lr: 1e-3}\noptimizer_d: {lr: 1e-4}\n"
     with pytest.raises(ConfigError, match=r"optimizer\.lr \(c\.yaml, line 1\) and optimizer_d\.lr \(c\.yaml, line 2\)"):
@@ -226,6 +235,8 @@ def test_the_command_outranks_the_file(tmp_path):
     launch = lower.prepared(2)
     assert behind(launch) == ["--config", "c.yaml", "--lr", "2.0e-04", "data.batch_size=4", "batch_size=6"]
     assert launch.temporary == ()
+    other = with_config(tmp_path, "c.yaml", text, "--learning_rate", "3e-4").with_less_rate(1.5, 0)
+    assert behind(other.prepared(2))[2:] == ["--learning_rate", "2.0e-04"]
     dotted = with_config(tmp_path, "c.yaml", "model: {init_args: {lr: 1}}", "--model.lr", "3e-4").with_less_rate(1.5, 0)
     assert behind(dotted.prepared(2))[2:] == ["--model.lr", "2.0e-04"]
     with pytest.raises(
@@ -265,6 +276,16 @@ def test_a_checkpoint_goes_into_the_config_where_its_key_is_there(tmp_path):
         recipe = with_config(tmp_path, name, text).with_checkpoint(checkpoint)
         assert read(copied(recipe, tmp_path).decode()) == {"resume_from_checkpoint": checkpoint, "lr": 1}, text
         assert recipe.changes[0].text().endswith(f"-> {checkpoint}")
+
+
+def test_a_key_of_the_config_is_used_before_a_flag_of_the_script(tmp_path):
+    fields = "HfArgumentParser(TrainingArguments)  # resume_from_checkpoint"
+    recipe = with_config(tmp_path, "c.yaml", "resume_from_checkpoint: null", text=fields).with_checkpoint(Path("out/5"))
+    assert copied(recipe, tmp_path) == b'resume_from_checkpoint: "out/5"'
+
+
+def test_what_a_recipe_prints_of_itself_holds_no_config(tmp_path):
+    assert "hidden" not in repr(with_config(tmp_path, "c.yaml", "lr: 1\ntoken: hidden"))
 
 
 def test_a_child_reads_numbers_from_every_format(tmp_path):

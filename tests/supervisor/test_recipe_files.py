@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import resource
+import secrets
 import stat
 import subprocess
 import sys
@@ -16,34 +16,10 @@ import pytest
 
 from self_healing.core.errors import ConfigError
 from self_healing.supervisor.recipe import read_recipe
+from self_healing.supervisor.recipe.temporary import TemporaryFiles
 from self_healing.supervisor.settings import RunSettings
 
-from .recipes import behind, recipe_of, with_config
-
-
-@pytest.fixture
-def open_folder():
-    """A folder that others may enter, which pytest's own is not."""
-    with tempfile.TemporaryDirectory(prefix="recipe-") as name:
-        Path(name).chmod(0o755)
-        yield Path(name)
-
-
-@contextlib.contextmanager
-def without_rights():
-    """Run as nobody where the tests run as root, who may write everywhere."""
-    user = os.geteuid()
-    if user == 0:
-        os.seteuid(65534)
-    try:
-        yield
-    finally:
-        if user == 0:
-            os.seteuid(user)
-
-
-def names(folder: Path) -> list[str]:
-    return sorted(path.name for path in folder.iterdir())
+from .recipes import behind, names, open_folder, recipe_of, with_config, without_rights  # noqa: F401  # a fixture
 
 
 def test_a_copy_stands_beside_the_original_and_is_removed(tmp_path):
@@ -57,7 +33,9 @@ def test_a_copy_stands_beside_the_original_and_is_removed(tmp_path):
     assert re.fullmatch(r"configs/config_retry_2_[0-9a-f]{8}\.yaml", str(third.config))
     assert second.temporary == (tmp_path / second.config,)
     assert names(tmp_path / "configs") == sorted(["config.yaml", second.config.name, third.config.name])
+    assert set(recipe.files.paths) == {*second.temporary, *third.temporary}
     assert recipe.clean_up() == (), "the first recipe knows what those made from it have written"
+    assert recipe.files.paths == ()
     assert names(tmp_path / "configs") == ["config.yaml"]
     assert (tmp_path / "configs/config.yaml").read_text() == "lr: 1\n"
     assert recipe.clean_up() == ()
@@ -84,7 +62,7 @@ def test_a_copy_of_a_linked_config_stands_beside_the_link(tmp_path):
     assert (tmp_path / "configs/config.yaml").is_symlink()
 
 
-def test_in_a_folder_that_takes_no_files_the_copy_goes_elsewhere(open_folder):
+def test_in_a_folder_that_takes_no_files_the_copy_goes_elsewhere(open_folder):  # noqa: F811
     recipe = with_config(open_folder, "configs/config.yaml", "lr: 1\n")
     (open_folder / "configs").chmod(0o555)
     with without_rights():
@@ -119,7 +97,26 @@ def test_a_copy_that_fits_nowhere_is_one_sentence_and_leaves_nothing(tmp_path, m
     assert names(elsewhere) == []
 
 
-def test_what_cannot_be_removed_is_said_and_tried_again(open_folder):
+def test_a_file_whose_writing_was_broken_off_is_removed_too(tmp_path):
+    files = TemporaryFiles()
+    with pytest.raises(TypeError):  # as an interrupt would be: after the file was made, before it was full
+        files.write(tmp_path, "config.yaml", "_retry_1", "no bytes", 0o644)
+    assert len(names(tmp_path)) == 1
+    assert files.remove() == ()
+    assert names(tmp_path) == []
+
+
+def test_a_file_of_somebody_else_is_never_written_or_removed(tmp_path, monkeypatch):
+    tokens = ["taken", "taken", "free"]
+    monkeypatch.setattr(secrets, "token_hex", lambda _: tokens.pop(0))
+    (tmp_path / "config_retry_1_taken.yaml").write_text("theirs")
+    files = TemporaryFiles()
+    assert files.write(tmp_path, "config.yaml", "_retry_1", b"ours", 0o644).name == "config_retry_1_free.yaml"
+    assert files.remove() == ()
+    assert (tmp_path / "config_retry_1_taken.yaml").read_text() == "theirs"
+
+
+def test_what_cannot_be_removed_is_said_and_tried_again(open_folder):  # noqa: F811
     recipe = with_config(open_folder, "configs/config.yaml", "lr: 1\n")
     copy = recipe.with_less_rate(2, 0).prepared(2).temporary[0]
     (open_folder / "configs").chmod(0o555)
@@ -146,7 +143,7 @@ def test_a_long_name_is_cut_so_that_the_copy_can_be_written(tmp_path):
         assert "_retry_1_" in copy.name
 
 
-def test_a_config_that_is_missing_or_no_file_is_one_sentence(tmp_path, open_folder):
+def test_a_config_that_is_missing_or_no_file_is_one_sentence(tmp_path, open_folder):  # noqa: F811
     def read(name: str, folder: Path = tmp_path) -> None:
         recipe_of(folder, "{config}", config=Path(name))
 

@@ -14,8 +14,7 @@ from self_healing.core.errors import ConfigError
 from self_healing.supervisor.recipe import Launch, NoRoom, Recipe, Role, read_recipe
 from self_healing.supervisor.settings import RunSettings
 
-from .recipes import value
-from .test_recipe_files import names, open_folder, without_rights  # noqa: F401  # a fixture
+from .recipes import names, open_folder, value, without_rights  # noqa: F401  # a fixture
 
 hydra = pytest.importorskip("hydra")
 from omegaconf import OmegaConf  # noqa: E402  # it comes with Hydra
@@ -205,6 +204,7 @@ def test_two_rates_of_one_composition_are_a_question(tmp_path):
         ConfigError, match=r"training\.learning_rate \(configs/training/base\.yaml, line 1\) and model\.lr"
     ):
         recipe_in(tmp_path)
+    assert value(recipe_in(tmp_path, "~model"), Role.RATE) == 3e-4, "what is taken out counts no longer"
     lower = recipe_in(tmp_path, lr_key="model.lr").with_less_rate(2, 0)
     assert composed(lower.prepared(2), tmp_path)["model"] == {"lr": 5e-3}
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 
+LARGEST_COUNT = 10**9
 LONGEST = 40
 """Characters of a number; beyond that it is something else."""
 _NUMBER = re.compile(r"[+-]?(?:\d[\d_]*+(?:\.[\d_]*+)?|\.\d[\d_]*+)(?:[eE][+-]?\d++)?", re.ASCII)
@@ -32,8 +33,8 @@ def is_positive(value: object) -> bool:
 
 
 def is_count(value: object, least: int) -> bool:
-    """Say whether a value is a whole number, and not below `least`."""
-    return isinstance(value, int) and not isinstance(value, bool) and value >= least
+    """Say whether a value is a whole number that counts something: not below `least`, and not beyond all measure."""
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value <= LARGEST_COUNT
 
 
 def written(value: float | str) -> str:

@@ -74,7 +74,8 @@ def _of_command(settings: RunSettings, cwd: Path, environ: Mapping[str, str]) ->
         found=tuple(chosen(found, settings)),
         entries=(*found.command, *found.files),
         looked_in=looked_in,
-        resume_flag=settings.resume_arg or _own_resume_flag(argv, cwd),
+        resume_arg=settings.resume_arg,
+        own_resume_flag=_own_resume_flag(argv, cwd),
     )
 
 
@@ -104,7 +105,7 @@ def _of_hydra(settings: RunSettings, cwd: Path, environ: Mapping[str, str]) -> R
         found=tuple(chosen(found, settings)),
         entries=(*found.command, *found.files),
         looked_in=looked_in,
-        resume_flag=settings.resume_arg,
+        resume_arg=settings.resume_arg,
         name_index=first - 1,
     )
 
@@ -129,8 +130,10 @@ def _hydra_config(settings: RunSettings, cwd: Path, script: str) -> tuple[Path, 
 
 def _own_resume_flag(argv: tuple[str, ...], cwd: Path) -> str | None:
     """Return `--resume_from_checkpoint` where the script itself takes it, which its text says."""
-    script = argv[script_index(argv)]
-    if not script.endswith(".py"):
+    index = script_index(argv)
+    script = argv[index]
+    # Of scripts that read all arguments from one file, none takes a flag besides it.
+    if not script.endswith(".py") or (len(argv) == index + 2 and CONFIG in argv[-1]):
         return None
     try:
         with (cwd / script).open("rb") as file:

@@ -71,14 +71,16 @@ class Recipe:
 
     argv: tuple[str, ...]
     cwd: Path
-    config: ConfigFile | None
+    config: ConfigFile | None = field(repr=False)
     found: tuple[Setting, ...]
     """The settings as the user wrote them."""
-    entries: tuple[Entry, ...]
+    entries: tuple[Entry, ...] = field(repr=False)
     """Everything that stands in the command and its files, known or not."""
     looked_in: str
-    resume_flag: str | None = None
-    """How the script is given a checkpoint, where that is known."""
+    resume_arg: str | None = None
+    """How the user says that the script is given a checkpoint."""
+    own_resume_flag: str | None = None
+    """How the script's text says so."""
     name_index: int | None = None
     """Which argument is the name of Hydra's config, in Hydra's form."""
     values: Mapping[Place, float | str] = field(default_factory=dict)
@@ -130,9 +132,16 @@ class Recipe:
             for role in (Role.RATE, Role.BATCH, Role.ACCUMULATION)
             if not self.settings(role)
         ]
-        if self.resume_flag and not self.settings(Role.RESUME):
-            lines.append(f"{Role.RESUME.words}: given as {self.resume_flag}")
+        if self.resume_key is not None and not self.settings(Role.RESUME):
+            lines.append(f"{Role.RESUME.words}: given as {self.resume_key}")
         return lines
+
+    @property
+    def resume_key(self) -> str | None:
+        """How a checkpoint is given: as the user says, where the command or config has it, or as the script's text says."""
+        if self.resume_arg is not None:
+            return self.resume_arg
+        return next((setting.key for setting in self.settings(Role.RESUME)), self.own_resume_flag)
 
     def output_folder(self) -> Path | None:
         """Return where the command puts its results, where it says so in one way; relative paths are seen from `cwd`."""
@@ -221,11 +230,8 @@ class Recipe:
 
     def with_checkpoint(self, path: Path) -> Recipe | NoRoom:
         """Return the recipe with a checkpoint to go on from, where the script can be given one."""
-        settings = self.settings(Role.RESUME)
-        if self.resume_flag is not None:
-            return self.with_argument(self.resume_flag, str(path))
-        if settings:
-            return self.with_argument(settings[0].key, str(path))
+        if self.resume_key is not None:
+            return self.with_argument(self.resume_key, str(path))
         return NoRoom("how the script is given a checkpoint is not known; name its flag with --resume-arg")
 
     def _is_place_of(self, key: str, entry: Entry) -> bool:
@@ -238,11 +244,13 @@ class Recipe:
         settings = self.settings(role)
         option = "--lr-key" if role is Role.RATE else "--batch-key"
         if not settings:
-            more = "" if self.config else ", or give the config with --config FILE and {config} in the command"
-            return NoRoom(f"no {role.words} was found in {self.looked_in}; name its key with {option}{more}")
+            ways = ["write it there", f"name its key with {option}"]
+            if self.config is None:
+                ways.append("give the config with --config FILE and {config} in the command")
+            return NoRoom(f"no {role.words} was found in {self.looked_in}; {', '.join(ways[:-1])} or {ways[-1]}")
         setting = settings[0]
         if setting.problem:
-            return NoRoom(f"{setting.key} in {setting.where} {setting.problem}; name another key with {option}")
+            return NoRoom(f"{setting.key} {setting.stands} {setting.problem}; name another key with {option}")
         return setting
 
     def _needs_workers(self) -> bool:

@@ -189,11 +189,15 @@ class Setting:
         """The last part of the key: `learning_rate`."""
         return short_name(self.key)
 
+    @property
+    def stands(self) -> str:
+        """`on the command line`, `in configs/config.yaml`."""
+        return f"{'on' if self.where == COMMAND_LINE else 'in'} {self.where}"
+
     def text(self) -> str:
         """Return `learning rate: training.learning_rate = 2.00e-04 in configs/config.yaml`."""
-        inside = "on" if self.where == COMMAND_LINE else "in"
         tail = f"; it {self.problem} and is left alone" if self.problem else ""
-        return f"{self.role.words}: {self.key} = {shown(self.value)} {inside} {self.where}{tail}"
+        return f"{self.role.words}: {self.key} = {shown(self.value)} {self.stands}{tail}"
 
 
 def short_name(key: str) -> str:
