@@ -66,6 +66,11 @@ class Heal:
         rows = [path.read_text().split() for path in files]
         return [(int(pid), float(rate), int(batch), int(steps)) for pid, rate, batch, steps in rows]
 
+    def output(self, number: int) -> str:
+        """Return what an attempt has printed so far."""
+        path = self.run_dir / "healing" / f"attempt-{number}" / "output.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
     def ledger(self) -> list[dict]:
         lines = (self.run_dir / "healing" / "ledger.supervisor.jsonl").read_text().splitlines()
         return [json.loads(line) for line in lines]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 
 import pytest
 
@@ -65,6 +66,22 @@ def test_what_goes_with_the_batch_is_lowered_with_it_in_a_copy_of_the_config(hea
     ]
     assert (heal.folder / "config.yaml").read_text() == text
     assert sorted(path.name for path in heal.folder.iterdir()) == ["config.yaml", "run", "seen.jsonl", "train.py"]
+
+
+def test_a_copy_of_the_config_does_not_outlive_a_supervisor_that_is_killed(heal):
+    (heal.folder / "config.yaml").write_text("training:\n  meta_batch_size: 32\n")
+    (heal.folder / "train.py").write_text(f"{CONFIGURED}import time\nprint('trains', flush=True)\ntime.sleep(600)\n")
+    process = heal.start(
+        "--grace", "1", "--config", "config.yaml", command=[sys.executable, "train.py", "--config", "{config}"]
+    )
+    until = time.monotonic() + 30
+    while not list(heal.folder.glob("config_retry_1_*.yaml")) or "trains" not in heal.output(2):
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    process.kill()
+    process.communicate()
+    assert heal.survivors(10.0) == []
+    assert list(heal.folder.glob("config_retry_*")) == []
 
 
 def test_what_a_log_quotes_of_another_run_changes_nothing(heal):

@@ -68,7 +68,7 @@ class Attempts:
         lines = _Lines(self._wandb, self._teller, is_launched=launcher is not None)
         beats = _Beats(self._job.run_dir, time.time() - MOST_CHANGED_CLOCK_S, number)
         start = Start(
-            number=number, argv=argv, environ=environ, cwd=self._job.cwd, folder=folder, changes=changes, on_lines=lines.see,
+            number=number, argv=argv, environ=environ, cwd=self._job.cwd, folder=folder, temporary=launch.temporary, changes=changes, on_lines=lines.see,
             beats=beats.signs, phase=beats.phase, heals_itself=beats.heals, tell=self._teller.say,
         )  # fmt: skip
         self._rates.append((beats.since_s, _rate_of(recipe)))

@@ -36,6 +36,8 @@ class Start:
     cwd: Path
     folder: Path
     """Where the output of this attempt is kept."""
+    temporary: tuple[Path, ...] = ()
+    """Files that were written for it, and are to be gone in the end."""
     changes: tuple[str, ...] = ()
     on_lines: Callable[[Block], None] | None = None
     beats: Callable[[], object] = lambda: None
@@ -78,6 +80,8 @@ class Running:
     def run(self) -> Attempt:
         """Watch the command to its end."""
         try:
+            for path in self._start.temporary:
+                self._child.remove_if_we_die(path)
             while not self._child.look():
                 self._desk.wait(LOOK_S, self._child.reports)
                 for number in self._desk.taken():

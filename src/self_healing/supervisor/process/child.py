@@ -99,6 +99,10 @@ class Child:
         """Kill everything now."""
         self._order("kill")
 
+    def remove_if_we_die(self, path: Path) -> None:
+        """Have a file removed where this process cannot do so itself any more."""
+        self._order(f"remove {os.fsencode(path).hex()}")
+
     def resize(self) -> None:
         """Tell the command that the terminal has another size."""
         for channel in self._channels:

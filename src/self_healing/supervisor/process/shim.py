@@ -8,6 +8,7 @@ out as lines on another:
     signal N      send a signal to the command                        started PID
     end SECONDS   ask everything to end, kill it after so long        failed ERRNO     the program cannot be started
     kill          kill everything now                                 ended STATUS     as wait() gives it
+    remove PATH   a file (in hex) to remove if the supervisor dies
                                                                       killed COUNT     of those that had to be, then it ends
 When the supervisor dies the pipe of orders closes, which is an order to end. A parent-death signal would reach the command
 alone. As subreaper the shim inherits what the command leaves behind, so that all of it can be found and ended.
@@ -49,6 +50,7 @@ class Shim:
         self.kill_at: float | None = None
         self.killed: set[int] = set()
         self.unread = b""
+        self.to_remove: list[bytes] = []
 
     def run(self) -> None:
         """Start the command, obey orders until it has ended, and leave nothing behind."""
@@ -62,6 +64,8 @@ class Shim:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         if self._start():
             self._watch(woken)
+        if self.orders < 0:
+            self._remove_files()
         self._report(f"killed {len(self.killed)}")
 
     def _start(self) -> bool:
@@ -143,6 +147,8 @@ class Shim:
                 self._end(descendants(os.getpid()), float(value))
             elif word == "kill":
                 self.kill_at = time.monotonic()
+            elif word == "remove":
+                self.to_remove.append(bytes.fromhex(value))
 
     def _signal(self, number: int) -> None:
         if not self.has_ended:
@@ -161,6 +167,14 @@ class Shim:
         for pid in processes:
             if _sent(pid, signal.SIGKILL):
                 self.killed.add(pid)
+
+    def _remove_files(self) -> None:
+        """Do what the supervisor would have done at its end."""
+        for path in self.to_remove:
+            try:
+                os.unlink(path)
+            except OSError:  # gone already, or not to be removed
+                continue
 
     def _reap(self) -> None:
         while True:
