@@ -173,6 +173,23 @@ def test_a_checkpoint_of_another_kind_lies_where_a_script_has_put_it(tmp_path):
     assert newest_sound(tmp_path, time.time() - 95).path == folder / "epoch_0.pt"
 
 
+def test_a_folder_that_only_has_the_name_of_a_trainers_is_judged_by_its_files(tmp_path):
+    import torch
+
+    for step in (5, 10):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        torch.save({"step": step}, folder / "state.pt")
+    assert newest_sound(tmp_path).path == tmp_path / "checkpoint-10"
+    whole = (tmp_path / "checkpoint-10" / "state.pt").read_bytes()
+    (tmp_path / "checkpoint-10" / "state.pt").write_bytes(whole[: len(whole) // 2])
+    found = newest_sound(tmp_path)
+    assert found.path == tmp_path / "checkpoint-5"
+    assert found.passed_over[0].startswith("checkpoint-10: ")
+    (tmp_path / "checkpoint-15").mkdir()
+    assert newest_sound(tmp_path).path == tmp_path / "checkpoint-5"
+
+
 def test_states_of_accelerate_are_folders_as_a_whole(tmp_path):
     from accelerate import Accelerator
     from torch import nn, optim

@@ -102,7 +102,7 @@ def _why_not(candidate: _Candidate, before_s: float | None, since_s: float | Non
         return "it is older than this job"
     if before_s is not None and candidate.written_s >= before_s:
         return "it was written after the first sign of trouble"
-    if candidate.step >= 0:
+    if candidate.step >= 0 and not _is_of_another_program(candidate.path):
         checked = check(candidate.path)
         return "; ".join(checked.why_not) or _not_finite_in_log(candidate.path)
     if candidate.path.is_dir():
@@ -162,6 +162,13 @@ def _folder(path: Path) -> _Candidate | None:
     except OSError:
         return None
     return _Candidate(path, -1, _newest_in(path)) if _holds_a_checkpoint(names) else None
+
+
+def _is_of_another_program(folder: Path) -> bool:
+    """Say whether a folder only has the name that a Trainer gives: its first file would be weights, its last its state."""
+    names = [entry.name for entry in _listed(folder, is_needed=False)]
+    is_of_a_trainer = "trainer_state.json" in names or any(_WEIGHTS.fullmatch(name) for name in names)
+    return not is_of_a_trainer and any(Path(name).suffix in _FILES for name in names)
 
 
 def _holds_a_checkpoint(names: list[str]) -> bool:
