@@ -14,6 +14,8 @@ import pytest
 
 from self_healing.core.heartbeat import read_heartbeat
 
+from .conftest import Heal
+
 HEALED = Path(__file__).with_name("healed.py")
 STEPS = 150
 
@@ -62,9 +64,7 @@ def test_killed_five_times_it_ends_as_if_it_had_been_left_alone(heal, undisturbe
 
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
-def test_killed_fifty_times(tmp_path, undisturbed, request):
-    from conftest import Heal
-
+def test_killed_fifty_times(tmp_path, undisturbed):
     draw = random.Random(5)
     for number in range(10):
         heal = Heal(tmp_path / str(number), f"soak-{number}-{time.time_ns()}")

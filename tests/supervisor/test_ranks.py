@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import Heal
+
 RANKS = Path(__file__).with_name("ranks.py")
 STEPS = 40
 
@@ -56,8 +58,6 @@ def test_a_killed_rank_is_named_and_the_job_goes_on_from_its_checkpoint(heal):
 @pytest.mark.soak
 @pytest.mark.timeout(3000)
 def test_killed_at_ten_random_moments(tmp_path):
-    from conftest import Heal
-
     draw = random.Random(7)
     for number in range(10):
         heal = Heal(tmp_path / str(number), f"ranks-{number}-{time.time_ns()}")
