@@ -158,6 +158,14 @@ def train_with_helper() -> None:
     time.sleep(600)
 
 
+def warned() -> None:
+    """Do something else with the signal, and come to its end."""
+    signal.signal(signal.SIGUSR1, lambda *_: say("noted"))
+    for number in range(1, 60):
+        step(number)
+        time.sleep(0.05)
+
+
 def stubborn() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)

@@ -125,6 +125,14 @@ def test_a_warning_signal_is_passed_on_without_a_time_limit(heal):
     assert (process.returncode, "saved on signal 10" in out) == (75, True)
 
 
+def test_a_command_that_uses_the_warning_for_something_else_may_still_succeed(heal):
+    process = heal.start("--grace", "1", command=heal.job("warned"))
+    heal.wait_for_attempt()
+    process.send_signal(signal.SIGUSR1)
+    out, _ = process.communicate(timeout=20)
+    assert (process.returncode, "noted" in out, "step 59" in out) == (0, True, True)
+
+
 def test_under_slurm_a_warned_command_that_has_saved_itself_is_requeued(heal):
     tool = heal.folder / "bin" / "scontrol"
     tool.parent.mkdir()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..core.errors import Preempted
 from ..diagnosis.text_finding import TextFinding
 from ..readers.log_text import Block
 from .outcome import Attempt, EndedBy
@@ -65,6 +66,7 @@ class Running:
         self._because = ""
         self._kill_at: float | None = None
         self._is_asked = False
+        self._was_warned = False
         self._looked_s = self._began_s
         self._beat: object = None
         self._kills_before = memory_kills()
@@ -95,12 +97,15 @@ class Running:
             ending = self._child.finish()
             findings = self._text.findings()
             self._log.close()
-        if self._log.trouble:
-            self._start.tell(self._log.trouble)
+        for trouble in filter(None, (self._log.trouble, self._text.trouble)):
+            self._start.tell(trouble)
         return self._attempt(ending.status, findings)
 
     def _attempt(self, status: int | None, findings: Sequence[TextFinding]) -> Attempt:
         progress = self._text.progress
+        if self._was_warned and status in (Preempted.exit_code, -signal.SIGUSR1):  # it has ended because of the warning
+            self._ended_by, self._because = EndedBy.SIGNAL, "the command has ended after SIGUSR1"
+            self._desk.told_to_end_by(signal.SIGUSR1)
         return Attempt(
             number=self._start.number, status=status, ended_by=self._ended_by, because=self._because, findings=findings,
             is_nan=progress.is_nan, nan_since_s=progress.nan_since_s, step=progress.step,
@@ -163,10 +168,11 @@ class Running:
             self._child.kill()
             return
         self._child.signal(number)
-        self._ended_by, self._because = EndedBy.SIGNAL, f"heal run was told to end by {name}"
         if number in ENDING:
+            self._ended_by, self._because = EndedBy.SIGNAL, f"heal run was told to end by {name}"
             self._is_asked = True
             self._kill_at = self._kill_at or time.monotonic() + self._settings.grace
             self._start.tell(f"{name}: passed on; what is left in {self._settings.grace:g} s is killed")
         else:
+            self._was_warned = True
             self._start.tell(f"{name}: passed on")

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 FORWARDED = (*ENDING, signal.SIGUSR1)
+"""SIGUSR1 is a warning: whether it ends the job is the command's to say."""
 
 
 class SignalDesk:
@@ -47,9 +48,13 @@ class SignalDesk:
         """Return the signals since the last call, in their order."""
         waiting, self._waiting = self._waiting, []
         for number in waiting:
-            if number in FORWARDED and self.asked_to_end is None:
-                self.asked_to_end = number
+            if number in ENDING:
+                self.told_to_end_by(number)
         return waiting
+
+    def told_to_end_by(self, number: int) -> None:
+        """Note the signal that ends the job; the first one counts."""
+        self.asked_to_end = self.asked_to_end or number
 
     def wait(self, seconds: float, *descriptors: int) -> None:
         """Wait until a descriptor can be read, a signal comes or the time is over."""

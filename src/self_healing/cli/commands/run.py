@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -87,4 +88,5 @@ def _words(words: list[str], given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(text: str) -> None:
-    print(f"heal: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the terminal is gone: the log has it
+        print(f"heal: {text}", file=sys.stderr, flush=True)

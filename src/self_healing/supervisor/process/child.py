@@ -111,6 +111,7 @@ class Child:
 
     def look(self) -> bool:
         """Take in what was reported; say whether everything is over. Never waits."""
+        self._reap_strangers()
         while True:
             try:
                 data = os.read(self.reports, 4096)
@@ -130,6 +131,14 @@ class Child:
             pump.join(READ_REST_S)
         os.close(self.reports)
         return Ending(self._status, self._killed)
+
+    def _reap_strangers(self) -> None:
+        """Reap processes that have become ours: as the first of a container we inherit those that nobody else has started."""
+        with suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                if ended.si_pid == self._shim.pid:
+                    return
+                os.waitpid(ended.si_pid, 0)
 
     # -- output --------------------------------------------------------------------------------------
 

@@ -69,6 +69,8 @@ class LiveText:
 
     def __init__(self, on_lines: Callable[[Block], None] | None = None) -> None:
         self.progress = Progress()
+        self.trouble = ""
+        """Why the text is no longer read, once it could not be."""
         self._on_lines = on_lines
         self._reading = TextReading(discover_patterns("self_healing.patterns"))
         self._metrics = LogMetrics()
@@ -92,6 +94,14 @@ class LiveText:
         return self._reading.findings()
 
     def _read(self) -> None:
+        try:
+            self._read_all()
+        except Exception as error:  # noqa: BLE001  # a bug of ours: it is told, and the command goes on unread
+            self.trouble = f"its output is no longer read, only passed on: {type(error).__name__}: {error}"
+            for _ in self._chunks():
+                pass
+
+    def _read_all(self) -> None:
         for block in live_blocks(self._chunks()):
             self._reading.feed(block)
             if self._on_lines is not None:
