@@ -25,6 +25,8 @@ from .watch.stacks import save_stacks
 LOOK_S = 0.25
 """How often the text is asked whether all is well."""
 LOOK_AT_PROCESSES_S = 2.0
+STACKS_S = 2.0
+"""How long python may take to write where it hangs, before anything else is sent to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +66,7 @@ class Running:
         self._log = OutputLog(start.folder)
         self._ended_by = EndedBy.ITSELF
         self._because = ""
+        self._end_at: float | None = None
         self._kill_at: float | None = None
         self._is_asked = False
         self._was_warned = False
@@ -91,8 +94,7 @@ class Running:
                 now = time.monotonic()
                 self._look_at_text(now)
                 self._look_at_processes(now)
-                if self._kill_at is not None and now >= self._kill_at:
-                    self._child.kill()
+                self._keep_time(now)
         finally:
             ending = self._child.finish()
             findings = self._text.findings()
@@ -144,7 +146,7 @@ class Running:
             self._start.tell(save_stacks(pids, self._start.folder / "stacks.txt"))
             self._child.signal(signal.SIGCONT)
             self._child.signal(signal.SIGABRT)  # python writes its own stacks on it, and ends
-            self._end(EndedBy.HANG, why, now)
+            self._end(EndedBy.HANG, why, now + STACKS_S)
 
     def _pids(self) -> list[int]:
         own = self._child.pid
@@ -152,11 +154,18 @@ class Running:
 
     # -- what we do ----------------------------------------------------------------------------------
 
-    def _end(self, by: EndedBy, because: str, now: float) -> None:
+    def _end(self, by: EndedBy, because: str, at: float) -> None:
         self._ended_by, self._because = by, because
         self._start.tell(because)
-        self._child.end(self._settings.grace)
-        self._kill_at = now + self._settings.grace
+        self._end_at = at
+
+    def _keep_time(self, now: float) -> None:
+        """Do what is due: ask to end, then kill."""
+        if self._end_at is not None and now >= self._end_at:
+            self._end_at, self._kill_at = None, now + self._settings.grace
+            self._child.end(self._settings.grace)
+        if self._kill_at is not None and now >= self._kill_at:
+            self._child.kill()
 
     def _on_signal(self, number: int) -> None:
         if number == signal.SIGWINCH:
