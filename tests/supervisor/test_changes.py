@@ -8,6 +8,9 @@ import time
 
 import pytest
 
+from self_healing.core.failure import Severity
+from self_healing.diagnosis import diagnose_input
+
 RATE, BATCH = ("--learning_rate", "2e-4"), ("--per_device_train_batch_size", "32")
 
 
@@ -116,6 +119,19 @@ def test_the_plan_shows_what_would_be_done_and_does_nothing(heal):
     assert "learning_rate: 2.00e-04 -> 1.33e-04" in out
     assert "per_device_train_batch_size: 32 -> 21" in out
     assert sorted(path.name for path in heal.folder.iterdir()) == []
+
+
+def test_what_was_left_behind_can_be_diagnosed(heal):
+    heal.run("oom", "script-error", more=BATCH)
+    report = diagnose_input(heal.run_dir)
+    worst = [finding for finding in report.findings if finding.severity is Severity.ERROR]
+    assert {finding.fine for finding in worst} == {"config_error"}
+    assert "oom_gpu" in {finding.fine for finding in report.findings if finding.severity is Severity.INFO}
+
+
+def test_what_succeeded_in_the_end_is_healthy(heal):
+    heal.run("oom", "finish", more=BATCH)
+    assert diagnose_input(heal.run_dir).healthy
 
 
 # --- what cannot be used -------------------------------------------------------------------------------------------

@@ -78,7 +78,7 @@ def decide(story: Sequence[Outcome], settings: RunSettings) -> Decision:
     if last.attempt.ended_by is EndedBy.SIGNAL:
         return Stop(last.says)
     if last.fine in FOR_A_PERSON:
-        return Stop(f"{last.says}; another attempt would meet the same")
+        return Stop(f"{last.says.rstrip('.')}; another attempt would meet the same")
     if len(story) > settings.max_retries:
         return Stop(f"{len(story)} attempts, --max-retries {settings.max_retries}")
     wish = WISHES.get(last.fine, Wish.NOTHING)

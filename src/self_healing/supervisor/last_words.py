@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from ..core.ledger import LedgerReading, iter_ledger
@@ -22,11 +22,10 @@ _BY_SIGNAL = {
 
 
 def write_last_words(
-    run_dir: Path, story: Sequence[Outcome], began_s: float, asked_to_end: int | None, environ: Mapping[str, str]
+    run_dir: Path, last: Outcome, reason: ExitReason, began_s: float, environ: Mapping[str, str]
 ) -> None:
     """Write the postmortem, unless the last attempt has written its own."""
     path = postmortem_path(run_dir)
-    last = story[-1]
     last_began_s = time.time() - last.attempt.seconds
     if _written_since(path, last_began_s):
         return
@@ -35,14 +34,15 @@ def write_last_words(
     ledger = own if is_healed else healing_folder(run_dir) / LEDGER
     reading = LedgerReading()
     postmortem = build_postmortem(
-        iter_ledger(ledger, reading), exit_reason=_reason(last, asked_to_end), exception=None, last_step=last.attempt.step or 0,
+        iter_ledger(ledger, reading), exit_reason=reason, exception=None, last_step=last.attempt.step or 0,
         final_metrics=None, started_s=began_s, ended_s=time.time(), versions=versions(), hardware=hardware(), reading=reading,
         ledger=ledger.relative_to(run_dir).as_posix(), environ=environ,
     )  # fmt: skip
     write_json_atomically(path, postmortem.to_json())
 
 
-def _reason(last: Outcome, asked_to_end: int | None) -> str:
+def exit_reason(last: Outcome, asked_to_end: int | None) -> ExitReason:
+    """Return what has ended a job, as a postmortem names it."""
     if last.succeeded:
         return ExitReason.COMPLETED
     if last.attempt.ended_by is EndedBy.SIGNAL and asked_to_end is not None:

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from ..core.errors import ConfigError, Preempted
 from ..core.run_directory import lock_run_directory
+from ..report.announcements import ENDED
 from .attempting import Attempts, Job
 from .decide import Again, Decision, Done, Stop, Wish, decide
-from .last_words import write_last_words
+from .last_words import exit_reason, write_last_words
 from .outcome import EndedBy, Outcome
 from .process.shim import become_subreaper
 from .recipe import NoRoom, Recipe, read_recipe
@@ -118,8 +119,7 @@ class Supervisor:
             step=attempt.step or 0,
         )  # fmt: skip
         if outcome.succeeded:
-            if self._story:
-                self._teller.record_mended(attempt.step or 0)
+            self._teller.record_over("a later attempt has finished", attempt.step or 0)
             self._teller.say(f"attempt {attempt.number} has finished")
             return
         self._teller.record_failure(outcome)
@@ -183,9 +183,11 @@ class Supervisor:
             self._teller.say(line)
         self._attempts.finish(succeeded=isinstance(decision, Done))
         code = 0 if isinstance(decision, Done) else self._exit_code()
-        self._teller.record("ended", {"code": code})
+        last = self._story[-1]
+        reason = exit_reason(last, self._desk.asked_to_end)
+        self._teller.record(ENDED, {"exit_reason": reason.value, "code": code}, step=last.attempt.step or 0)
         self._teller.flush()
-        write_last_words(self._run_dir, self._story, self._began_s, self._desk.asked_to_end, self._environ)
+        write_last_words(self._run_dir, last, reason, self._began_s, self._environ)
         if self._is_to_be_requeued():
             self._teller.say(requeued(self._environ))
         return code

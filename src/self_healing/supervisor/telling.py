@@ -25,7 +25,8 @@ class Teller:
 
     def __init__(self, run_dir: Path, show: Callable[[str], None], environ: Mapping[str, str]) -> None:
         self._show = show
-        self._failures: dict[str, str] = {}
+        self._open: dict[str, str] | None = None
+        """What the last attempt has failed of."""
         self._mask = Masker(environ)
         self._ledger = Ledger(healing_folder(run_dir) / LEDGER, environ=environ)
         self._log = os.open(run_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
@@ -49,28 +50,27 @@ class Teller:
         self._ledger.append(kind, name, step=step, time_s=time.time(), body=body)
 
     def record_failure(self, outcome: Outcome) -> None:
-        """Add what an attempt has failed of, as the healer of a live run does."""
+        """Add what an attempt has failed of, as the healer of a live run does; what the one before failed of is over."""
         step, failure = outcome.attempt.step or 0, failure_of(outcome.fine).value
-        incident = {
-            "event": "opened", "failure": failure, "class": outcome.fine, "severity": "error",
+        self.record_over("another attempt was made", step)
+        body = {
+            "failure": failure, "class": outcome.fine, "severity": "error",
             "because": f"attempt {outcome.attempt.number}: {outcome.says}",
         }  # fmt: skip
-        self.record(INCIDENT, incident, step=step, kind="incident")
-        hypothesis = {"cause": outcome.fine, "because": outcome.says, "fixes": list(outcome.fixes)}
-        self.record(INCIDENT, {"failure": failure, "hypotheses": [hypothesis]}, step=step, kind="diagnosis")
-        self._failures[failure] = outcome.fine
+        self.record(INCIDENT, {"event": "opened", **body}, step=step, kind="incident")
+        hypothesis = {
+            "name": outcome.fine, "says": outcome.says, "weight": 1.0, "found": list(outcome.evidence), "confirm": "",
+            "fixes": list(outcome.fixes), "references": [],
+        }  # fmt: skip
+        diagnosis = {"incident": INCIDENT, "failure": failure, "hypotheses": [hypothesis]}
+        self.record(INCIDENT, diagnosis, step=step, kind="diagnosis")
+        self._open = body
 
-    def record_mended(self, step: int) -> None:
-        """Add that what had failed has come to its end."""
-        for failure, fine in self._failures.items():
-            closed = {
-                "event": "closed",
-                "reason": "a later attempt has finished",
-                "failure": failure,
-                "class": fine,
-                "severity": "error",
-            }
-            self.record(INCIDENT, closed, step=step, kind="incident")
+    def record_over(self, reason: str, step: int) -> None:
+        """Add that what the last attempt failed of is over, if it has."""
+        if self._open is not None:
+            self.record(INCIDENT, {"event": "closed", "reason": reason, **self._open}, step=step, kind="incident")
+            self._open = None
 
     def flush(self) -> None:
         """Have everything so far in the file."""

@@ -21,6 +21,7 @@ _CHECKPOINT = re.compile(r"checkpoint-(\d{1,15})")
 _PASSED = frozenset({"__pycache__", "node_modules", "site-packages", "venv"})
 _KINDS = {
     "ledger": re.compile(r"ledger\.jsonl"),
+    "supervisor": re.compile(r"ledger\.supervisor\.jsonl"),
     "state": re.compile(r"trainer_state\.json"),
     "wandb": re.compile(r"run-.*\.wandb"),
     "trackio": re.compile(r".*\.db"),
@@ -38,7 +39,9 @@ MOST_RANKS = 128
 _OF_A_RANK = re.compile(r"(?<![A-Za-z])(rank|worker|task|proc|process|node)([-_.]?)\d{1,5}(?!\d)", re.IGNORECASE)
 _ATTEMPT = re.compile(r"attempt_\d{1,6}")
 """The folder that torchrun makes for each start; in it, each process has one that is called by its number."""
-_TELLS_NOTHING = re.compile(r"debug(?:-internal|-core)?\.log|.*\.lock|heartbeat(?:\.rank\d+)?\.json")
+_SUPERVISED = re.compile(r"attempt-(\d{1,9})")
+"""The folder that `heal run` makes for each attempt."""
+_TELLS_NOTHING = re.compile(r"debug(?:-internal|-core)?\.log|.*\.lock|heartbeat(?:\.rank\d+)?\.json|heal\.log")
 _NUMBERS = ("state", "wandb", "trackio", "tensorboard", "table", "results")
 """Kinds that hold the same metrics, the most exact first: the first that is there is enough."""
 
@@ -72,13 +75,13 @@ class RunFolder(InputFormat):
             kind = _kind_of(path)
             if kind and not (kind == "log" and _is_empty(path)):
                 kinds[kind].append(_Found(_rank(path), path))
-        chosen = _newest(kinds["ledger"], 1)
-        chosen += _newest(kinds["state"], 1)
+        ledgers = _newest(kinds["ledger"], 1) or _newest(kinds["supervisor"], 1)
+        chosen = ledgers + _newest(kinds["state"], 1)
         for kind in _NUMBERS[1:]:
-            if len(chosen) == len(_newest(kinds["ledger"], 1)):
+            if len(chosen) == len(ledgers):
                 chosen += _newest(kinds[kind], MOST_OF_A_KIND)
         chosen += _of_last_attempt(kinds["error"])
-        chosen += _newest_groups(kinds["log"], MOST_OF_A_KIND)
+        chosen += _newest_groups(_without_earlier_attempts(kinds["log"]), MOST_OF_A_KIND)
         chosen = chosen or _newest(kinds["other"], MOST_OF_A_KIND)
         if not chosen:
             raise InputError(f"{candidate.name}: is a folder without anything to diagnose; {READABLE}")
@@ -107,6 +110,13 @@ def _of_last_attempt(found: list[_Found]) -> list[Path]:
     """Return the error files of the last start, the first failure first."""
     last = max(found).path.parent.parent if found else None
     return [item.path for item in sorted(found) if item.path.parent.parent == last][:MOST_OF_A_KIND]
+
+
+def _without_earlier_attempts(found: list[_Found]) -> list[_Found]:
+    """Leave out what earlier attempts of a supervised command have printed: what came of them is in its ledger."""
+    attempts = [int(hit[1]) for item in found if (hit := _SUPERVISED.fullmatch(item.path.parent.name))]
+    last = max(attempts, default=0)
+    return [item for item in found if not (hit := _SUPERVISED.fullmatch(item.path.parent.name)) or int(hit[1]) == last]
 
 
 def _without_rank(path: Path) -> Path:
