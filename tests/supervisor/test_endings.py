@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -11,6 +12,8 @@ import psutil
 import pytest
 
 from self_healing.report.postmortem import read_postmortem
+
+from .conftest import MARK, SOURCE
 
 # --- how the command ends ------------------------------------------------------------------------------------------
 
@@ -191,6 +194,19 @@ def test_the_exit_of_a_shell_between_leaves_its_command_time_to_save(heal):
     out, _ = process.communicate(timeout=20)
     assert "saved on signal 15" in out
     assert heal.survivors() == []
+
+
+def test_a_job_that_is_to_outlive_its_terminal_does(heal):
+    command = ["sh", "-c", 'trap "" HUP; exec "$@"', "nohup", sys.executable, "-m", "self_healing", "run"]
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), MARK: heal.mark}
+    flags = ["--run-dir", str(heal.run_dir), "--grace", "1", "--"]
+    process = subprocess.Popen([*command, *flags, *heal.job("warned")], cwd=heal.folder, env=environ)
+    heal.started.append(process)
+    child = heal.wait_for_attempt()
+    process.send_signal(signal.SIGHUP)
+    os.kill(child, signal.SIGHUP)
+    process.communicate(timeout=20)
+    assert (process.returncode, len(heal.attempts())) == (0, 1)
 
 
 def test_a_program_that_does_not_exist_is_one_sentence(heal):

@@ -31,6 +31,8 @@ class SignalDesk:
             os.set_blocking(end, False)
         self._wakeup_before = signal.set_wakeup_fd(self._wake, warn_on_full_buffer=False)
         for number in (*FORWARDED, signal.SIGWINCH):
+            if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: the job is to outlive its terminal
             self._before[number] = signal.signal(number, self._take)
         return self
 

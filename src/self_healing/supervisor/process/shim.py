@@ -51,9 +51,13 @@ class Shim:
         self.killed: set[int] = set()
         self.unread = b""
         self.to_remove: list[bytes] = []
+        self.given_to_command = DEADLY
+        """Signals that do to the command what they do to any; what was ignored before us stays so."""
 
     def run(self) -> None:
         """Start the command, obey orders until it has ended, and leave nothing behind."""
+        outlives_terminal = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # nohup
+        self.given_to_command = tuple(each for each in DEADLY if not (outlives_terminal and each == signal.SIGHUP))
         for each in DEADLY:
             signal.signal(each, signal.SIG_IGN)
         become_subreaper()
@@ -93,7 +97,7 @@ class Shim:
     def _become_command(self) -> None:
         os.setsid()
         _prctl(SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)  # for the case that supervisor and shim are killed at once
-        for each in (*DEADLY, signal.SIGCHLD, signal.SIGPIPE):
+        for each in (*self.given_to_command, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(each, signal.SIG_DFL)
         os.execvp(self.argv[0], self.argv)  # noqa: S606  # that is what it is for
 
