@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +18,8 @@ import pytest
 
 from self_healing.supervisor.watch.live_text import LiveText
 from self_healing.supervisor.watch.output_log import OutputLog
+
+from .conftest import MARK
 
 
 def read(*chunks, streams=1):
@@ -55,6 +58,8 @@ def test_a_loss_that_is_nan_twice_in_a_row_is_seen_at_once(line):
         b"eval_loss: nan\nval_loss: nan\nvalidation loss: nan\n",
         b"{'loss': 1.0, 'grad_norm': nan, 'epoch': 0.1}\n{'loss': 1.1, 'grad_norm': nan, 'epoch': 0.2}\n",
         b"nan_to_num is applied to the loss\nnan_to_num is applied to the loss\n",
+        b"rank 0: training is stopped if the loss is NaN\nrank 1: training is stopped if the loss is NaN\n",
+        b"Will abort when train_loss is nan\nunless loss=nan, a checkpoint is saved\n",
     ],
 )
 def test_what_is_no_lost_training_is_not_taken_for_it(text):
@@ -97,6 +102,17 @@ def test_the_log_is_bounded_and_holds_what_came_last(tmp_path):
     assert log.trouble == ""
 
 
+def test_two_streams_that_fill_the_log_at_once_lose_nothing_of_it(tmp_path):
+    log = OutputLog(tmp_path, most_bytes=500)
+    writers = [threading.Thread(target=lambda: [log.write(b"x" * 100) for _ in range(3000)]) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+    log.close()
+    assert log.trouble == ""
+
+
 def test_a_log_that_cannot_be_written_costs_nothing_else(tmp_path):
     (tmp_path / "file").write_text("")
     log = OutputLog(tmp_path / "file" / "below")
@@ -125,6 +141,23 @@ def test_where_both_streams_lead_to_one_place_their_order_is_kept(heal):
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=heal.folder, check=True, text=True,
     )  # fmt: skip
     assert [line for line in done.stdout.splitlines() if not line.startswith("heal:")] == [str(n) for n in range(200)]
+
+
+def test_python_keeps_nothing_back_where_only_its_errors_go_to_a_terminal(heal):
+    """As with `heal run ... | tee log`."""
+    outer, inner = pty.openpty()
+    code = "import time; print('step 1'); time.sleep(600)"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "self_healing", "run", "--run-dir", str(heal.run_dir), "--", sys.executable, "-c", code],
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=inner, cwd=heal.folder,
+        env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"} | {MARK: heal.mark},
+    )  # fmt: skip
+    heal.started.append(process)
+    os.close(inner)
+    assert select.select([process.stdout], [], [], 15.0)[0]
+    process.kill()
+    process.communicate()
+    os.close(outer)
 
 
 BAR = textwrap.dedent("""

@@ -139,7 +139,7 @@ class Attempts:
         environ = {**self._job.environ, **changed, **self._more_environ}
         environ |= {VARIABLE: str(self._job.run_dir.resolve()), ATTEMPT: str(number)}
         environ.setdefault("PYTHONFAULTHANDLER", "1")  # a crash, and our SIGABRT at a hang, show where python was
-        if not (is_terminal(1) or is_terminal(2)):
+        if not is_terminal(1):  # also with errors on a terminal (`| tee log`): python keeps back what goes to a pipe
             environ.setdefault("PYTHONUNBUFFERED", "1")
         return environ
 

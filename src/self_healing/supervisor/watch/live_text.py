@@ -27,6 +27,8 @@ _SAID = re.compile(
     r"(?<![\w/])(?!eval|val|test|dev)(?:\w{1,20}[_/])?loss['\"]?(?: (?:is|was|became|went|turned))?[ \t]{0,4}[=:]?[ \t]{0,4}['\"]?nan(?!\w)"
 )
 """How a program says in words, in lower case, that the loss of training is no number (`Loss is NaN at epoch 3`)."""
+_SUPPOSED = re.compile(r"\b(?:if|when|whenever|whether|unless|until|in case)\b[^.;:]{0,40}\Z")
+"""What stands before it where it is only spoken of (`training is stopped if the loss is NaN`)."""
 _WAITING_CHUNKS = 16
 _END = b""
 
@@ -110,7 +112,7 @@ class LiveText:
 
     def _take_metrics(self, block: Block) -> None:
         seen = {each.line: each.signal for each in self._metrics.of(block)}
-        said = {line.number for line in block.lines() if _SAID.search(line.text.lower())} if _has_nan(block) else set()
+        said = {line.number for line in block.lines() if _says_nan(line.text.lower())} if _has_nan(block) else set()
         for number in sorted(seen.keys() | said):
             if number in seen:
                 self.progress.take(seen[number])
@@ -120,6 +122,10 @@ class LiveText:
     def _chunks(self) -> Iterator[bytes]:
         while data := self._queue.get():
             yield data
+
+
+def _says_nan(text: str) -> bool:
+    return any(not _SUPPOSED.search(text, 0, said.start()) for said in _SAID.finditer(text))
 
 
 def _has_nan(block: Block) -> bool:

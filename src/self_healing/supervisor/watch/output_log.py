@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 
 MOST_BYTES = 64 * 2**20
@@ -21,6 +22,7 @@ class OutputLog:
         self._most = most_bytes
         self._size = 0
         self._descriptor = -1
+        self._guard = threading.Lock()  # two streams are read by two threads, and the file changes under them
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._open()
@@ -29,22 +31,30 @@ class OutputLog:
 
     def write(self, data: bytes) -> None:
         """Add what was printed."""
-        if self._descriptor < 0:
-            return
-        try:
-            if self._size + len(data) > self._most and self._size:
-                os.close(self._descriptor)
-                self.path.replace(self._older)
-                self._open()
-            view = memoryview(data)
-            while view:
-                view = view[os.write(self._descriptor, view) :]
-            self._size += len(data)
-        except OSError as error:
-            self._give_up(error)
+        with self._guard:
+            if self._descriptor < 0:
+                return
+            try:
+                self._write(data)
+            except OSError as error:
+                self._give_up(error)
 
     def close(self) -> None:
         """Write no more."""
+        with self._guard:
+            self._close()
+
+    def _write(self, data: bytes) -> None:
+        if self._size + len(data) > self._most and self._size:
+            self._close()
+            self.path.replace(self._older)
+            self._open()
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self._descriptor, view) :]
+        self._size += len(data)
+
+    def _close(self) -> None:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -54,5 +64,5 @@ class OutputLog:
         self._size = 0
 
     def _give_up(self, error: OSError) -> None:
-        self._descriptor = -1
+        self._close()
         self.trouble = f"{self.path}: {error.strerror or error}; the output is passed on but not kept"
