@@ -7,6 +7,7 @@ import pty
 import re
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
@@ -261,6 +262,28 @@ def test_a_command_that_floods_its_output_is_held_back_and_nothing_is_lost(heal)
     process.returncode = 0
     assert total == 100 * lines
     assert usage.ru_maxrss < 200_000
+
+
+def test_whoever_reads_late_gets_everything_and_the_command_that_waits_for_him_does_not_hang(heal):
+    """As with `heal run ... | less`, or a terminal that was stopped with Ctrl-S."""
+    code = "import os; os.write(1, b'x' * 250_000); os.write(1, b'y' * 150_000)"
+    process = heal.start("--hang-timeout", "2", "--grace", "1", command=[sys.executable, "-c", code])
+    time.sleep(6.0)
+    first = os.read(process.stdout.fileno(), 100_000)  # the command can end now
+    time.sleep(7.0)
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, len(first) + len(out)) == (0, 400_000), err
+
+
+def test_a_supervisor_that_is_told_to_end_does_not_wait_for_a_reader(heal):
+    process = heal.start(command=[sys.executable, "-c", "import os; os.write(1, b'x' * 150_000)"])
+    log = heal.run_dir / "healing" / "attempt-1" / "output.log"
+    until = time.monotonic() + 20
+    while not log.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    time.sleep(2.0)
+    process.send_signal(signal.SIGTERM)
+    process.wait(timeout=15)
 
 
 def test_when_nobody_reads_its_output_any_more_the_command_goes_on(heal):

@@ -96,7 +96,7 @@ class Running:
                 self._look_at_processes(now)
                 self._keep_time(now)
         finally:
-            ending = self._child.finish()
+            ending = self._child.finish(lambda: not self._desk.is_to_end)
             findings = self._text.findings()
             self._log.close()
         for trouble in filter(None, (self._log.trouble, self._text.trouble)):
@@ -133,6 +133,8 @@ class Running:
         if now - self._looked_s < LOOK_AT_PROCESSES_S:
             return
         self._looked_s = now
+        if self._child.is_held_up:  # the reader of our output is late, not the command
+            self._heard_s = now
         beat = self._start.beats()
         if beat != self._beat:
             self._beat, self._heard_s = beat, now

@@ -46,6 +46,11 @@ class SignalDesk:
         for end in (self._woken, self._wake):
             os.close(end)
 
+    @property
+    def is_to_end(self) -> bool:
+        """Whether it was told to end, also by a signal that nobody has taken yet."""
+        return self.asked_to_end is not None or any(number in ENDING for number in self._waiting)
+
     def taken(self) -> list[int]:
         """Return the signals since the last call, in their order."""
         waiting, self._waiting = self._waiting, []

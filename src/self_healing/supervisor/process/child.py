@@ -49,6 +49,7 @@ class Child:
 
         """
         self._watch = watch
+        self._passing_on: set[int] = set()
         self._unread = b""
         self._pid: int | None = None
         self._status: int | None = None
@@ -87,6 +88,11 @@ class Child:
         """Whether its output goes through a pipe, where programs keep it back."""
         return not any(channel.is_terminal for channel in self._channels)
 
+    @property
+    def is_held_up(self) -> bool:
+        """Whether whoever reads our output takes his time, which the command may have to wait for."""
+        return bool(self._passing_on)
+
     def signal(self, number: int) -> None:
         """Send a signal to the command."""
         self._order(f"signal {number}")
@@ -121,14 +127,21 @@ class Child:
                 return True
             self._take(data)
 
-    def finish(self) -> Ending:
-        """Read what is left of the output and let go of everything; all is over, or is ended here."""
+    def finish(self, is_read: Callable[[], bool] = lambda: True) -> Ending:
+        """Read what is left of the output and let go of everything; all is over, or is ended here.
+
+        Whoever reads our output slowly (`| less`) is waited for, as long as `is_read` says so.
+        """
         os.close(self._orders)
         self._shim.wait()
         if not self.look() or self._killed is None:  # somebody has killed the shim
             self._killed = _kill_what_is_left()
-        for pump in self._pumps:
-            pump.join(READ_REST_S)
+        for number, pump in enumerate(self._pumps):
+            until = time.monotonic() + READ_REST_S
+            while pump.is_alive() and time.monotonic() < until:
+                pump.join(shim.LOOK_S)
+                if number in self._passing_on and is_read():
+                    until = time.monotonic() + READ_REST_S
         os.close(self.reports)
         return Ending(self._status, self._killed)
 
@@ -147,7 +160,9 @@ class Child:
         try:
             while data := channel.read(MOST_AT_ONCE):
                 if is_wanted:
+                    self._passing_on.add(number)
                     is_wanted = channel.pass_on(data)
+                    self._passing_on.discard(number)
                 self._watch(number, data)
         finally:
             os.close(channel.outer)
