@@ -71,16 +71,18 @@ def test_what_goes_with_the_batch_is_lowered_with_it_in_a_copy_of_the_config(hea
     assert sorted(path.name for path in heal.folder.iterdir()) == ["config.yaml", "run", "seen.jsonl", "train.py"]
 
 
-def test_a_copy_of_the_config_does_not_outlive_a_supervisor_that_is_killed(heal):
-    (heal.folder / "config.yaml").write_text("training:\n  meta_batch_size: 32\n")
+@pytest.mark.parametrize(("batch", "attempts"), [(32, 2), (48, 3)])
+def test_no_copy_of_the_config_outlives_a_supervisor_that_is_killed(heal, batch, attempts):
+    (heal.folder / "config.yaml").write_text(f"training:\n  meta_batch_size: {batch}\n")
     (heal.folder / "train.py").write_text(f"{CONFIGURED}import time\nprint('trains', flush=True)\ntime.sleep(600)\n")
     process = heal.start(
         "--grace", "1", "--config", "config.yaml", command=[sys.executable, "train.py", "--config", "{config}"]
     )
     until = time.monotonic() + 30
-    while not list(heal.folder.glob("config_retry_1_*.yaml")) or "trains" not in heal.output(2):
+    while "trains" not in heal.output(attempts):
         assert time.monotonic() < until
         time.sleep(0.05)
+    assert list(heal.folder.glob(f"config_retry_{attempts - 1}_*.yaml"))
     process.kill()
     process.communicate()
     assert heal.survivors(10.0) == []

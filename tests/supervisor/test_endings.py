@@ -50,6 +50,31 @@ def test_three_attempts_that_come_no_further_are_enough(heal):
     assert "have come no further" in ran.err
 
 
+def test_memory_that_nothing_can_be_changed_about_is_tried_three_times_only(heal):
+    process = heal.start("--backoff", "0", command=["sh", "-c", "kill -BUS $$"])
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, heal.causes()) == (128 + signal.SIGBUS, ["oom_shm"] * 3)
+    assert "have come no further" in err
+
+
+def test_a_command_that_cannot_be_started_again_ends_with_the_code_it_had(heal):
+    script = heal.folder / "once.sh"
+    script.write_text('#!/bin/sh\nrm "$0"\nexit 3\n')
+    script.chmod(0o755)
+    process = heal.start("--backoff", "0", command=["./once.sh"])
+    _, err = process.communicate(timeout=30)
+    assert (process.returncode, heal.causes()) == (3, ["crash"])
+    assert "cannot be started again" in err
+    assert (heal.run_dir / "postmortem.json").exists()
+
+
+def test_a_log_that_cannot_be_opened_is_one_sentence_before_anything_is_started(heal):
+    (heal.run_dir / "heal.log").mkdir(parents=True)
+    ran = heal.run("finish")
+    assert (ran.code, "heal.log: cannot be written (Is a directory)" in ran.err) == (2, True)
+    assert not (heal.folder / "state").exists()
+
+
 def test_a_command_that_closes_its_output_is_left_alone(heal):
     ran = heal.run("close-stdout")
     assert (ran.code, len(heal.attempts())) == (0, 1)

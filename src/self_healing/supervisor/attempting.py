@@ -68,11 +68,12 @@ class Attempts:
         lines = _Lines(self._wandb, self._teller, is_launched=launcher is not None)
         beats = _Beats(self._job.run_dir, time.time() - MOST_CHANGED_CLOCK_S, number)
         start = Start(
-            number=number, argv=argv, environ=environ, cwd=self._job.cwd, folder=folder, temporary=launch.temporary, changes=changes, on_lines=lines.see,
+            number=number, argv=argv, environ=environ, cwd=self._job.cwd, folder=folder, temporary=(*recipe.files.paths, *self._copies), changes=changes, on_lines=lines.see,
             beats=beats.signs, phase=beats.phase, heals_itself=beats.heals, tell=self._teller.say,
         )  # fmt: skip
         self._rates.append((beats.since_s, _rate_of(recipe)))
         seen = Running(start, self._job.settings, self._desk).run()
+        recipe.clean_up()  # nobody is there to do it, should we be killed while we wait
         failure = None if launcher is None else self._first_failure(launcher, argv, environ, lines, beats.since_s)
         self._wandb.attempt_ended(resumed=beats.heals())
         return outcome_of(replace(seen, step=beats.step(seen.step), own_code=beats.exit_code(), rank_failure=failure))

@@ -12,7 +12,7 @@ from ..core.errors import ConfigError, Preempted
 from ..core.run_directory import lock_run_directory
 from ..report.announcements import ENDED
 from .attempting import Attempts, Job
-from .decide import Again, Decision, Done, Stop, Wish, decide
+from .decide import WITHOUT_PROGRESS, Again, Decision, Done, Stop, Wish, decide, is_stuck
 from .last_words import exit_reason, write_last_words
 from .outcome import EndedBy, Outcome
 from .process.shim import become_subreaper
@@ -38,13 +38,22 @@ def supervise(settings: RunSettings, cwd: Path, environ: Mapping[str, str], show
     check_run_directory(run_dir)
     job = Job(settings=settings, cwd=cwd, run_dir=run_dir, environ=environ)
     with lock_run_directory(run_dir, name="supervisor"), SignalDesk() as desk:
-        teller = Teller(run_dir, show, environ)
+        teller = _teller(run_dir, show, environ)
         supervisor = Supervisor(job, recipe, desk, teller)
         try:
             return supervisor.run()
         finally:
             supervisor.clean_up()
             teller.close()
+
+
+def _teller(run_dir: Path, show: Callable[[str], None], environ: Mapping[str, str]) -> Teller:
+    try:
+        return Teller(run_dir, show, environ)
+    except OSError as error:
+        raise ConfigError(
+            f"{run_dir / LOG}: cannot be written ({error.strerror}); remove it, or name another run directory by --run-dir"
+        ) from error
 
 
 def run_directory(settings: RunSettings, recipe: Recipe, cwd: Path) -> Path:
@@ -73,7 +82,12 @@ class Supervisor:
         self._begin()
         changes: tuple[str, ...] = ()
         while True:
-            outcome = self._attempt(changes)
+            try:
+                outcome = self._attempt(changes)
+            except (ConfigError, OSError) as error:  # it could be started before: how it ended then is what counts
+                if not self._story:
+                    raise
+                return self._end(Stop(f"the command cannot be started again: {error}"))
             self._story.append(outcome)
             before = self._recipe
             decision = self._decide(outcome)
@@ -87,7 +101,8 @@ class Supervisor:
     def clean_up(self) -> None:
         """Remove what was written for retries."""
         self._attempts.clean_up()
-        self._recipe.clean_up()
+        for problem in self._recipe.clean_up():
+            self._teller.say(problem, "WARNING")
 
     # -- one attempt ---------------------------------------------------------------------------------
 
@@ -144,6 +159,8 @@ class Supervisor:
         if isinstance(changed, NoRoom):
             if decision.wish is Wish.FEWER_WORKERS:  # memory may have been somebody else's
                 self._teller.say(f"nothing is changed: {changed.reason}")
+                if is_stuck(self._story):
+                    return Stop(f"{WITHOUT_PROGRESS} attempts in a row have come no further; the last: {outcome.says}")
                 return Again(Wish.NOTHING, self._settings.backoff, decision.because)
             return Stop(f"{outcome.says}; {changed.reason}")
         for change in changed.changes_since(self._recipe):

@@ -8,7 +8,7 @@ out as lines on another:
     signal N      send a signal to the command                        started PID
     end SECONDS   ask everything to end, kill it after so long        failed ERRNO     the program cannot be started
     kill          kill everything now                                 ended STATUS     as wait() gives it
-    remove PATH   a file (in hex) to remove if the supervisor dies
+    remove PATH   a file or folder (in hex) to remove if the supervisor dies
                                                                       killed COUNT     of those that had to be, then it ends
 When the supervisor dies the pipe of orders closes, which is an order to end. A parent-death signal would reach the command
 alone. As subreaper the shim inherits what the command leaves behind, so that all of it can be found and ended.
@@ -20,6 +20,7 @@ import ctypes
 import errno
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -177,6 +178,8 @@ class Shim:
         for path in self.to_remove:
             try:
                 os.unlink(path)
+            except IsADirectoryError:
+                shutil.rmtree(path, ignore_errors=True)
             except OSError:  # gone already, or not to be removed
                 continue
 
