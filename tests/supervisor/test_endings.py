@@ -234,6 +234,26 @@ def test_a_job_that_is_to_outlive_its_terminal_does(heal):
     assert (process.returncode, len(heal.attempts())) == (0, 1)
 
 
+def test_jobs_that_are_started_in_the_same_second_get_folders_of_their_own(heal):
+    command = [sys.executable, "-m", "self_healing", "run", "--", "true"]
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), MARK: heal.mark}
+    heal.started += [subprocess.Popen(command, cwd=heal.folder, env=environ) for _ in range(4)]
+    assert [process.wait(30) for process in heal.started] == [0] * 4
+    assert len(list((heal.folder / "heal-runs").iterdir())) == 4
+
+
+@pytest.mark.parametrize("stream", ["<&-", ">&-", "2>&-"])
+def test_a_supervisor_without_a_standard_stream_does_its_work(heal, stream):
+    closed = ["sh", "-c", f'exec "$@" {stream}', "closed", sys.executable, "-m", "self_healing", "run"]
+    flags = ["--run-dir", str(heal.run_dir), "--", sys.executable, "-c", "print('to nobody')"]
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), MARK: heal.mark}
+    done = subprocess.run([*closed, *flags], cwd=heal.folder, env=environ, capture_output=True, text=True, timeout=30)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+    assert done.stdout == ("" if stream == ">&-" else "to nobody\n")
+    assert heal.output(1) == "to nobody\n"
+    assert "to nobody" not in (heal.run_dir / "healing" / "lock.supervisor").read_text()
+
+
 def test_a_program_that_does_not_exist_is_one_sentence(heal):
     process = heal.start(command=["no-such-program-anywhere"])
     _, err = process.communicate(timeout=20)
@@ -242,6 +262,9 @@ def test_a_program_that_does_not_exist_is_one_sentence(heal):
 
 
 def test_standard_input_reaches_the_command(heal):
-    process = heal.start(command=[sys.executable, "-c", "print(repr(input.__name__))"])
-    out, _ = process.communicate(timeout=20)
-    assert out == "'input'\n"
+    command = [sys.executable, "-m", "self_healing", "run", "--run-dir", str(heal.run_dir), "--"]
+    environ = {**os.environ, "PYTHONPATH": str(SOURCE), MARK: heal.mark}
+    done = subprocess.run(
+        [*command, sys.executable, "-c", "print(input())"], input=b"given\n", stdout=subprocess.PIPE, cwd=heal.folder, env=environ
+    )  # fmt: skip
+    assert done.stdout == b"given\n"

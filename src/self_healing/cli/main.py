@@ -65,6 +65,7 @@ def main(args: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     given = list(sys.argv[1:] if args is None else args)
     debug, given = _split_debug(given)
+    _have_standard_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a terminal that knows few characters must not end a command
             stream.reconfigure(errors="replace")
@@ -88,6 +89,17 @@ def main(args: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         leave_the_pipe()
     return code if isinstance(code, int) else 0
+
+
+def _have_standard_streams() -> None:
+    """Let nothing stand where a standard stream is closed (`>&-`): a file that is opened next would get its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", encoding="utf-8", closefd=False))  # noqa: PTH123, SIM115
 
 
 def _split_debug(args: list[str]) -> tuple[bool, list[str]]:

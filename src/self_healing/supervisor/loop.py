@@ -23,6 +23,8 @@ from .slurm import JOB_ID, requeued
 from .telling import LOG, Teller, table
 
 FAILED = 1
+MOST_AT_ONCE = 1000
+"""Jobs that may begin in one folder in one second."""
 
 
 def supervise(settings: RunSettings, cwd: Path, environ: Mapping[str, str], show: Callable[[str], None]) -> int:
@@ -35,6 +37,8 @@ def supervise(settings: RunSettings, cwd: Path, environ: Mapping[str, str], show
     recipe = read_recipe(settings, cwd)
     run_dir = run_directory(settings, recipe, cwd)
     become_subreaper()
+    if settings.run_dir is None and recipe.output_folder() is None:
+        run_dir = _new_directory(run_dir)
     check_run_directory(run_dir)
     job = Job(settings=settings, cwd=cwd, run_dir=run_dir, environ=environ)
     with lock_run_directory(run_dir, name="supervisor"), SignalDesk() as desk:
@@ -61,6 +65,20 @@ def run_directory(settings: RunSettings, recipe: Recipe, cwd: Path) -> Path:
     if settings.run_dir is not None:
         return cwd / settings.run_dir
     return recipe.output_folder() or cwd / "heal-runs" / time.strftime("%Y%m%d-%H%M%S")
+
+
+def _new_directory(wanted: Path) -> Path:
+    """Make a folder that nobody else has: several jobs may be started in the same second."""
+    for number in range(1, MOST_AT_ONCE + 1):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError:  # which whoever looks at the folder next tells of
+            return wanted
+        return path
+    return wanted
 
 
 class Supervisor:
