@@ -254,6 +254,15 @@ def test_a_supervisor_without_a_standard_stream_does_its_work(heal, stream):
     assert "to nobody" not in (heal.run_dir / "healing" / "lock.supervisor").read_text()
 
 
+def test_a_variable_before_the_command_is_not_taken_for_an_override(heal):
+    (heal.folder / "train.py").write_text("")
+    (heal.folder / "configs").mkdir()
+    (heal.folder / "configs" / "config.yaml").write_text("lr: 1.0e-3\n")
+    process = heal.start(command=["CUDA_VISIBLE_DEVICES=0", sys.executable, "train.py"])
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, "-- env CUDA_VISIBLE_DEVICES=0" in err) == (2, True)
+
+
 def test_a_program_that_does_not_exist_is_one_sentence(heal):
     process = heal.start(command=["no-such-program-anywhere"])
     _, err = process.communicate(timeout=20)

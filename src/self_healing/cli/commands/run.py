@@ -81,6 +81,12 @@ def _words(words: list[str], given: dict[str, Any]) -> dict[str, Any]:
                 flag = f"--{name.replace('_', '-')}"
                 raise typer.BadParameter(f"{flag} is for --train-script; leave it out, or the command {words[0]!r}")
         return {"command": tuple(words)}
+    other = next((word for word in words if "=" not in word and not word.startswith("~")), "-")
+    if not other.startswith("-"):
+        raise typer.BadParameter(
+            f"{words[0]} is taken for an override of Hydra's, but {other!r} is none; a variable before a command "
+            f"is set by env: -- env {words[0]} {other}"
+        )
     misplaced = next((word for word in words if word.startswith("--")), None)
     if misplaced is not None:
         raise typer.BadParameter(f"{misplaced}: options of heal run stand before the overrides")
