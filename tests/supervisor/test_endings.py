@@ -247,7 +247,9 @@ def test_a_supervisor_without_a_standard_stream_does_its_work(heal, stream):
     closed = ["sh", "-c", f'exec "$@" {stream}', "closed", sys.executable, "-m", "self_healing", "run"]
     flags = ["--run-dir", str(heal.run_dir), "--", sys.executable, "-c", "print('to nobody')"]
     environ = {**os.environ, "PYTHONPATH": str(SOURCE), MARK: heal.mark}
-    done = subprocess.run([*closed, *flags], cwd=heal.folder, env=environ, capture_output=True, text=True, timeout=30)
+    done = subprocess.run(
+        [*closed, *flags], cwd=heal.folder, env=environ, capture_output=True, text=True, timeout=30, check=False
+    )
     assert (done.returncode, "Traceback" in done.stderr) == (0, False)
     assert done.stdout == ("" if stream == ">&-" else "to nobody\n")
     assert heal.output(1) == "to nobody\n"
@@ -274,6 +276,7 @@ def test_standard_input_reaches_the_command(heal):
     command = [sys.executable, "-m", "self_healing", "run", "--run-dir", str(heal.run_dir), "--"]
     environ = {**os.environ, "PYTHONPATH": str(SOURCE), MARK: heal.mark}
     done = subprocess.run(
-        [*command, sys.executable, "-c", "print(input())"], input=b"given\n", stdout=subprocess.PIPE, cwd=heal.folder, env=environ
+        [*command, sys.executable, "-c", "print(input())"], input=b"given\n", stdout=subprocess.PIPE, cwd=heal.folder,
+        env=environ, check=True,
     )  # fmt: skip
     assert done.stdout == b"given\n"

@@ -52,7 +52,7 @@ class Shim:
         self.killed: set[int] = set()
         self.unread = b""
         self.to_remove: list[bytes] = []
-        self.given_to_command = DEADLY
+        self.given_to_command: tuple[signal.Signals, ...] = DEADLY
         """Signals that do to the command what they do to any; what was ignored before us stays so."""
 
     def run(self) -> None:
