@@ -30,7 +30,7 @@ def outcome(fine="crash", *, number=1, status=1, step=None, changes=(), by=Ended
     [
         (-9, "killed_unknown"), (137, "killed_unknown"), (-7, "oom_shm"), (-11, "segfault"), (139, "segfault"), (143, "preempted"),
         (-15, "preempted"), (75, "preempted"), (76, "hang"), (77, "gpu_hardware"), (78, "given_up"), (3, "crash"), (None, "killed_unknown"),
-        (-6, "crash"), (255, "crash"),
+        (-6, "crash"), (255, "crash"), (126, "permission_error"), (127, "missing_dependency"),
     ],
 )  # fmt: skip
 def test_an_exit_status_is_decoded(status, fine):

@@ -39,6 +39,12 @@ def test_what_a_person_has_to_mend_ends_the_job_at_once(heal, thing, code):
     assert "another attempt would meet the same" in ran.err
 
 
+def test_a_script_that_a_shell_does_not_find_ends_the_job_at_once(heal):
+    process = heal.start("--backoff", "0", command=["sh", "-c", f"{sys.executable} trian.py"])
+    process.communicate(timeout=30)
+    assert (process.returncode, heal.causes()) == (2, ["config_error"])
+
+
 def test_the_code_of_a_command_that_is_given_up_is_its_own_and_of_a_signal_128_more(heal):
     assert heal.run("exit-3", flags=("--max-retries", "0")).code == 3
     assert heal.run("sigsegv", flags=("--max-retries", "0")).code == 128 + signal.SIGSEGV

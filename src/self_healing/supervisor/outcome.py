@@ -83,6 +83,11 @@ _BY_CODE = {
     DeviceLost.exit_code: ("gpu_hardware", "the process could no longer use its device; another one can"),
     GIVEN_UP: ("given_up", "the healer inside the run has given up: the same would happen again"),
 }
+_BY_CODE_OF_SHELL = {
+    126: ("permission_error", "exit code 126: a shell was not allowed to run the command"),
+    127: ("missing_dependency", "exit code 127: a shell has not found the command"),
+}
+"""What says something only where the output does not say more."""
 _BY_SIGNAL = {
     signal.SIGKILL: ("killed_unknown", "killed by SIGKILL: by somebody, or by the kernel for memory"),
     signal.SIGBUS: ("oom_shm", "killed by SIGBUS, most often because shared memory (/dev/shm) is full"),
@@ -116,6 +121,8 @@ def outcome_of(attempt: Attempt) -> Outcome:
         and attempt.status not in _BY_CODE
     ):
         return _of_text(attempt, found)
+    if fine == "crash":
+        fine, says = _BY_CODE_OF_SHELL.get(attempt.status or 0, (fine, says))
     return Outcome(attempt=attempt, succeeded=False, fine=fine, says=says, fixes=found.fix if found else ())
 
 
