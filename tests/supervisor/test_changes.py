@@ -89,6 +89,29 @@ def test_no_copy_of_the_config_outlives_a_supervisor_that_is_killed(heal, batch,
     assert list(heal.folder.glob("config_retry_*")) == []
 
 
+RESUMED = """\
+import os, struct, sys, time
+number = int(os.environ["SELF_HEALING_ATTEMPT"])
+print("given", "--resume_from_checkpoint" in sys.argv, flush=True)
+if number == 1:
+    head = b'{"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    with open("run/a.safetensors", "wb") as file:
+        file.write(struct.pack("<Q", len(head)) + head + bytes(4))
+    os._exit(3)
+for step in range(1, 60 if number == 2 else 0):
+    print(f"step {step}: train loss nan", flush=True)
+    time.sleep(0.05)
+"""
+
+
+def test_an_attempt_that_is_said_to_start_over_is_not_given_the_checkpoint_of_the_one_before(heal):
+    (heal.folder / "train.py").write_text(RESUMED)
+    process = heal.start("--grace", "1", "--backoff", "0", command=[sys.executable, "train.py", "--lr", "1e-3"])
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, "the next attempt starts over" in err) == (0, True)
+    assert [line for line in out.splitlines() if "given" in line] == ["given False", "given True", "given False"]
+
+
 def test_what_a_log_quotes_of_another_run_changes_nothing(heal):
     ran = heal.run("quoted-oom", more=BATCH)
     assert (ran.code, len(heal.attempts())) == (0, 1)

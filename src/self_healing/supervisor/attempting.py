@@ -97,6 +97,7 @@ class Attempts:
             shutil.rmtree(copy, ignore_errors=True)
 
     def _with_checkpoint(self, recipe: Recipe, last: Outcome) -> tuple[Recipe, bool]:
+        recipe = recipe.without_checkpoint()  # that of the last attempt: whoever starts over has none
         folder = recipe.output_folder() or self._job.run_dir
         sound = newest_sound(folder, last.trouble_since_s, since_s=self._began_s)
         for why in sound.passed_over:

@@ -234,6 +234,16 @@ class Recipe:
             return self.with_argument(self.resume_key, str(path))
         return NoRoom("how the script is given a checkpoint is not known; name its flag with --resume-arg")
 
+    def without_checkpoint(self) -> Recipe:
+        """Return the recipe with no checkpoint but the user's own."""
+        if self.resume_key is None:
+            return self
+        key = self.resume_key.strip().rstrip("=")
+        path = tuple(canonical(part) for part in key.lstrip("-+").split("."))
+        places = {each.place for each in self.entries if each.path == path and self._is_place_of(key, each)}
+        values = {place: value for place, value in self.values.items() if place not in places}
+        return replace(self, values=values, added=tuple(each for each in self.added if each.key != key))
+
     def _is_place_of(self, key: str, entry: Entry) -> bool:
         """Say whether an argument is set where an entry stands."""
         if isinstance(entry.place, InCommand):
