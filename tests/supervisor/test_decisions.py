@@ -129,6 +129,11 @@ def test_three_attempts_without_progress_end_it_and_progress_starts_the_count_an
     assert isinstance(decide([outcome(step=9), outcome(step=10), outcome(step=8), outcome(step=10)], SETTINGS), Stop)
 
 
+def test_an_outage_is_waited_out_as_often_as_retries_are_allowed():
+    assert isinstance(decide([outcome("network", step=9)] * 10, SETTINGS), Again)
+    assert isinstance(decide([outcome("network", step=9)] * 11, SETTINGS), Stop)
+
+
 def test_attempts_with_other_settings_do_not_count_as_without_progress():
     changed = outcome(step=9, changes=("learning_rate: 2e-04 -> 1.33e-04",))
     assert isinstance(decide([outcome(step=9), outcome(step=9), changed], SETTINGS), Again)

@@ -82,7 +82,7 @@ def decide(story: Sequence[Outcome], settings: RunSettings) -> Decision:
     if len(story) > settings.max_retries:
         return Stop(f"{len(story)} attempts, --max-retries {settings.max_retries}")
     wish = WISHES.get(last.fine, Wish.NOTHING)
-    if wish is Wish.NOTHING and is_stuck(story):
+    if wish is Wish.NOTHING and last.fine not in PASSING and is_stuck(story):
         return Stop(f"{WITHOUT_PROGRESS} attempts in a row have come no further; the last: {last.says}")
     if wish is not Wish.NOTHING or last.fine in AT_ONCE:
         return Again(wish, 0.0, last.says)
