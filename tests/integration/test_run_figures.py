@@ -125,7 +125,7 @@ def test_webhooks_hear_of_every_decision_and_what_lets_one_in_is_nowhere_to_be_s
     assert levels["run ended: completed"] == "INFO"
     assert {body["run"] for _, _, body in posted} == {"run"}
     written = [path.read_text() for path in (tmp_path / "run").rglob("*.json*")]
-    assert len(written) == 2
+    assert len(written) == 3, "ledger, postmortem and heartbeat"
     for text in (*written, caplog.text, repr(config)):
         assert "SECRET99" not in text
         assert "averylongtoken" not in text
