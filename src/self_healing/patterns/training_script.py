@@ -128,7 +128,7 @@ PATTERNS: tuple[Pattern, ...] = (
         weight=0.9,
         remedy=GIVE_UP,
         fixes=("Correct the path of the script; relative ones start at the folder the run is started in.",),
-        matches=("/usr/bin/python3.11: can't open file '/work/trian.py': [Errno 2] No such file or directory",),
+        matches=("/usr/bin/python3.11: can't open file '/home/me/trian.py': [Errno 2] No such file or directory",),
         but_not=("WARNING: can't open file 'cache.bin', it is written anew",),
         source="CPython pythonrun.c",
     ),
