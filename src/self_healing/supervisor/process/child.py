@@ -84,11 +84,6 @@ class Child:
         return self._pid if self._status is None else None
 
     @property
-    def is_piped(self) -> bool:
-        """Whether its output goes through a pipe, where programs keep it back."""
-        return not any(channel.is_terminal for channel in self._channels)
-
-    @property
     def is_held_up(self) -> bool:
         """Whether whoever reads our output takes his time, which the command may have to wait for."""
         return bool(self._passing_on)
