@@ -203,6 +203,8 @@ def test_a_postmortem_is_written_where_the_command_could_not(heal, do, reason, c
     told = read_postmortem(heal.run_dir / "postmortem.json")
     assert told.exit_reason == reason
     assert [each["class"] for each in told.incidents] == [cause for cause in heal.causes() if cause]
+    assert [each["attempt"] for each in told.attempts] == list(range(1, len(heal.attempts()) + 1))
+    assert len(told.recovery_actions) == len(told.attempts) - 1
     assert bool(told.advice) == (reason == "exception")
 
 

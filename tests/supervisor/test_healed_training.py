@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from self_healing.core.heartbeat import read_heartbeat
+from self_healing.diagnosis.inputs import diagnose_input
+from self_healing.report.postmortem import read_postmortem
 
 from .conftest import Heal
 
@@ -60,6 +62,17 @@ def test_killed_five_times_it_ends_as_if_it_had_been_left_alone(heal, undisturbe
     assert (heal.run_dir / "weights.txt").read_text() == undisturbed
     assert heal.causes() == ["killed_unknown"] * 5 + [""]
     assert reached == sorted(reached)
+    told = read_postmortem(heal.run_dir / "postmortem.json")
+    assert told.exit_reason == "completed"
+    assert [each["attempt"] for each in told.attempts] == [1, 2, 3, 4, 5, 6]
+    of_supervisor = [each for each in told.incidents if each["name"] == "exited"]
+    assert [(each["attempt"], each["class"]) for each in of_supervisor] == [(n, "killed_unknown") for n in range(1, 6)]
+    restarts = [each["attempt"] for each in told.recovery_actions if each["actions"] == ["restart"]]
+    assert restarts == [1, 2, 3, 4, 5]
+    killed = [found for found in diagnose_input(heal.run_dir).findings if found.fine == "killed_unknown"]
+    assert [str(found.severity) for found in killed] == ["info"], (
+        "what was overcome is told, and is no trouble any more"
+    )
 
 
 @pytest.mark.soak

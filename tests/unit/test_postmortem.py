@@ -15,6 +15,7 @@ from self_healing import HealingActions, HealingConfig
 from self_healing.api import OpenRun
 from self_healing.core.errors import CatalogueError, LedgerError, give_up
 from self_healing.core.ledger import Entry, Ledger, LedgerReading, iter_ledger, read_ledger
+from self_healing.core.run_ledgers import iter_run
 from self_healing.core.signal import Metrics, Raised, SnapshotTaken
 from self_healing.report import changes
 from self_healing.report.postmortem import FILE_NAME, build_postmortem, postmortem_path
@@ -221,7 +222,7 @@ def test_an_exception_is_told_like_the_seed_does_and_healing_by_hand_counts(tmp_
 
 def test_every_attempt_is_told_and_later_ones_are_left_out(tmp_path):
     path, _ = recorded_run.record(tmp_path, environ={})
-    told, first = postmortem(path, "unrecoverable"), postmortem(path, "killed", attempt=1)
+    told, first = postmortem(path, "unrecoverable"), postmortem(iter_run(path, tmp_path / "none", up_to=1), "killed")
     assert [each["attempt"] for each in told.attempts] == [1, 2]
     assert {each["attempt"] for each in told.incidents} == {1, 2}
     for key in ("steps_lost", "seconds_lost"):

@@ -52,6 +52,11 @@ def ledger_path(run_dir: str | os.PathLike[str], rank: int = 0) -> Path:
     return healing_folder(run_dir) / ("ledger.jsonl" if rank == 0 else f"ledger.rank{rank}.jsonl")
 
 
+def supervisor_ledger_path(run_dir: str | os.PathLike[str]) -> Path:
+    """Return where the ledger of a supervisor lies: `healing/ledger.supervisor.jsonl`."""
+    return healing_folder(run_dir) / "ledger.supervisor.jsonl"
+
+
 class RunLock:
     """The right to write to a run directory; it ends with `release()`, with its `with` block or with the process."""
 

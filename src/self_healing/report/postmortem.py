@@ -103,7 +103,6 @@ def build_postmortem(
     ended_s: float | None,
     versions: Mapping[str, object],
     hardware: Mapping[str, object],
-    attempt: int | None = None,
     ledger: str = ledger_path("").as_posix(),
     reading: LedgerReading | None = None,
     environ: Mapping[str, str] | None = None,
@@ -113,7 +112,7 @@ def build_postmortem(
     """Tell the story of a run from its ledger, in one pass and constant memory; same entries, same postmortem.
 
     Args:
-        entries: The ledger, `iter_ledger(path)`; one that cannot be read to its end is used as far as it goes.
+        entries: The ledger, `iter_ledger(path)` or `iter_run(...)`, to the end of the attempt that ended; one that cannot be read to its end is used as far as it goes.
         exit_reason: What ended the run, an `ExitReason`.
         exception: What was raised, if anything.
         last_step: The last optimizer step; None takes the ledger's. Of a process that was killed, what is known besides it.
@@ -122,7 +121,6 @@ def build_postmortem(
         ended_s: When it ended, likewise.
         versions: See `environment.versions`.
         hardware: See `environment.hardware`.
-        attempt: The attempt that ended; None means the last one. Earlier ones are told of, later ones are not.
         ledger: Where the ledger lies, as seen from the postmortem.
         reading: What `iter_ledger` noted of the file, if it was given the same.
         environ: The environment whose secrets are masked; None means this process's.
@@ -136,8 +134,8 @@ def build_postmortem(
     reason = ExitReason(exit_reason)
     clean = Cleaner(environ, secrets)
     story = Story(known_actions(), clean)
-    problem = _tell(story, entries, attempt)
-    last = story.attempts[-1] if story.attempts else Attempt(attempt or 1, 0.0, 0.0, 0, 0)
+    problem = _tell(story, entries)
+    last = story.attempts[-1] if story.attempts else Attempt(1, 0.0, 0.0, 0, 0)
     if reason is ExitReason.KILLED:  # who writes this is another process, and can only know a lower bound
         last.last_step = last_step = max(last.last_step, last_step or 0)
         story.killed.append(last)
@@ -179,12 +177,11 @@ def build_postmortem(
     )
 
 
-def _tell(story: Story, entries: Iterable[Entry], attempt: int | None) -> str:
+def _tell(story: Story, entries: Iterable[Entry]) -> str:
     """Let the story take in the entries; return why that ended early, if it did."""
     try:
         for entry in entries:
-            if attempt is None or entry.attempt <= attempt:
-                story.take(entry)
+            story.take(entry)
     except (LedgerError, OSError) as error:  # a broken disk is no reason to say nothing
         return f"the ledger could not be read to its end: {error}"
     return ""

@@ -14,6 +14,7 @@ from ..core.ledger import CONTINUES, Entry
 from .changes import Changes, spelled
 from .clean import Cleaner, as_text, number_of, seconds_of, step_of
 from .made_up import MadeUp
+from .recovery_actions import reflex_of, restart_of
 from .spent_time import SpentTime
 from .step_times import StepTimes
 
@@ -223,9 +224,7 @@ class Story:
             "steps_lost": 0,
             "seconds_lost": 0.0,
         }
-        self.recovery_actions.append(action)
-        self.actions_seen += 1
-        attempt.recovery_actions += 1
+        self._list(action, attempt)
         if body.get("succeeded") and not body.get("is_undo"):
             self._unjudged[(*key, as_text(body.get("rung")))] = action
         if body.get("returns_to"):
@@ -297,6 +296,8 @@ class Story:
                 self._left_to_do.append(self._clean.line(entry.body.get("text", "")))
             case "killed":
                 self._take_kill(entry)
+            case "attempt-ended" | "decided":
+                self._take_supervisors(entry, attempt)
             case "lines-lost":
                 self.lines_lost += step_of(entry.body.get("lines")) or 0
 
@@ -308,35 +309,25 @@ class Story:
             killed.last_step = max(killed.last_step, step)
             self.killed.append(killed)
 
-    def _take_reflex(self, entry: Entry, attempt: Attempt) -> None:
-        """Take in what was done at once, without a plan."""
-        body, clean = entry.body, self._clean
-        names = [as_text(name) for name in _list(body.get("actions"))]
-        seconds = seconds_of(body.get("seconds"))
-        said = clean.line(body.get("said", ""))
-        self._made_up.take(body)
-        helped = body.get("helped") is not False  # ledgers of before it was written down do not say
-        spellings = [clean.line(spelled(name, {}, self._actions)) for name in names]
-        told = [] if helped else [clean.line(spelled(name, {}, self._actions)) for name in names if name == "alert"]
-        self.recovery_actions.append(
-            {
-                "failure": clean.line(body.get("failure", "other")),
-                "diagnosis": clean.line(body.get("because", "")),
-                "actions": spellings if helped else told,
-                "failed_actions": [] if helped else [each for each in spellings if each not in told],
-                "step": entry.step,
-                "outcome": "done" if helped else "failed",
-                "said": said,
-                "verdict": "recovered" if helped else None,
-                "incident": clean.line(body.get("incident", "")),
-                "attempt": entry.attempt,
-                "is_undo": False,
-                "steps_lost": 0,
-                "seconds_lost": round(seconds, 3),
-            }
-        )
+    def _take_supervisors(self, entry: Entry, attempt: Attempt) -> None:
+        """Take in what a supervisor has seen of an attempt from outside, and that it starts the command again."""
+        attempt.last_step = max(attempt.last_step, entry.step)
+        failed = next(reversed(self._unresolved.values()), {})
+        restart = restart_of(entry, failed, self._actions, self._clean)
+        if restart is not None:
+            self._list(restart, attempt)
+
+    def _list(self, action: dict[str, object], attempt: Attempt) -> None:
+        self.recovery_actions.append(action)
         self.actions_seen += 1
         attempt.recovery_actions += 1
+
+    def _take_reflex(self, entry: Entry, attempt: Attempt) -> None:
+        """Take in what was done at once, without a plan."""
+        body = entry.body
+        seconds = seconds_of(body.get("seconds"))
+        self._made_up.take(body)
+        self._list(reflex_of(entry, seconds, self._actions, self._clean), attempt)
         attempt.seconds_lost += seconds
         self.seconds_lost += seconds
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ..core.heartbeat import Heartbeat, read_heartbeats
 from ..core.run_directory import ATTEMPT, VARIABLE, healing_folder
+from ..core.run_ledgers import BEGAN
 from ..readers.log_text import Block
 from .checkpoints import newest_sound
 from .outcome import Outcome, outcome_of
@@ -63,7 +64,8 @@ class Attempts:
         self._teller.note("$ " + " ".join(argv))
         if launch.config is not None:
             self._teller.note(f"Using config: {launch.config}")
-        self._teller.record("attempt-began", {"attempt": number, "argv": argv, "changes": list(changes)})
+        self._teller.record_over()
+        self._teller.record(BEGAN, {"attempt": number, "argv": argv, "changes": list(changes)})
         self._wandb.attempt_begins(number, self._job.cwd, environ, argv)
         lines = _Lines(self._wandb, self._teller, is_launched=launcher is not None)
         beats = _Beats(self._job.run_dir, time.time() - MOST_CHANGED_CLOCK_S, number)

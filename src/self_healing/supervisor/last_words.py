@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..core.ledger import LedgerReading, iter_ledger
-from ..core.run_directory import healing_folder, ledger_path
+from ..core.heartbeat import read_heartbeats
+from ..core.ledger import LedgerReading
+from ..core.run_directory import ledger_path, supervisor_ledger_path
+from ..core.run_ledgers import iter_run
 from ..report.environment import hardware, versions
 from ..report.postmortem import ExitReason, build_postmortem, postmortem_path
 from ..report.write import write_json_atomically
 from .outcome import GIVEN_UP, EndedBy, Outcome
-from .telling import LEDGER
 
 _BY_SIGNAL = {
     signal.SIGINT: ExitReason.SIGINT, signal.SIGTERM: ExitReason.SIGTERM, signal.SIGHUP: ExitReason.SIGHUP,
@@ -29,16 +31,21 @@ def write_last_words(
     last_began_s = time.time() - last.attempt.seconds
     if _written_since(path, last_began_s):
         return
-    own = ledger_path(run_dir)
-    is_healed = _written_since(own, began_s)
-    ledger = own if is_healed else healing_folder(run_dir) / LEDGER
+    own, supervisors = _ledger_of_training(run_dir, began_s), supervisor_ledger_path(run_dir)
     reading = LedgerReading()
     postmortem = build_postmortem(
-        iter_ledger(ledger, reading), exit_reason=reason, exception=None, last_step=last.attempt.step or 0,
+        iter_run(own, supervisors, reading), exit_reason=reason, exception=None, last_step=last.attempt.step or 0,
         final_metrics=None, started_s=began_s, ended_s=time.time(), versions=versions(), hardware=hardware(), reading=reading,
-        ledger=ledger.relative_to(run_dir).as_posix(), environ=environ,
+        ledger=Path(os.path.relpath(own or supervisors, run_dir)).as_posix(), environ=environ,
     )  # fmt: skip
     write_json_atomically(path, postmortem.to_json())
+
+
+def _ledger_of_training(run_dir: Path, began_s: float) -> Path | None:
+    """Return the ledger of a training that was looked after from inside; its folder may be another than that of the job."""
+    homes = [Path(beat.run_dir) for beat in read_heartbeats(run_dir) if beat.rank == 0 and beat.is_of(began_s)]
+    own = ledger_path((homes or [run_dir])[0])
+    return own if _written_since(own, began_s) else None
 
 
 def exit_reason(last: Outcome, asked_to_end: int | None) -> ExitReason:

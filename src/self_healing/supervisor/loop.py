@@ -107,11 +107,9 @@ class Supervisor:
                     raise
                 return self._end(Stop(f"the command cannot be started again: {error}"))
             self._story.append(outcome)
-            before = self._recipe
-            decision = self._decide(outcome)
+            decision, changes = self._decide(outcome)
             if not isinstance(decision, Again):
                 return self._end(decision)
-            changes = tuple(change.text() for change in self._recipe.changes_since(before))
             self._recipe = self._attempts.to_go_on(self._recipe, outcome)
             if not self._wait(decision.wait_s):
                 return self._end(Stop("told to end while waiting for the next attempt"))
@@ -152,7 +150,6 @@ class Supervisor:
             step=attempt.step or 0,
         )  # fmt: skip
         if outcome.succeeded:
-            self._teller.record_over("a later attempt has finished", attempt.step or 0)
             self._teller.say(f"attempt {attempt.number} has finished")
             return
         self._teller.record_failure(outcome)
@@ -162,15 +159,22 @@ class Supervisor:
 
     # -- between two ---------------------------------------------------------------------------------
 
-    def _decide(self, outcome: Outcome) -> Decision:
+    def _decide(self, outcome: Outcome) -> tuple[Decision, tuple[str, ...]]:
+        """Return what follows, and what was changed for it, in words."""
+        before = self._recipe
         decision = decide(self._story, self._settings)
         if isinstance(decision, Again) and decision.wish is not Wish.NOTHING:
             decision = self._change(decision, outcome)
+        changes = [change.text() for change in self._recipe.changes_since(before)]
         self._teller.record(
             "decided",
-            {"attempt": outcome.attempt.number, "decision": type(decision).__name__.lower(), **vars(decision)},
-        )
-        return decision
+            {
+                "attempt": outcome.attempt.number, "decision": type(decision).__name__.lower(), **vars(decision),
+                "changes": changes,
+            },
+            step=outcome.attempt.step or 0,
+        )  # fmt: skip
+        return decision, tuple(changes)
 
     def _change(self, decision: Again, outcome: Outcome) -> Decision:
         changed = self._changed(decision.wish)

@@ -10,11 +10,10 @@ from pathlib import Path
 from ..core.discover import discover_patterns
 from ..core.failure import FailureType
 from ..core.ledger import Ledger
-from ..core.run_directory import healing_folder
+from ..core.run_directory import supervisor_ledger_path
 from ..core.secrets import Masker, strip_control
 from .outcome import Outcome
 
-LEDGER = "ledger.supervisor.jsonl"
 LOG = "heal.log"
 INCIDENT = "exited"
 """The rule that speaks of processes that end before their work is done."""
@@ -25,10 +24,10 @@ class Teller:
 
     def __init__(self, run_dir: Path, show: Callable[[str], None], environ: Mapping[str, str]) -> None:
         self._show = show
-        self._open: dict[str, str] | None = None
+        self._open: tuple[int, dict[str, str]] | None = None
         """What the last attempt has failed of."""
         self._mask = Masker(environ)
-        self._ledger = Ledger(healing_folder(run_dir) / LEDGER, environ=environ)
+        self._ledger = Ledger(supervisor_ledger_path(run_dir), environ=environ)
         self._log = os.open(run_dir / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
     def say(self, text: str, level: str = "INFO") -> None:
@@ -50,9 +49,8 @@ class Teller:
         self._ledger.append(kind, name, step=step, time_s=time.time(), body=body)
 
     def record_failure(self, outcome: Outcome) -> None:
-        """Add what an attempt has failed of, as the healer of a live run does; what the one before failed of is over."""
+        """Add what an attempt has failed of, as the healer of a live run does."""
         step, failure = outcome.attempt.step or 0, failure_of(outcome.fine).value
-        self.record_over("another attempt was made", step)
         body = {
             "failure": failure, "class": outcome.fine, "severity": "error",
             "because": f"attempt {outcome.attempt.number}: {outcome.says}",
@@ -64,12 +62,14 @@ class Teller:
         }  # fmt: skip
         diagnosis = {"incident": INCIDENT, "failure": failure, "hypotheses": [hypothesis]}
         self.record(INCIDENT, diagnosis, step=step, kind="diagnosis")
-        self._open = body
+        self._open = step, body
 
-    def record_over(self, reason: str, step: int) -> None:
-        """Add that what the last attempt failed of is over, if it has."""
+    def record_over(self) -> None:
+        """Add that what the last attempt failed of is over, if it has: another one begins."""
         if self._open is not None:
-            self.record(INCIDENT, {"event": "closed", "reason": reason, **self._open}, step=step, kind="incident")
+            step, body = self._open
+            closed = {"event": "closed", "reason": "another attempt is made", **body}
+            self.record(INCIDENT, closed, step=step, kind="incident")
             self._open = None
 
     def flush(self) -> None:

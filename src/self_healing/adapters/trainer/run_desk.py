@@ -15,9 +15,10 @@ from ...api import OpenRun
 from ...core.errors import ExitCode
 from ...core.failure import Mode
 from ...core.goodput import TimeAccount
-from ...core.ledger import Entry, LedgerReading, iter_ledger
+from ...core.ledger import Entry, LedgerReading
 from ...core.plan import Plan
-from ...core.run_directory import ledger_path
+from ...core.run_directory import ledger_path, run_directory_of, supervisor_ledger_path
+from ...core.run_ledgers import iter_run
 from ...core.secrets import secrets_of_url
 from ...core.signal import Fact, Facts, Metrics, Resumed, ReturnDropped, Signal
 from ...report.announcements import ENDED
@@ -271,14 +272,15 @@ class RunDesk:
                 final_metrics=None,
                 started_s=None,
                 ended_s=None,
-                attempt=before.number,
+                up_to=before.number,
             )
 
-    def _write_postmortem(self, **told: Any) -> None:
+    def _write_postmortem(self, *, up_to: int | None = None, **told: Any) -> None:
         assert self.opened.ledger is not None
         self.opened.ledger.flush()
         reading = LedgerReading()
-        entries = iter_ledger(self.opened.ledger.path, reading)
+        supervisors = supervisor_ledger_path(run_directory_of(os.environ) or self.args.output_dir)
+        entries = iter_run(self.opened.ledger.path, supervisors, reading, up_to=up_to)
         postmortem = build_postmortem(
             entries, versions=versions(), hardware=hardware(), reading=reading, secrets=self._secrets, **told
         )

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from ...core.ledger import LedgerReading
+from ...core.run_directory import ledger_path, supervisor_ledger_path
 from ..ledger_file import read_entries
 from ..source import Candidate, InputFormat, Item, Reading
 from ..text_file import text_of
@@ -15,7 +16,7 @@ _LEDGER = re.compile(r'\{"v":\s?\d{1,9},\s?"seq":\s?\d')
 
 
 class Ledger(InputFormat):
-    """Our own `healing/ledger.jsonl`."""
+    """Our own `healing/ledger.jsonl`, with what a supervisor wrote beside it."""
 
     order = 10
 
@@ -26,7 +27,10 @@ class Ledger(InputFormat):
     def items(self, candidate: Candidate, reading: Reading) -> Iterator[Item]:
         """Yield its entries."""
         facts = LedgerReading()
-        yield from read_entries(candidate.path, facts)
+        path = candidate.path
+        run_dir = path.parent.parent
+        is_rank_0 = path == ledger_path(run_dir)
+        yield from read_entries(path, facts, supervisor_ledger_path(run_dir) if is_rank_0 else None)
         if facts.torn:
             reading.damage.append(f"{candidate.name}: {facts.torn} lines are torn")
         if facts.lost:

@@ -1,0 +1,81 @@
+"""The ledgers of one run as one: what the training wrote and what its supervisor wrote, by time and attempt.
+
+Each counts for itself. A process that dies before it opens its ledger is an attempt that only the supervisor knows of; one
+that is started by hand, or again by torchrun, only the training. Merged, attempts are counted anew over both.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+
+from .ledger_lines import Entry, LedgerReading, iter_ledger
+
+BEGAN = "attempt-began"
+"""The note by which a supervisor begins an attempt."""
+
+
+def iter_run(
+    own: Path | None, supervisor: Path, reading: LedgerReading | None = None, *, up_to: int | None = None
+) -> Iterator[Entry]:
+    """Yield the entries of a training and of its supervisor in the order of time; either may not be there.
+
+    `up_to` ends the story with an attempt of the training, by the training's own number, and with what the supervisor had to
+    say of it.
+
+    Raises:
+        LedgerError: one of them cannot be read, is no ledger, or has a schema this version does not read.
+
+    """
+    facts = LedgerReading() if reading is None else reading
+    entries = iter_ledger(own, facts) if own is not None else iter(())
+    if not supervisor.exists():
+        yield from (entry for entry in entries if up_to is None or entry.attempt <= up_to)
+        return
+    theirs = LedgerReading()
+    merged = heapq.merge(
+        ((entry, False) for entry in entries),
+        ((entry, True) for entry in iter_ledger(supervisor, theirs)),
+        key=lambda item: item[0].time,
+    )
+    yield from _numbered(merged, up_to)
+    facts.torn += theirs.torn
+    facts.lost += theirs.lost
+
+
+def _numbered(merged: Iterator[tuple[Entry, bool]], up_to: int | None) -> Iterator[Entry]:
+    """Yield the entries with the attempts of both counted as one."""
+    number, of_training, is_announced = 0, 0, False
+    numbers: dict[int, int] = {}
+    held: list[Entry] = []
+    """The beginning of an attempt: not told before something else of it is."""
+    for entry, is_supervisors in merged:
+        if is_supervisors:
+            if entry.kind == "note" and entry.name == BEGAN:
+                number, is_announced = number + 1, True
+                yield from held
+                held = [replace(entry, attempt=number)]
+                continue
+            entry = replace(entry, attempt=max(1, number))  # noqa: PLW2901
+        else:
+            if up_to is not None and entry.attempt > up_to:
+                return
+            if entry.attempt != of_training:
+                of_training = entry.attempt
+                number = number if is_announced else max(number + 1, of_training)
+                numbers[of_training], is_announced = number, False
+            entry = _renumbered(entry, number, numbers)  # noqa: PLW2901
+        yield from chain(held, (entry,))
+        held = []
+    yield from held
+
+
+def _renumbered(entry: Entry, number: int, numbers: dict[int, int]) -> Entry:
+    """Return an entry of the training with the number of its attempt, also where it speaks of another one."""
+    of = entry.body.get("of")
+    if entry.kind == "note" and entry.name == "killed" and isinstance(of, int):
+        return replace(entry, attempt=number, body={**entry.body, "of": numbers.get(of, of)})
+    return replace(entry, attempt=number)
