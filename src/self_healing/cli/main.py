@@ -72,7 +72,7 @@ def main(args: Sequence[str] | None = None) -> int:
     try:
         _set_up_logging(os.environ.get(LOG_LEVEL, ""))
         command = typer.main.get_command(build_app())
-        code = command.main(given or ["--help"], prog_name="heal", standalone_mode=False)
+        code = command.main(_with_separator(given) or ["--help"], prog_name="heal", standalone_mode=False)
     except KeyboardInterrupt:
         return 130
     except typer.Abort:
@@ -108,6 +108,14 @@ def _split_debug(args: list[str]) -> tuple[bool, list[str]]:
     end = args.index("--") if "--" in args else len(args)
     kept = [arg for arg in args[:end] if arg != "--debug"]
     return len(kept) < end, kept + args[end:]
+
+
+def _with_separator(args: list[str]) -> list[str]:
+    """Have `--` reach the commands that tell by it what stands before and behind it: the parser takes one away."""
+    if args[:1] != ["check"] or "--" not in args:
+        return args
+    place = args.index("--")
+    return [*args[:place], "--", *args[place:]]
 
 
 def _fail(sentence: str, *, debug: bool) -> int:

@@ -1,0 +1,71 @@
+"""`heal check [PATH...] [-- COMMAND...]`: find what will fail before the GPU hours are paid for."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def command(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[PATH...] [-- COMMAND...]", help="Scripts and configs, and the command that runs them."),
+    ] = None,
+    *,
+    model: Annotated[str | None, typer.Option(help="A model on the Hub or a folder.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="A data set on the Hub or a folder.")] = None,
+    gpu: Annotated[str | None, typer.Option(help="The GPU it is for: t4, l4, a10g, a100-40, h100, ..., cpu.")] = None,
+    gpus: Annotated[int, typer.Option(help="How many of them.")] = 1,
+    scenario: Annotated[str, typer.Option(help="test, first-run, proven, time-critical or cost-critical.")] = "first-run",
+    offline: Annotated[bool, typer.Option("--offline", help="Ask nobody outside this machine.")] = False,
+    samples: Annotated[int, typer.Option(help="Look at so many records of the data set.")] = 0,
+    duration_h: Annotated[float | None, typer.Option("--hours", help="How long the run will take.")] = None,
+    price_per_h: Annotated[float | None, typer.Option("--price", help="What an hour costs.")] = None,
+    select: Annotated[list[str] | None, typer.Option(help="Make only this check; may be repeated.")] = None,
+    ignore: Annotated[list[str] | None, typer.Option(help="Leave this check out; may be repeated.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Notes, and checks that could not be made, count as problems.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:  # fmt: skip
+    """Check a training before it is started: what it names, what it needs, whether it fits, whether it makes sense.
+
+    Nothing is run: scripts are parsed. Exit codes: 0 clean, 1 problems, 2 unusable input.
+    """
+    from pydantic import ValidationError
+
+    from ...preflight.options import CheckOptions
+    from ...preflight.rendering import lines_of
+    from ...preflight.runner import run_checks
+    from ...preflight.subject import read_subject
+    from ...preflight.tools import Tools
+
+    given = {
+        "model": model, "dataset": dataset, "gpu": gpu, "gpus": gpus, "scenario": scenario, "offline": offline,
+        "samples": samples, "duration_h": duration_h, "price_per_h": price_per_h, "select": tuple(select or ()),
+        "ignore": tuple(ignore or ()),
+    }  # fmt: skip
+    try:
+        options = CheckOptions.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise typer.BadParameter(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from error
+    paths, argv = _parts(words or [])
+    if not paths and not argv and model is None and dataset is None:
+        raise typer.BadParameter("there is nothing to check; name a script, a config, --model, or a command behind --")
+    tools = Tools(options=options, environ=os.environ, cwd=Path.cwd())
+    report = run_checks(read_subject(paths, argv, options, tools.cwd), tools)
+    if as_json:
+        print(json.dumps(report.to_json(), ensure_ascii=True))
+    else:
+        for line in lines_of(report):
+            print(line)
+    raise typer.Exit(report.exit_code(strict=strict))
+
+
+def _parts(words: list[str]) -> tuple[list[str], list[str]]:
+    """Return the files that are named, and the command behind `--`."""
+    at = words.index("--") if "--" in words else len(words)
+    return words[:at], words[at + 1 :]

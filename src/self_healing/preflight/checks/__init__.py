@@ -1,0 +1,1 @@
+"""The catalogue of checks: one file each."""

@@ -1,0 +1,38 @@
+"""What a user may say about a check: which hardware, which scenario, which checks."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Scenario(StrEnum):
+    """What a run is for; it decides between the reliable and the fast way where they differ."""
+
+    TEST = "test"
+    FIRST_RUN = "first-run"
+    PROVEN = "proven"
+    TIME_CRITICAL = "time-critical"
+    COST_CRITICAL = "cost-critical"
+
+
+class CheckOptions(BaseModel):
+    """The options of `heal check`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: str | None = None
+    dataset: str | None = None
+    gpu: str | None = None
+    """The GPU the run is for (`t4`, `a100-80`, `cpu`); None means the one that is here, if any."""
+    gpus: int = Field(default=1, ge=1)
+    scenario: Scenario = Scenario.FIRST_RUN
+    offline: bool = False
+    """Ask nobody outside this machine."""
+    samples: int = Field(default=0, ge=0)
+    """How many records of a data set are fetched and looked at."""
+    duration_h: float | None = Field(default=None, gt=0)
+    price_per_h: float | None = Field(default=None, ge=0)
+    select: tuple[str, ...] = ()
+    ignore: tuple[str, ...] = ()

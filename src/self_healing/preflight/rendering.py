@@ -1,0 +1,22 @@
+"""How findings are shown: like a linter, a line each with its fix below."""
+
+from __future__ import annotations
+
+from ..core.secrets import strip_control
+from .runner import CheckReport
+
+
+def lines_of(report: CheckReport) -> list[str]:
+    """Return the report as text, without colours and without anything that could move a terminal."""
+    lines = []
+    for found in report.findings:
+        lines.append(f"{found.where}: {found.severity}: {found.message} [{found.check}]")
+        lines.append(f"    fix: {found.fix}")
+    lines += [f"not run: {each.check}: {each.because}" for each in report.not_run]
+    counts = ", ".join(
+        f"{sum(str(found.severity) == name for found in report.findings)} {name}s" for name in ("error", "warning")
+    )
+    lines.append(
+        f"{counts}, {len(report.not_run)} checks not run" if report.findings or report.not_run else "nothing found"
+    )
+    return [strip_control(line) for line in lines]

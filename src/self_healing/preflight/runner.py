@@ -1,0 +1,111 @@
+"""Runs the checks: every one gets its turn, none can stop another, and one that could not be made says so."""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from ..core.discover import discover_classes
+from ..core.errors import ConfigError
+from .check import CannotRun, Check
+from .finding import Finding, NotRun, Severity
+from .options import CheckOptions
+from .subject import Subject
+from .tools import Tools
+
+CATALOGUE = "self_healing.preflight.checks"
+LONGEST_S = 60.0
+"""After that a check has not been made; the calls to the outside have shorter limits of their own."""
+
+
+@dataclass
+class CheckReport:
+    """What all checks came to."""
+
+    findings: list[Finding] = field(default_factory=list)
+    not_run: list[NotRun] = field(default_factory=list)
+
+    def exit_code(self, *, strict: bool) -> int:
+        """Return 1 where there is a problem; strictly also where something was only noted or could not be looked at."""
+        least = Severity.INFO if strict else Severity.WARNING
+        has_problem = any(finding.severity >= least for finding in self.findings)
+        return int(has_problem or (strict and bool(self.not_run)))
+
+    def to_json(self) -> dict[str, object]:
+        """Return it as `--json` prints it."""
+        return {
+            "v": 1,
+            "findings": [finding.to_json() for finding in self.findings],
+            "not_run": [each.to_json() for each in self.not_run],
+        }
+
+
+def known_checks() -> dict[str, type[Check]]:
+    """Return every check by name."""
+    return dict(discover_classes(CATALOGUE, Check))  # type: ignore[type-abstract]  # a base is meant here
+
+
+def chosen_checks(options: CheckOptions) -> dict[str, type[Check]]:
+    """Return the checks that are to be made.
+
+    Raises:
+        ConfigError: a name that is selected or ignored is none of a check.
+
+    """
+    known = known_checks()
+    for name in (*options.select, *options.ignore):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, 1)
+            raise ConfigError(f"{name}: there is no such check" + (f"; did you mean {near[0]}?" if near else ""))
+    return {
+        name: cls
+        for name, cls in known.items()
+        if (not options.select or name in options.select) and name not in options.ignore
+    }
+
+
+def run_checks(subject: Subject, tools: Tools) -> CheckReport:
+    """Make all checks that are chosen; they wait for the Hub side by side."""
+    made = [_Making(cls(), subject, tools) for cls in chosen_checks(tools.options).values()]
+    for each in made:
+        each.start()
+    report = CheckReport()
+    for each in made:
+        each.join(LONGEST_S)
+        report.findings += each.findings()
+        report.not_run += each.not_run()
+    report.findings.sort(key=lambda found: (-found.severity, found.where.source, found.where.line, found.check))
+    return report
+
+
+class _Making(threading.Thread):
+    """One check being made, in a thread that nobody waits for longer than the limit."""
+
+    def __init__(self, check: Check, subject: Subject, tools: Tools) -> None:
+        super().__init__(name=f"self-healing-check-{check.name()}", daemon=True)
+        self._check, self._subject, self._tools = check, subject, tools
+        self._found: list[Finding] = []
+        self._because = ""
+
+    def run(self) -> None:
+        try:
+            _gather(self._check.run(self._subject, self._tools), self._found)
+        except CannotRun as error:
+            self._because = str(error)
+        except Exception as error:  # noqa: BLE001  # a defect of one check must not cost the others; it is reported
+            self._because = f"the check itself failed, {type(error).__name__}: {error}"
+
+    def findings(self) -> list[Finding]:
+        return list(self._found)
+
+    def not_run(self) -> list[NotRun]:
+        because = f"it took longer than {LONGEST_S:g} s" if self.is_alive() else self._because
+        return [NotRun(self._check.name(), because)] if because else []
+
+
+def _gather(findings: Iterable[Finding], into: list[Finding]) -> None:
+    for finding in findings:
+        if finding not in into:
+            into.append(finding)
