@@ -58,6 +58,7 @@ def test_no_check_breaks_on_any_input(answers):
 def test_nothing_is_written_beside_the_inputs(answers):
     used = {case.folder / name for case in CASES for name in (case.name, *case.inputs)}
     helpers = {case.folder / word for case in CASES for word in case.argv if (case.folder / word).is_file()}
+    helpers |= {CORPUS / "sound" / "house_rules.py"}  # imported by another
     found = {path for side in ("broken", "sound") for path in (CORPUS / side).iterdir() if path.is_file()}
     assert found - used - helpers == set()
 

@@ -1,17 +1,15 @@
-"""Full fine-tuning of 7B on eight H200; every checkpoint is kept."""
+"""Full fine-tuning of 7B on the machine at hand; every checkpoint is kept."""
 
 from datasets import load_dataset
 from trl import SFTConfig, SFTTrainer
 
 args = SFTConfig(
     output_dir="keep-all",
-    fsdp=True,
-    fsdp_config={"version": 2, "activation_checkpointing": True},
-    gradient_checkpointing=False,
     bf16=True,
     learning_rate=1e-5,
-    per_device_train_batch_size=2,
-    max_length=2048,
+    per_device_train_batch_size=1,
+    gradient_accumulation_steps=8,
+    max_length=1024,
     max_steps=5000,
     save_steps=10,
     logging_steps=10,

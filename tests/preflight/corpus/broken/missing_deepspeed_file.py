@@ -21,7 +21,7 @@ def main() -> None:
         deepspeed="configs/ds_zero_2.json",
         per_device_train_batch_size=8,
         gradient_accumulation_steps=2,
-        learning_rate=1e-4,
+        learning_rate=5e-5,
         warmup_steps=200,
         max_steps=20_000,
         lr_scheduler_type="cosine",

@@ -5,7 +5,7 @@ from trl import SFTConfig, SFTTrainer
 
 args = SFTConfig(
     output_dir="tiny-chatty",
-    learning_rate=1e-4,
+    learning_rate=5e-5,
     per_device_train_batch_size=2,
     max_length=256,
     num_train_epochs=5,

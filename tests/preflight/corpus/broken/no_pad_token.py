@@ -21,7 +21,7 @@ tokens = texts.map(
 )
 args = TrainingArguments(
     output_dir="tiny-out",
-    learning_rate=5e-4,
+    learning_rate=5e-5,
     per_device_train_batch_size=2,
     num_train_epochs=20,
     logging_steps=2,

@@ -6,7 +6,6 @@ from trl import SFTConfig, SFTTrainer
 args = SFTConfig(
     output_dir="sft-length",
     max_seq_length=1024,
-    packing=True,
     learning_rate=2e-5,
     per_device_train_batch_size=2,
     gradient_accumulation_steps=8,
