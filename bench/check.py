@@ -166,6 +166,15 @@ def read_cases(corpus: Path = CORPUS) -> list[Case]:
     return [_case(corpus / side, name, entry) for side in ("broken", "sound") for name, entry in manifest[side].items()]
 
 
+def read_newcomers(corpus: Path = CORPUS) -> list[tuple[Case, tuple[str, ...]]]:
+    """Return the inputs with several faults, each with the topics of them."""
+    manifest = tomllib.loads((corpus / "manifest.toml").read_text(encoding="utf-8"))
+    return [
+        (_case(corpus / "newcomer", name, entry), tuple(entry["topics"]))
+        for name, entry in manifest["newcomer"].items()
+    ]
+
+
 def _case(folder: Path, name: str, entry: Mapping[str, Any]) -> Case:
     is_command = name.endswith(".cmd")
     argv = (folder / name).read_text(encoding="utf-8") if is_command else entry.get("argv", "")
@@ -297,6 +306,18 @@ def report(answers: Sequence[Answer], left_out: Sequence[Case]) -> None:
         print(f"\nin the table, but no checks: {', '.join(absent)}")
 
 
+def report_newcomers() -> None:
+    """Print which of several faults in one input are spoken of; what is not cannot be mended by the output alone."""
+    print()
+    for case, topics in read_newcomers():
+        said = {found.check for found in ask(case).findings}
+        silent = [topic for topic in topics if said.isdisjoint(RIGHT_CHECKS[topic])]
+        print(
+            f"newcomer/{case.name}: {len(topics) - len(silent)} of {len(topics)} faults"
+            + (f", not {silent}" if silent else "")
+        )
+
+
 def _shown(found: Finding) -> str:
     return f"{found.where}: {found.severity}: {found.message} [{found.check}]"
 
@@ -325,6 +346,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.list:
         list_all(answers)
     report(answers, left_out)
+    report_newcomers()
     print(f"\n{len(answers)} inputs in {took:.1f} s, {len(known_checks())} checks")
     short = shortcomings(answers)
     for each in short:

@@ -89,6 +89,15 @@ def test_every_topic_has_a_fault():
     assert {case.topic for case in CASES if not case.is_sound} == set(BENCH.RIGHT_CHECKS)
 
 
+def test_the_inputs_for_newcomers_have_several_faults_each():
+    newcomers = BENCH.read_newcomers()
+    assert len(newcomers) == 5
+    for case, topics in newcomers:
+        assert len(topics) >= 3
+        assert set(topics) <= set(BENCH.RIGHT_CHECKS)
+        assert all((case.folder / name).is_file() for name in case.inputs)
+
+
 @pytest.mark.parametrize("folder", ["broken", "sound", "newcomer"])
 def test_every_file_can_be_read_as_what_it_is(folder):
     for path in (CORPUS / folder).iterdir():
