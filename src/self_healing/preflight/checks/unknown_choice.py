@@ -14,7 +14,7 @@ from ..training import Training, trainings
 from ..training.choices import DTYPES, allowed_values
 
 _ALIKE = 0.6
-_DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "half": "float16", "float": "float32"}
+_DTYPE_ALIASES = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
 
 
 class UnknownChoice(Check):
@@ -74,7 +74,7 @@ class UnknownChoice(Check):
             if setting.name in ("dtype", "torch_dtype") and plain in DTYPES:
                 continue
             near = difflib.get_close_matches(plain, allowed, 1, 0.85 if is_loose else _ALIKE)
-            meant = _DTYPE_ALIASES.get(plain) if "dtype" in setting.name else near[0] if near else None
+            meant = _DTYPE_ALIASES.get(plain) or (near[0] if near else None)
             if is_loose and meant is None:
                 continue  # other programs have values of their own
             known = f"Did you mean {meant}?" if meant else f"Write one of {', '.join(sorted(allowed)[:12])}"

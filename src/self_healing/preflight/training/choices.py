@@ -7,7 +7,7 @@ from .signatures import choices_of
 TRACKERS = frozenset(
     "all none azure_ml comet_ml mlflow neptune tensorboard trackio wandb codecarbon clearml dagshub flyte dvclive swanlab kubeflow".split()
 )
-DTYPES = frozenset("auto float32 float16 bfloat16 float64 float8_e4m3fn float8_e5m2".split())
+DTYPES = frozenset("auto float32 float16 bfloat16 float64 float half double float8_e4m3fn float8_e5m2".split())
 ATTENTIONS = frozenset(
     "eager sdpa flash_attention_2 flash_attention_3 flash_attention_4 flex_attention paged|eager paged|sdpa \
     paged|flash_attention_2".split()
