@@ -10,6 +10,7 @@ from ..subject import Subject
 from ..tools import Tools
 from ..training import trainings
 
+
 class CachedCheckpointing(Check):
     """The cache for generation is off where gradient checkpointing is on.
 

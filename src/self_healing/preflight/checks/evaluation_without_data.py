@@ -46,7 +46,11 @@ class EvaluationWithoutData(Check):
                 continue
             strategy = training.text("eval_strategy", "no")
             scheduler = training.text("lr_scheduler_type", "linear")
-            if scheduler in ("reduce_lr_on_plateau", "greedy") and strategy == "no" and not training.has("evaluation_strategy"):
+            if (
+                scheduler in ("reduce_lr_on_plateau", "greedy")
+                and strategy == "no"
+                and not training.has("evaluation_strategy")
+            ):
                 yield self.error(
                     training.where("lr_scheduler_type"), f"lr_scheduler_type {scheduler} requires an eval strategy",
                     'Write eval_strategy="steps" and give an eval_dataset, or take lr_scheduler_type="cosine"',

@@ -8,7 +8,9 @@ from ..check import Check, Example
 from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
-from ..training import Training, trainings
+from ..training import trainings
+from ..training.looks import attentions
+
 
 class LeakyPacking(Check):
     """Examples that are packed into one sequence do not see each other, and have a length to be packed to.
@@ -26,7 +28,9 @@ class LeakyPacking(Check):
         Example("trl sft --packing True --max_length 2048", "command"),
     )
     fails = (
-        Example("from trl import SFTConfig\nSFTConfig('o', packing=True, model_init_kwargs={'attn_implementation': 'eager'})\n"),
+        Example(
+            "from trl import SFTConfig\nSFTConfig('o', packing=True, model_init_kwargs={'attn_implementation': 'eager'})\n"
+        ),
         Example(
             "from trl import *\nm = AutoModelForCausalLM.from_pretrained('m', attn_implementation='eager')\n"
             "SFTTrainer(m, args=SFTConfig('o', packing=True))\n"
@@ -43,7 +47,7 @@ class LeakyPacking(Check):
             return
         for training in trainings(subject):
             packs = training.is_on("packing") or training.is_on("sample_packing")
-            if packs and _is_eager(training):
+            if packs and "eager" in attentions(training):
                 yield self.warning(
                     training.where("packing", "sample_packing"),
                     "packing with eager attention: examples in one sequence may see each other, and the mask takes memory",
@@ -51,9 +55,15 @@ class LeakyPacking(Check):
                 )
             if packs and training.is_trl and training.has("max_length") and training.value("max_length") is None:
                 yield self.error(
-                    training.where("max_length"), "when packing is enabled, max_length can't be None", "Write max_length=2048"
+                    training.where("max_length"),
+                    "when packing is enabled, max_length can't be None",
+                    "Write max_length=2048",
                 )
-            if training.is_on("padding_free") and training.method == "sft" and training.value("packing", default=False) is False:
+            if (
+                training.is_on("padding_free")
+                and training.method == "sft"
+                and training.value("packing", default=False) is False
+            ):
                 length = training.value("max_length", 1024)
                 if isinstance(length, int):
                     yield self.error(
@@ -61,13 +71,3 @@ class LeakyPacking(Check):
                         f"padding_free without packing does not enforce max_length ({length}), and TRL refuses it",
                         "Write packing=True beside it, or max_length=None where the data is short enough",
                     )
-
-
-def _is_eager(training: Training) -> bool:
-    if training.is_on("eager_attention") or training.text("attn_implementation") == "eager":
-        return True
-    kwargs = training.value("model_init_kwargs")
-    if isinstance(kwargs, dict) and kwargs.get("attn_implementation") == "eager":
-        return True
-    calls = training.script.calls_of("from_pretrained") if training.script is not None else ()
-    return any(call.keywords["attn_implementation"].value == "eager" for call in calls if "attn_implementation" in call.keywords)

@@ -10,6 +10,7 @@ from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
 
+
 class LostBestModel(Check):
     """Where the best model is asked for, evaluation and saving happen at the same steps.
 
@@ -26,7 +27,10 @@ class LostBestModel(Check):
             "from transformers import TrainingArguments\nTrainingArguments('o', load_best_model_at_end=True, eval_strategy='epoch', save_strategy='epoch')\n"
         ),
         Example("model_name_or_path: m\neval_strategy: 'no'\nsave_strategy: steps\n", "config.yaml"),
-        Example("base_model: m\nval_set_size: 0.05\neval_steps: 50\nsave_steps: 100\nearly_stopping_patience: 3\n", "config.yaml"),
+        Example(
+            "base_model: m\nval_set_size: 0.05\neval_steps: 50\nsave_steps: 100\nearly_stopping_patience: 3\n",
+            "config.yaml",
+        ),
         Example("trl sft --load_best_model_at_end --eval_strategy epoch --save_strategy best", "command"),
     )
     fails = (
@@ -66,13 +70,12 @@ class LostBestModel(Check):
                     "metric_for_best_model must be provided when using the 'best' save_strategy",
                     'Write metric_for_best_model="loss"',
                 )
-        elif training.setting("metric_for_best_model") is not None and evaluates == "no" and training.owner != "trainer":
-            if training.value("metric_for_best_model") is not None:
-                yield self.warning(
-                    training.where("metric_for_best_model"),
-                    "metric_for_best_model is given, but nothing is evaluated: eval_strategy is `no`",
-                    'Write eval_strategy="steps" and eval_steps, or remove metric_for_best_model',
-                )
+        elif evaluates == "no" and isinstance(training.value("metric_for_best_model"), str):
+            yield self.warning(
+                training.where("metric_for_best_model"),
+                "metric_for_best_model is given, but nothing is evaluated: eval_strategy is `no`",
+                'Write eval_strategy="steps" and eval_steps, or remove metric_for_best_model',
+            )
         yield from self._stopping(training, evaluates)
 
     def _matching(self, training: Training, evaluates: str, saves: str) -> Iterator[Finding]:
@@ -107,7 +110,10 @@ class LostBestModel(Check):
         if training.script is None:
             return
         for call in training.script.calls_of("EarlyStoppingCallback"):
-            if training.value("metric_for_best_model") is None and training.value("load_best_model_at_end") in (None, False):
+            if training.value("metric_for_best_model") is None and training.value("load_best_model_at_end") in (
+                None,
+                False,
+            ):
                 if training.text("lr_scheduler_type") in ("reduce_lr_on_plateau", "greedy"):
                     continue
                 yield self.error(

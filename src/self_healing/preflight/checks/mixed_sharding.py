@@ -34,8 +34,13 @@ class MixedSharding(Check):
     )  # fmt: skip
     fails = (
         Example("from trl import SFTConfig\nSFTConfig('o', fsdp='full_shard', deepspeed='ds.json')\n"),
-        Example("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_use_orig_params: true\n", "config.yaml"),
-        Example("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n  fsdp_reshard_after_forward: true\n", "config.yaml"),
+        Example(
+            "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_use_orig_params: true\n", "config.yaml"
+        ),
+        Example(
+            "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n  fsdp_reshard_after_forward: true\n",
+            "config.yaml",
+        ),
         Example("base_model: m\nfsdp:\n  - full_shard\ndeepspeed: zero2.json\n", "config.yaml"),
         Example(
             "from transformers import *\nTrainingArguments('o', fsdp=True, fsdp_config={'activation_checkpointing': True}, gradient_checkpointing=True)\n"
@@ -48,7 +53,9 @@ class MixedSharding(Check):
         for training in trainings(subject):
             if uses_fsdp(training) and training.value("deepspeed") not in (None, False, ""):
                 yield self.error(
-                    training.where("fsdp"), "fsdp and deepspeed are both given, which is not possible", "Remove one of the two"
+                    training.where("fsdp"),
+                    "fsdp and deepspeed are both given, which is not possible",
+                    "Remove one of the two",
                 )
             config = training.value("fsdp_config")
             if not isinstance(config, dict) or not uses_fsdp(training):

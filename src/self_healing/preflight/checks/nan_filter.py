@@ -10,6 +10,7 @@ from ..subject import Subject
 from ..tools import Tools
 from ..training import trainings
 
+
 class NanFilter(Check):
     """The log shows a loss that is not a number.
 

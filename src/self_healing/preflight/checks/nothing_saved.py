@@ -25,7 +25,9 @@ class NothingSaved(Check):
     """
 
     passes = (
-        Example("from trl import *\nt = SFTTrainer('m', args=SFTConfig('o', save_strategy='no'))\nt.train()\nt.save_model()\n"),
+        Example(
+            "from trl import *\nt = SFTTrainer('m', args=SFTConfig('o', save_strategy='no'))\nt.train()\nt.save_model()\n"
+        ),
         Example("from trl import *\nt = SFTTrainer('m', args=SFTConfig('o', max_steps=100))\nt.train()\n"),
         Example("base_model: m\nsave_steps: 100\nsave_total_limit: 2\n", "config.yaml"),
         Example("trl sft --save_strategy epoch --save_total_limit 3", "command"),

@@ -9,6 +9,7 @@ from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
+from ..training.looks import streamed_at
 
 MOST_WORKERS = 32
 """For each process; each holds the data set's handles and some hundred MiB."""
@@ -67,16 +68,9 @@ class OddDataLoading(Check):
                     "Write dataloader_num_workers=2, or remove dataloader_persistent_workers",
                 )  # fmt: skip
         groups = training.is_on("group_by_length") or training.text("train_sampling_strategy") == "group_by_length"
-        if groups and _is_streamed(training):
+        if groups and streamed_at(training):
             yield self.warning(
                 training.where("group_by_length", "train_sampling_strategy"),
                 "grouping by length is ignored: the data is streamed, and its lengths are not known",
                 "Remove it, or load the data without streaming=True",
             )
-
-
-def _is_streamed(training: Training) -> bool:
-    if training.is_on("dataset_streaming") or training.is_on("streaming"):
-        return True
-    calls = training.script.calls_of("load_dataset") if training.script is not None else ()
-    return any(call.keywords["streaming"].value is True for call in calls if "streaming" in call.keywords)

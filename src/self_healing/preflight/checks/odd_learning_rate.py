@@ -23,7 +23,9 @@ FACTOR = 10.0
 """So far beyond the range it is hardly meant."""
 LARGEST = 0.1
 _ADAM = ("adamw", "adam", "paged_adam", "stable_adamw")
-_FROM_SCRATCH = frozenset({"from_config", "LlamaForCausalLM", "GPT2LMHeadModel", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+_FROM_SCRATCH = frozenset(
+    {"from_config", "LlamaForCausalLM", "GPT2LMHeadModel", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
+)
 
 
 class OddLearningRate(Check):
@@ -36,7 +38,9 @@ class OddLearningRate(Check):
 
     passes = (
         Example("from trl import SFTConfig\nSFTConfig('o', learning_rate=2e-5)\n"),
-        Example("from trl import DPOConfig\nfrom peft import LoraConfig\nLoraConfig()\nDPOConfig('o', learning_rate=5e-5)\n"),
+        Example(
+            "from trl import DPOConfig\nfrom peft import LoraConfig\nLoraConfig()\nDPOConfig('o', learning_rate=5e-5)\n"
+        ),
         Example("from transformers import TrainingArguments\nTrainingArguments('o', optim='sgd', learning_rate=0.1)\n"),
         Example("base_model: m\nadapter: qlora\nlearning_rate: 0.0002\n", "config.yaml"),
         Example("trl grpo --learning_rate 1e-6", "command"),
@@ -47,7 +51,9 @@ class OddLearningRate(Check):
         Example("from trl import GRPOConfig\nGRPOConfig('o', learning_rate=1e-3)\n"),
         Example("from trl import SFTConfig\nSFTConfig('o', learning_rate=1e-9)\n"),
         Example("from transformers import TrainingArguments\nTrainingArguments('o', learning_rate=2)\n"),
-        Example("from peft import LoraConfig\nfrom trl import SFTConfig\nLoraConfig()\nSFTConfig('o', learning_rate=5e-7)\n"),
+        Example(
+            "from peft import LoraConfig\nfrom trl import SFTConfig\nLoraConfig()\nSFTConfig('o', learning_rate=5e-7)\n"
+        ),
         Example("base_model: m\nadapter: lora\nlearning_rate: 0.2\n", "config.yaml"),
         Example("trl dpo --learning_rate 0", "command"),
     )

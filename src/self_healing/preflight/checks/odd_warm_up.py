@@ -48,7 +48,9 @@ class OddWarmUp(Check):
             steps, share = None, steps
         if steps is not None and steps < 0:
             yield self.error(
-                training.where("warmup_steps"), f"warmup_steps is {steps:g}", "Write warmup_steps=0, or a number of steps"
+                training.where("warmup_steps"),
+                f"warmup_steps is {steps:g}",
+                "Write warmup_steps=0, or a number of steps",
             )
         elif steps is not None and most is not None and most > 0 and steps >= most:
             yield self.warning(

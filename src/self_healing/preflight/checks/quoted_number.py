@@ -6,10 +6,9 @@ import re
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..finding import Finding
+from ..finding import Finding, Place
 from ..subject import Subject
 from ..tools import Tools
-from ..finding import Place
 from ..training import trainings
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
@@ -46,10 +45,18 @@ class QuotedNumber(Check):
         if subject.trainer is not None:
             return
         seen: set[tuple[Place, str]] = set()
-        for setting in (*subject.settings, *(each for training in trainings(subject) for each in training.settings.values())):
+        for setting in (
+            *subject.settings,
+            *(each for training in trainings(subject) for each in training.settings.values()),
+        ):
             value = setting.value
             is_yaml = setting.place.source.lower().endswith((".yaml", ".yml"))
-            if setting.name not in _NUMBERS or not isinstance(value, str) or is_yaml or setting.place.source == "command":
+            if (
+                setting.name not in _NUMBERS
+                or not isinstance(value, str)
+                or is_yaml
+                or setting.place.source == "command"
+            ):
                 continue
             if _NUMBER.fullmatch(value.strip()) and (setting.place, setting.name) not in seen:
                 seen.add((setting.place, setting.name))

@@ -58,7 +58,9 @@ class RareLogging(Check):
             return
         elif steps == 0:
             yield self.error(
-                training.where("logging_steps"), "logging strategy steps requires non-zero logging_steps", "Write logging_steps=10"
+                training.where("logging_steps"),
+                "logging strategy steps requires non-zero logging_steps",
+                "Write logging_steps=10",
             )
         elif steps > 1 and steps != int(steps):
             yield self.error(

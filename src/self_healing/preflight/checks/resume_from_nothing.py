@@ -6,12 +6,11 @@ import ast
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..finding import Finding
-from ..subject import Subject
+from ..finding import Finding, Place
+from ..subject import Call, Script, Subject
 from ..tools import Tools
-from ..finding import Place
-from ..subject import Call, Script
 from ..training import Training, trainings
+
 
 class ResumeFromNothing(Check):
     """A run that resumes finds its checkpoint, the optimizer in it, and the data where it left them.

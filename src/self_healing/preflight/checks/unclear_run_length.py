@@ -8,7 +8,9 @@ from ..check import Check, Example
 from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
-from ..training import Training, trainings
+from ..training import trainings
+from ..training.looks import streamed_at
+
 
 class UnclearRunLength(Check):
     """How long the run takes is said once, and can be known.
@@ -46,24 +48,12 @@ class UnclearRunLength(Check):
             elif epochs is not None and epochs <= 0:
                 key = training.shown("num_train_epochs")
                 yield self.error(
-                    training.where("num_train_epochs"), f"{key} is {epochs:g}: nothing is trained", f"Write {key} with 1 or more"
+                    training.where("num_train_epochs"),
+                    f"{key} is {epochs:g}: nothing is trained",
+                    f"Write {key} with 1 or more",
                 )
-            elif not training.has("max_steps") and training.is_whole and (place := _streamed(subject, training)):
+            elif not training.has("max_steps") and training.is_whole and (place := streamed_at(training)):
                 yield self.error(
                     training.where("num_train_epochs"), f"the data is streamed ({place}), so its length is not known: max_steps has to be specified",
                     "Write max_steps=...: examples / (batch size x accumulation x processes) per epoch",
                 )  # fmt: skip
-
-
-def _streamed(subject: Subject, training: Training) -> str:
-    """Return where the training data is streamed; empty where it is not, or may be made to a list later."""
-    if training.is_on("dataset_streaming") or training.is_on("streaming"):
-        return training.shown("dataset_streaming")
-    script = training.script
-    if script is None:
-        return ""
-    loads = list(script.calls_of("load_dataset"))
-    if any(script.calls_of("from_list", "from_generator", "from_dict", "list")) or len(loads) != 1:
-        return ""
-    streaming = loads[0].keywords.get("streaming")
-    return f"line {loads[0].line}" if streaming is not None and streaming.value is True else ""

@@ -23,7 +23,9 @@ class UnevenGenerations(Check):
     """
 
     passes = (
-        Example("from trl import GRPOConfig\nGRPOConfig('o', per_device_train_batch_size=4, gradient_accumulation_steps=4)\n"),
+        Example(
+            "from trl import GRPOConfig\nGRPOConfig('o', per_device_train_batch_size=4, gradient_accumulation_steps=4)\n"
+        ),
         Example("from trl import GRPOConfig\nGRPOConfig('o', num_generations=16, generation_batch_size=32)\n"),
         Example("base_model: m\nrl: grpo\nmicro_batch_size: 8\ntrl:\n  num_generations: 4\n", "config.yaml"),
         Example("torchrun --nproc_per_node 4 x.sh --num_generations 8", "command"),
@@ -74,7 +76,9 @@ class UnevenGenerations(Check):
         if isinstance(batch, int):
             yield from self._given_batch(training, batch, int(size), int(group), processes)
         elif batch is None and steps is None:
-            yield from self._product(training, int(size), training.number("gradient_accumulation_steps", 1), int(group), processes)
+            yield from self._product(
+                training, int(size), training.number("gradient_accumulation_steps", 1), int(group), processes
+            )
         elif batch is None and isinstance(steps, int):
             yield from self._product(training, int(size), steps, int(group), processes)
         yield from self._evaluation(training, int(group), processes)
@@ -103,9 +107,7 @@ class UnevenGenerations(Check):
         if batch % group == 0:
             return
         needed = next(times for times in range(1, group + 1) if batch * times % group == 0)
-        fix = (
-            f"Write gradient_accumulation_steps={int(steps) * needed} (or another size: the product must be a multiple of {group})"
-        )
+        fix = f"Write gradient_accumulation_steps={int(steps) * needed} (or another size: the product must be a multiple of {group})"
         where = training.where("num_generations", "per_device_train_batch_size")
         text = f"batch size {size} x {steps:g} steps per generation"
         if processes is not None:

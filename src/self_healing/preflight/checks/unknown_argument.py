@@ -6,11 +6,9 @@ import difflib
 from collections.abc import Iterator
 
 from ..check import CannotRun, Check, Example
-from ..finding import Finding
-from ..subject import Subject
+from ..finding import Finding, Place
+from ..subject import Call, Script, Setting, Subject
 from ..tools import Tools
-from ..finding import Place
-from ..subject import Call, Script, Setting
 from ..training import Training, trainings
 from ..training.arguments import METHODS
 from ..training.pins import excluding_pin
@@ -37,8 +35,12 @@ class UnknownArgument(Check):
         Example(
             "from trl import SFTConfig, SFTTrainer\nSFTTrainer('m', args=SFTConfig('o', max_length=512, eval_strategy='no'), processing_class=t)\n"
         ),
-        Example("from unsloth import FastLanguageModel\nfrom trl import SFTTrainer\nSFTTrainer(model=m, tokenizer=t)\n"),
-        Example("# /// script\n# dependencies = ['trl==0.9.6']\n# ///\nfrom mine import SFTTrainer\nSFTTrainer(tokenizer=t)\n"),
+        Example(
+            "from unsloth import FastLanguageModel\nfrom trl import SFTTrainer\nSFTTrainer(model=m, tokenizer=t)\n"
+        ),
+        Example(
+            "# /// script\n# dependencies = ['trl==0.9.6']\n# ///\nfrom mine import SFTTrainer\nSFTTrainer(tokenizer=t)\n"
+        ),
         Example("model_name_or_path: m\nlearning_rate: 0.0002\nmy_own_key: 1\n", "config.yaml"),
         Example("base_model: m\nsequence_len: 2048\nsample_packing: true\n", "config.yaml"),
         Example("trl sft --model_name_or_path m --max_length 512 --num_processes 2", "command"),
@@ -61,7 +63,9 @@ class UnknownArgument(Check):
             return
         self._elsewhere: dict[str, str] = {}
         for script in subject.scripts:
-            if not any(each.module.partition(".")[0] == "unsloth" for each in script.imports):  # it changes the trainers
+            if not any(
+                each.module.partition(".")[0] == "unsloth" for each in script.imports
+            ):  # it changes the trainers
                 for call in script.calls_of(*_TRAINERS, *_CONFIGS, "LoraConfig"):
                     if call.name.startswith(_LIBRARIES) and not call.is_guarded:
                         yield from self._call(script, call)
@@ -108,16 +112,22 @@ class UnknownArgument(Check):
         for setting in training.settings.values():
             name = _written(setting)
             is_ours = "." not in setting.key.lstrip("-")
-            if name in names or not is_ours or any(each.startswith(name) for each in names):  # argparse takes beginnings
+            if (
+                name in names or not is_ours or any(each.startswith(name) for each in names)
+            ):  # argparse takes beginnings
                 continue
             if name in ARGUMENTS:
                 make = self.error if is_strict or training.method else self.warning
                 yield make(
-                    setting.place, f"{setting.key}: {signature.library} takes no such argument", _fix(name, signature, ARGUMENTS)
+                    setting.place,
+                    f"{setting.key}: {signature.library} takes no such argument",
+                    _fix(name, signature, ARGUMENTS),
                 )
             elif difflib.get_close_matches(name, names, 1, _ALIKE):
                 yield self.warning(
-                    setting.place, f"{setting.key}: {signature.library} takes no such argument", _fix(name, signature, {})
+                    setting.place,
+                    f"{setting.key}: {signature.library} takes no such argument",
+                    _fix(name, signature, {}),
                 )
 
     def _axolotl(self, training: Training) -> Iterator[Finding]:
@@ -139,4 +149,8 @@ def _fix(name: str, signature: Signature, table: dict[str, str]) -> str:
     if name in table:
         return table[name]
     near = difflib.get_close_matches(name, signature.names, 1, 0.7)
-    return f"Did you mean {near[0]}?" if near else f"Remove {name}, or look up its new name in the documentation of {signature.library}"
+    return (
+        f"Did you mean {near[0]}?"
+        if near
+        else f"Remove {name}, or look up its new name in the documentation of {signature.library}"
+    )

@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..subject import Subject
+from ..subject import Setting, Subject
 from ..tools import Tools
-from ..subject import UNKNOWN, Setting
 from ..training import Training, trainings
 from ..training.choices import DTYPES, allowed_values
 
@@ -59,7 +58,9 @@ class UnknownChoice(Check):
                 value = call.keywords.get(name)
                 if value is not None and isinstance(value.value, str):
                     place = Place(script.named, value.line)
-                    yield from self._of(Setting(name=name, key=name, value=value.value, text=value.text, place=place), None)
+                    yield from self._of(
+                        Setting(name=name, key=name, value=value.value, text=value.text, place=place), None
+                    )
 
     def _of(self, setting: Setting, training: Training | None) -> Iterator[Finding]:
         allowed = allowed_values(setting.name)
@@ -68,7 +69,7 @@ class UnknownChoice(Check):
         values = setting.value if isinstance(setting.value, list | tuple) else [setting.value]
         is_loose = training is not None and training.owner in ("axolotl", "config", "command")
         for value in values:
-            if not isinstance(value, str) or value is UNKNOWN or not value or value.lower() in allowed or "/" in value:
+            if not isinstance(value, str) or not value or value.lower() in allowed or "/" in value:
                 continue
             plain = value.lower().removeprefix("torch.")
             if setting.name in ("dtype", "torch_dtype") and plain in DTYPES:

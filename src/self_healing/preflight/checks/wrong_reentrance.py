@@ -9,6 +9,7 @@ from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
+from ..training.looks import attentions
 from ..training.sharding import deepspeeds
 
 _DS = "deepspeed={'zero_optimization': {'stage': 3}}"
@@ -23,7 +24,9 @@ class WrongReentrance(Check):
     """
 
     passes = (
-        Example(f"from trl import SFTConfig\nSFTConfig('o', {_DS}, gradient_checkpointing_kwargs={{'use_reentrant': True}})\n"),
+        Example(
+            f"from trl import SFTConfig\nSFTConfig('o', {_DS}, gradient_checkpointing_kwargs={{'use_reentrant': True}})\n"
+        ),
         Example("from trl import SFTConfig\nSFTConfig('o', gradient_checkpointing_kwargs={'use_reentrant': False})\n"),
         Example("base_model: m\ndeepspeed: zero2.json\ngradient_checkpointing: true\n", "config.yaml"),
         Example("trl sft --gradient_checkpointing False --attn_implementation flex_attention", "command"),
@@ -48,7 +51,9 @@ class WrongReentrance(Check):
                 continue
             if has_zero_3 and reentrant is False:
                 yield self._of(training, "ZeRO-3")
-            elif _is_flex(training) and (reentrant is False or training.has("gradient_checkpointing")):
+            elif "flex_attention" in attentions(training) and (
+                reentrant is False or training.has("gradient_checkpointing")
+            ):
                 yield self._of(training, "flex attention")
 
     def _of(self, training: Training, what: str) -> Finding:
@@ -62,14 +67,3 @@ class WrongReentrance(Check):
 def _reentrant(training: Training) -> object:
     kwargs = training.value("gradient_checkpointing_kwargs")
     return kwargs.get("use_reentrant") if isinstance(kwargs, dict) else None
-
-
-def _is_flex(training: Training) -> bool:
-    if training.is_on("flex_attention") or training.text("attn_implementation") == "flex_attention":
-        return True
-    script = training.script
-    return script is not None and any(
-        call.keywords["attn_implementation"].value == "flex_attention"
-        for call in script.calls
-        if "attn_implementation" in call.keywords
-    )

@@ -137,10 +137,9 @@ def _changed_later(script: Script) -> dict[str, int]:
     """Return the attributes that are assigned to what may be training arguments: `args.learning_rate = ...`."""
     changed: dict[str, int] = {}
     for node in ast.walk(script.tree):
-        targets = node.targets if isinstance(node, ast.Assign) else []
-        for target in targets:
+        for target in node.targets if isinstance(node, ast.Assign) else ():
             if isinstance(target, ast.Attribute) and any(word in ast.dump(target.value) for word in ("arg", "conf")):
-                changed[target.attr] = node.lineno
+                changed[target.attr] = target.lineno
     return changed
 
 
@@ -151,7 +150,9 @@ def adapter_of_script(script: Script) -> str:
         return "lora"
     if named & _NO_LORA:
         return "other"
-    if named & {"get_peft_model", "get_peft_config", "PeftModel"} or any("peft_config" in c.keywords for c in script.calls):
+    if named & {"get_peft_model", "get_peft_config", "PeftModel"} or any(
+        "peft_config" in c.keywords for c in script.calls
+    ):
         return "unknown"
     return "unknown" if "PeftModel" in script.text else ""
 
@@ -205,7 +206,9 @@ def _groups(config: Config, framework: str) -> Iterator[tuple[tuple[str, ...], d
         groups.setdefault(parent, {})[setting.name] = setting
     for parent, settings in groups.items():
         for name, inner in config.content.items() if not parent else ():
-            if isinstance(inner, dict) and name not in settings:  # deepspeed: {...}, gradient_checkpointing_kwargs: {...}
+            if (
+                isinstance(inner, dict) and name not in settings
+            ):  # deepspeed: {...}, gradient_checkpointing_kwargs: {...}
                 place = Place(config.named, config.line_of(str(name)), str(name))
                 settings[str(name)] = Setting(
                     name=str(name), key=str(name), value=inner, text="", place=place, owner=framework
