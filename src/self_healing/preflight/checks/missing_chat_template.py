@@ -8,7 +8,7 @@ from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import Subject
 from ..tools import Tools
-from ..training import trainings
+from ..training import Training, trainings
 from ..training.models import only_model
 from ..training.samples import local_rows
 
@@ -41,24 +41,33 @@ class MissingChatTemplate(Check):
         found = trainings(subject)
         if any(training.has("chat_template_path", "chat_template", "chat_template_jinja") for training in found):
             return
-        message = f"{model.name} has no chat template, and conversations are to be written with one"
-        fix = "Take the -Instruct model, or give a template: SFTConfig(chat_template_path=...), tokenizer.chat_template = ..., chat_template: chatml for Axolotl"
-        for script in subject.scripts:
-            uses = [call for call in script.calls_of("apply_chat_template") if not call.is_guarded]
-            if uses and not any(word in script.text.replace("apply_chat_template", "") for word in _GIVEN):
-                yield self.error(Place(script.named, uses[0].line), message, fix)
-                return
-        for config in subject.configs:
-            for value in config.values:
-                if value.path[0] == "datasets" and value.path[-1] == "type" and value.value == "chat_template":
-                    yield self.error(Place(config.named, value.line, ".".join(value.path)), message, fix)
-                    return
-        is_trl = any(training.is_trl and training.method in ("sft", "dpo", "kto", "reward") for training in found)
-        has_own = any(word in script.text for script in subject.scripts for word in _GIVEN)
-        if is_trl and not has_own:
-            for rows in local_rows(subject, tools):
-                if any(_is_conversation(value) for row in rows.rows for value in row.values()):
-                    yield self.error(rows.place, message, fix)
+        for place in (*_uses(subject), *(_data(subject, tools, found))):
+            yield self.error(
+                place, f"{model.name} has no chat template, and conversations are to be written with one",
+                "Take the -Instruct model, or give a template: SFTConfig(chat_template_path=...), tokenizer.chat_template = ..., chat_template: chatml for Axolotl",
+            )  # fmt: skip
+            return
+
+
+def _uses(subject: Subject) -> Iterator[Place]:
+    """Yield where a template is used, and none is given."""
+    for script in subject.scripts:
+        uses = [call for call in script.calls_of("apply_chat_template") if not call.is_guarded]
+        if uses and not any(word in script.text.replace("apply_chat_template", "") for word in _GIVEN):
+            yield Place(script.named, uses[0].line)
+    for config in subject.configs:
+        for value in config.values:
+            if value.path[0] == "datasets" and value.path[-1] == "type" and value.value == "chat_template":
+                yield Place(config.named, value.line, ".".join(value.path))
+
+
+def _data(subject: Subject, tools: Tools, found: list[Training]) -> Iterator[Place]:
+    """Yield local data that holds conversations, which TRL's trainers write with the template."""
+    is_trl = any(training.is_trl and training.method in ("sft", "dpo", "kto", "reward") for training in found)
+    has_own = any(word in script.text for script in subject.scripts for word in _GIVEN)
+    for rows in local_rows(subject, tools) if is_trl and not has_own else ():
+        if any(_is_conversation(value) for row in rows.rows for value in row.values()):
+            yield rows.place
 
 
 def _is_conversation(value: object) -> bool:

@@ -29,7 +29,7 @@ class QuotedNumber(Check):
 
     passes = (
         Example("from trl import SFTConfig\nSFTConfig('o', learning_rate=2e-4)\n"),
-        Example('{"learning_rate": 2e-4, "output_dir": "7"}', "config.json"),
+        Example('{"learning_rate": 0.0002, "output_dir": "7"}', "config.json"),
         Example('{"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}', "ds.json"),
         Example("trl sft --learning_rate 2e-4", "command"),
     )

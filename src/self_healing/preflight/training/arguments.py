@@ -13,7 +13,7 @@ from enum import Enum
 
 from ..finding import Place
 from ..subject import UNKNOWN, Call, Config, Script, Setting, Subject
-from ..subject.settings import command_settings, config_settings
+from ..subject.settings import command_settings, normal
 
 METHODS = {
     "SFTConfig": "sft", "DPOConfig": "dpo", "GRPOConfig": "grpo", "RLOOConfig": "rloo", "KTOConfig": "kto",
@@ -199,8 +199,12 @@ def framework_of(config: Config) -> str:
 def _groups(config: Config, framework: str) -> Iterator[tuple[tuple[str, ...], dict[str, Setting]]]:
     """Yield settings that stand side by side; those below `trl:` of an Axolotl config belong to the top."""
     groups: dict[tuple[str, ...], dict[str, Setting]] = {}
-    for value, setting in zip(config.values, config_settings(config, framework), strict=True):
-        parent = value.path[:-1]
+    for value in config.values:
+        parent, key = value.path[:-1], ".".join(value.path)
+        setting = Setting(
+            name=normal(value.path[-1]), key=key, value=value.value, text=value.text,
+            place=Place(config.named, value.line, key), owner=framework,
+        )  # fmt: skip
         if framework == "axolotl" and parent == ("trl",):
             parent = ()
         groups.setdefault(parent, {})[setting.name] = setting

@@ -12,7 +12,7 @@ from typing import Any
 
 from ..check import CannotRun
 from ..finding import Place
-from ..subject import Call, Kind, Script, Subject
+from ..subject import Call, Kind, Subject
 from ..tools import Tools
 
 MOST = 64
@@ -53,30 +53,33 @@ def sample_rows(subject: Subject, tools: Tools) -> list[Rows]:
 def local_rows(subject: Subject, tools: Tools) -> list[Rows]:
     """Return some records of each local file of training data that is named."""
     most = min(tools.options.samples or MOST, 10_000)
-    files: dict[Path, tuple[Place, str]] = {}
-    for reference in subject.references:
-        path = tools.cwd / reference.name
-        if reference.kind in (Kind.DATASET, Kind.FILE) and path.suffix.lower() in SUFFIXES:
-            files.setdefault(path, (reference.place, reference.name))
-    for script in subject.scripts:
-        for call in script.calls_of("load_dataset"):
-            for name, line in _data_files(script, call):
-                files.setdefault(tools.cwd / name, (Place(script.named, line), name))
-    for config in subject.configs:
-        for value in config.values:
-            is_data = value.path[0] == "datasets" and value.path[-1] in ("path", "data_files")
-            if is_data and isinstance(value.value, str) and Path(value.value).suffix.lower() in SUFFIXES:
-                place = Place(config.named, value.line, ".".join(value.path))
-                files.setdefault(tools.cwd / value.value, (place, value.value))
     found = []
-    for path, (place, named) in files.items():
-        rows = read_rows(path, most)
+    for named, place in _files(subject).items():
+        rows = read_rows(tools.cwd / named, most)
         if rows:
             found.append(Rows(tuple(rows), place, named))
     return found
 
 
-def _data_files(script: Script, call: Call) -> Iterator[tuple[str, int]]:
+def _files(subject: Subject) -> dict[str, Place]:
+    """Return the files of training data that are named."""
+    files: dict[str, Place] = {}
+    for reference in subject.references:
+        if reference.kind is Kind.DATASET and Path(reference.name).suffix.lower() in SUFFIXES:
+            files.setdefault(reference.name, reference.place)
+    for script in subject.scripts:
+        for call in script.calls_of("load_dataset"):
+            for name, line in _data_files(call):
+                files.setdefault(name, Place(script.named, line))
+    for config in subject.configs:
+        for value in config.values:
+            is_data = value.path[0] == "datasets" and value.path[-1] in ("path", "data_files")
+            if is_data and isinstance(value.value, str) and Path(value.value).suffix.lower() in SUFFIXES:
+                files.setdefault(value.value, Place(config.named, value.line, ".".join(value.path)))
+    return files
+
+
+def _data_files(call: Call) -> Iterator[tuple[str, int]]:
     kind, given = call.given(0, "path"), call.keywords.get("data_files")
     if kind is None or kind.value not in _FORMATS or given is None:
         return
