@@ -86,8 +86,7 @@ def read_config(path: Path, named: str) -> Config:
     if not isinstance(content, dict):
         raise InputError(f"{named}: holds no settings, but {type(content).__name__}")
     values = []
-    is_yaml = path.suffix.lower() in (".yaml", ".yml")  # JSON and TOML know 2e-4 for a number
-    for found in _values(content, (), lines, is_yaml):
+    for found in _values(content, (), lines):
         values.append(found)
         if len(values) > MOST_VALUES:
             raise InputError(f"{named}: holds more than {MOST_VALUES:,} values, so it is hardly a config")
@@ -95,17 +94,17 @@ def read_config(path: Path, named: str) -> Config:
 
 
 def _values(
-    node: object, path: tuple[str, ...], lines: Mapping[tuple[str, ...], tuple[int, str]], is_yaml: bool
+    node: object, path: tuple[str, ...], lines: Mapping[tuple[str, ...], tuple[int, str]]
 ) -> Iterator[ConfigValue]:
     line, text = lines.get(path, (0, ""))
-    if is_yaml and isinstance(node, float) and _NO_FLOAT.fullmatch(text):
+    if isinstance(node, float) and _NO_FLOAT.fullmatch(text):
         node = text
     if isinstance(node, Mapping):
         for key, value in node.items():
-            yield from _values(value, (*path, str(key)), lines, is_yaml)
+            yield from _values(value, (*path, str(key)), lines)
     elif isinstance(node, list) and any(isinstance(each, Mapping | list) for each in node):
         for place, value in enumerate(node):
-            yield from _values(value, (*path, str(place)), lines, is_yaml)
+            yield from _values(value, (*path, str(place)), lines)
     elif path:
         yield ConfigValue(path, node, text or _shown(node), line)
 
