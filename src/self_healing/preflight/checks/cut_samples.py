@@ -9,7 +9,8 @@ from ..finding import Finding, Place
 from ..subject import Subject
 from ..tools import Tools
 from ..training import trainings
-from ..training.samples import local_rows
+from ..training.looks import changes_data
+from ..training.samples import sample_rows
 from ..training.texts import counter_of, full_text
 from ..training.trainer_samples import trainer_rows
 
@@ -52,9 +53,11 @@ class CutSamples(Check):
                     sum(each >= longest for each in lengths), len(lengths), longest, training.where("max_length"), ""
                 )
                 continue
+            if changes_data(training):
+                continue
             count, is_exact = counter_of(subject, tools.cwd)
             field = training.value("dataset_text_field", "text")
-            for rows in local_rows(subject, tools):
+            for rows in sample_rows(subject, tools):
                 texts = [full_text(row, field if isinstance(field, str) else "text") for row in rows.rows]
                 cut = sum(count(text) > longest for text in texts)
                 about = "" if is_exact else " (counted with 6 characters to a token, so it is more)"
@@ -64,6 +67,6 @@ class CutSamples(Check):
     def _of(self, cut: int, count: int, longest: float, place: Place, about: str) -> Iterator[Finding]:
         if count and cut / count > LARGEST_SHARE:
             yield self.warning(
-                place, f"{cut} of {count} records are cut at {longest:g} tokens{about}: the end of their answers is lost",
+                place, f"{cut} of {count} records have more than {longest:g} tokens{about}: they are cut, or left out by Axolotl, and the end of their answers is lost",
                 f"Write max_length={int(longest * 2)} (sequence_len for Axolotl), split the records, or leave the long ones out",
             )  # fmt: skip

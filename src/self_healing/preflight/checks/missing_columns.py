@@ -6,9 +6,10 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..subject import Kind, Subject
+from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
+from ..training.looks import changes_data
 from ..training.samples import Rows, sample_rows
 from ..training.trainer_samples import trainer_rows
 
@@ -19,16 +20,6 @@ _NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
     "grpo": (("prompt",),), "rloo": (("prompt",),),
 }  # fmt: skip
 _PREPARED = frozenset({"input_ids", "prompt_ids", "chosen_ids", "prompt_input_ids", "chosen_input_ids"})
-_CHANGES = (
-    "map",
-    "rename_column",
-    "rename_columns",
-    "add_column",
-    "from_generator",
-    "from_list",
-    "with_transform",
-    "set_transform",
-)
 _LOAD = "from datasets import load_dataset\nfrom trl import *\nd = load_dataset('json', data_files='d.jsonl', split='train')\n"
 
 
@@ -60,9 +51,7 @@ class MissingColumns(Check):
                 yield from self._of(training, rows)
             return
         found = [each for each in trainings(subject) if each.method in _NEEDED or each.method == "sft"]
-        if len(found) != 1 or found[0].owner == "axolotl" or _is_changed(found[0]):
-            return
-        if not any(each.kind is Kind.DATASET for each in subject.references) and not subject.scripts:
+        if len(found) != 1 or found[0].owner == "axolotl" or changes_data(found[0]):
             return
         for rows in sample_rows(subject, tools):
             yield from self._of(found[0], rows)
@@ -88,11 +77,3 @@ class MissingColumns(Check):
         yield self.error(
             rows.place, f"{rows.named} has the columns {', '.join(sorted(has))}; {training.method.upper()} reads {wanted}", f"Write {fix}"
         )  # fmt: skip
-
-
-def _is_changed(training: Training) -> bool:
-    """Say whether a script makes other columns of the data."""
-    script = training.script
-    if script is None:
-        return False
-    return any(script.calls_of(*_CHANGES)) or any("formatting_func" in call.keywords for call in script.calls)

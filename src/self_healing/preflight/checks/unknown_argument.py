@@ -111,6 +111,7 @@ class UnknownArgument(Check):
         signature = Signature(names, known[0].library, known[0].version)
         for setting in training.settings.values():
             name = _written(setting)
+            name = name.removeprefix("no_") if name not in ARGUMENTS else name  # a switch that is turned off
             is_ours = "." not in setting.key.lstrip("-")
             if (
                 name in names or not is_ours or any(each.startswith(name) for each in names)

@@ -10,7 +10,8 @@ from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
-from ..training.samples import Rows, local_rows
+from ..training.looks import changes_data
+from ..training.samples import Rows, sample_rows
 from ..training.texts import full_text, text_of
 from ..training.trainer_samples import trainer_rows
 
@@ -54,7 +55,7 @@ class UselessSamples(Check):
             rows = Rows(tuple(trainer_rows(subject.trainer)), training.place, "the training data")
             yield from self._of(rows, training)
             return
-        for rows in local_rows(subject, tools):
+        for rows in sample_rows(subject, tools) if training.method and not changes_data(training) else ():
             yield from self._of(rows, training)
 
     def _of(self, rows: Rows, training: Training) -> Iterator[Finding]:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from .arguments import Training
 
+_CHANGES = frozenset(
+    "map rename_column rename_columns add_column filter from_generator from_list from_dict from_pandas with_transform \
+    set_transform interleave_datasets".split()
+)
 _TO_A_LIST = ("from_list", "from_generator", "from_dict", "list")
 
 
@@ -36,3 +40,11 @@ def attentions(training: Training) -> set[str]:
         if training.is_on(f"{name}_attention"):
             found.append({"flex": "flex_attention"}.get(name, name))
     return {each.lower() for each in found if isinstance(each, str)}
+
+
+def changes_data(training: Training) -> bool:
+    """Say whether a script makes other records of its data than those in the files."""
+    script = training.script
+    if script is None:
+        return False
+    return any(script.calls_of(*_CHANGES)) or any("formatting_func" in call.keywords for call in script.calls)

@@ -14,6 +14,7 @@ from ..check import CannotRun
 from ..finding import Place
 from ..subject import Call, Kind, Subject
 from ..tools import Tools
+from .fetched import fetched_rows
 
 MOST = 64
 LARGEST_BYTES = 64 << 20
@@ -44,10 +45,13 @@ def sample_rows(subject: Subject, tools: Tools) -> list[Rows]:
 
     """
     found = local_rows(subject, tools)
-    is_named = any(reference.kind is Kind.DATASET for reference in subject.references)
-    if not found and is_named and subject.trainer is None:
+    named = [each for each in subject.references if each.kind is Kind.DATASET and each.name not in _FORMATS]
+    if found or not named:
+        return found
+    if tools.options.offline or not tools.options.samples:
         raise CannotRun("no records of the data set are here; use SelfHealingTrainer.check(), or --samples 64")
-    return found
+    fetched = [(each, fetched_rows(each, tools.options.samples)) for each in named]
+    return [Rows(tuple(rows), each.place, each.name) for each, rows in fetched if rows]
 
 
 def local_rows(subject: Subject, tools: Tools) -> list[Rows]:
