@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from ..check import Check, Example
@@ -70,6 +71,9 @@ class OddLearningRate(Check):
         where = training.where("learning_rate")
         low, high = _range(training)
         advice = f"Write learning_rate={low:g} .. {high:g}" if high else "Write a rate such as learning_rate=5e-5"
+        if not math.isfinite(rate):
+            yield self.error(where, f"the learning rate is {rate}", advice)
+            return
         if rate <= 0:
             yield self.error(where, f"the learning rate is {rate:g}: nothing is learned", advice)
             return

@@ -68,8 +68,8 @@ class ResumeFromNothing(Check):
             if not (tools.cwd / given.value).exists():
                 yield self._missing(where, given.value)
         elif given.value is True:
-            folders = {training.value("output_dir", "trainer_output") for training in mine}
-            folder = next(iter(folders)) if len(folders) == 1 else None
+            folders = [training.value("output_dir", "trainer_output") for training in mine]
+            folder = folders[0] if len(folders) == 1 else None
             if isinstance(folder, str) and not any((tools.cwd / folder).expanduser().glob("checkpoint-*")):
                 yield self.error(
                     where, f"resume_from_checkpoint is True, but there is no checkpoint in {folder}: the run ends with `No valid checkpoint found in output directory`",

@@ -7,6 +7,7 @@ learning rate of one says nothing about the other.
 from __future__ import annotations
 
 import ast
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -65,7 +66,8 @@ class Training:
     def number(self, name: str, default: float | None = None) -> float | None:
         """Return a number, or None where it is none or not known."""
         value = self.value(name, default)
-        return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        return value if is_number and isinstance(value, int | float) else None
 
     def text(self, name: str, default: str = "") -> str | None:
         """Return a text in small letters; None where it is not known."""

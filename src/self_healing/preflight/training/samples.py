@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -137,9 +138,9 @@ def _csv(path: Path, most: int) -> list[Any]:
 
 def _parquet(path: Path, most: int) -> list[Any]:
     try:
-        import pyarrow.parquet  # noqa: PLC0415  # only where there is such a file
+        parquet: Any = importlib.import_module("pyarrow.parquet")  # only where there is such a file
     except ImportError:
         return []
-    with pyarrow.parquet.ParquetFile(path) as file:
+    with parquet.ParquetFile(path) as file:
         batch = next(file.iter_batches(batch_size=most), None)
-    return batch.to_pylist() if batch is not None else []
+    return list(batch.to_pylist()) if batch is not None else []
