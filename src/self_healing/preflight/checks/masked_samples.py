@@ -24,8 +24,8 @@ _MUTE = '{"messages": [{"role": "user", "content": "Hi"}]}\n'
 class MaskedSamples(Check):
     """Every record has tokens that count for the loss.
 
-    Prompts, other speakers and padding are masked with -100. Where nothing else is left of a record, it teaches nothing; where
-    that holds for a whole batch, its loss is NaN. The usual causes are a template whose marks are not found, an answer
+    Prompts, other speakers and padding are masked with -100. Where nothing else is left of a record, it teaches nothing (TRL
+    1.16 drops it without a word); where that holds for a whole batch, its loss is NaN. The usual causes are a template whose marks are not found, an answer
     that stands behind `max_length`, and answers that are empty.
     """
 

@@ -43,7 +43,7 @@ class UnevenGenerations(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Do the arithmetic of `GRPOConfig.__post_init__`."""
-        for training in trainings(subject):
+        for training in trainings(subject) if subject.trainer is None else ():  # a trainer's constructor has done it
             if training.method in _DEFAULTS:
                 yield from self._of(training, process_count(subject))
 
