@@ -21,7 +21,7 @@ CHECKS = tuple(
     nothing-saved rare-logging nan-filter resume-from-nothing unclear-run-length quoted-number unknown-argument unknown-choice \
     needless-deepspeed wrong-reentrance mixed-sharding cached-checkpointing odd-data-loading leaky-packing too-long-sequences \
     pad-token missing-chat-template odd-lora missing-lora-target odd-preferences odd-sampling missing-columns masked-samples \
-    cut-samples useless-samples number-is-text".split()
+    cut-samples useless-samples removed-name number-is-text".split()
 )
 
 
@@ -422,7 +422,7 @@ def test_names_are_read_from_the_installed_source_and_written_down_for_when_ther
     installed = {name: signature_of(name) for name in ("SFTConfig", "TrainingArguments", "LoraConfig", "GRPOTrainer")}
     optimizers = choices_of("optim")
     monkeypatch.setattr(signatures, "installed_version", lambda library: None)
-    monkeypatch.setattr(signatures, "_text", lambda file: "")
+    monkeypatch.setattr(signatures, "source_of", lambda file: "")
     for cached in (signature_of, choices_of, signatures._tree):
         cached.cache_clear()
     try:

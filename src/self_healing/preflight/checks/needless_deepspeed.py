@@ -23,14 +23,18 @@ class NeedlessDeepspeed(Check):
 
     passes = (
         Example("from trl import SFTConfig\nSFTConfig('o')\n", options={"gpu": "t4"}),
-        Example("torchrun --nproc_per_node 4 x.sh --deepspeed ds_zero3.json", "command"),
+        Example(
+            "torchrun --nproc_per_node 4 train.py --deepspeed ds_zero3.json", "command", files={"train.py": "main()\n"}
+        ),
         Example("distributed_type: DEEPSPEED\nnum_processes: 8\ndeepspeed_config:\n  zero_stage: 3\n", "config.yaml"),
     )
     fails = (
         Example(f"from trl import SFTConfig\nSFTConfig('o', deepspeed={_DS})\n", options={"gpu": "a100-80"}),
         Example("base_model: m\ndeepspeed: deepspeed_configs/zero3_bf16.json\n", "config.yaml", {"gpu": "h100"}),
         Example("distributed_type: DEEPSPEED\nnum_processes: 1\ndeepspeed_config:\n  zero_stage: 2\n", "config.yaml"),
-        Example("torchrun --nproc_per_node 1 x.sh --deepspeed ds_zero2.json", "command"),
+        Example(
+            "torchrun --nproc_per_node 1 train.py --deepspeed ds_zero2.json", "command", files={"train.py": "main()\n"}
+        ),
         Example(f"from trl import SFTConfig\nSFTConfig('o', deepspeed={_DS})\n"),
     )
 

@@ -26,7 +26,11 @@ class OddBatch(Check):
     passes = (
         Example("from trl import SFTConfig\nSFTConfig(per_device_train_batch_size=4, gradient_accumulation_steps=8)\n"),
         Example("base_model: m\nmicro_batch_size: 2\ngradient_accumulation_steps: 4\n", "config.yaml"),
-        Example("torchrun --nproc_per_node 8 train.sh --per_device_train_batch_size 8", "command"),
+        Example(
+            "torchrun --nproc_per_node 8 train.py --per_device_train_batch_size 8",
+            "command",
+            files={"train.py": "main()\n"},
+        ),
     )
     fails = (
         Example("from trl import SFTConfig\nSFTConfig(per_device_train_batch_size=0)\n"),

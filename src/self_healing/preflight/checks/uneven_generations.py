@@ -28,7 +28,7 @@ class UnevenGenerations(Check):
         ),
         Example("from trl import GRPOConfig\nGRPOConfig('o', num_generations=16, generation_batch_size=32)\n"),
         Example("base_model: m\nrl: grpo\nmicro_batch_size: 8\ntrl:\n  num_generations: 4\n", "config.yaml"),
-        Example("torchrun --nproc_per_node 4 x.sh --num_generations 8", "command"),
+        Example("torchrun --nproc_per_node 4 train.py --num_generations 8", "command", files={"train.py": "main()\n"}),
     )
     fails = (
         Example("from trl import GRPOConfig\nGRPOConfig('o', per_device_train_batch_size=4, num_generations=6)\n"),

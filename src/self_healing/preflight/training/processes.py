@@ -30,8 +30,7 @@ def is_one_gpu(subject: Subject) -> bool | None:
 
 
 def _of_command(command: Command) -> int | None:
-    given = (*(command.flags if command.launcher is not None else ()), *command.launcher_flags)
-    flags = {flag.name: flag.value for flag in given}  # what is no Python script does not end the launcher's flags
+    flags = {flag.name: flag.value for flag in command.launcher_flags}
     for each in ("nproc_per_node", "num_processes", "num_gpus"):
         value = flags.get(each)
         if isinstance(value, int) and not isinstance(value, bool):

@@ -96,7 +96,7 @@ def installed_version(library: str) -> str | None:
 
 def _trainer_names(name: str) -> set[str]:
     """Return the keywords of a trainer's constructor; only its head is parsed, the files are long."""
-    text = _text(_FILES[name])
+    text = source_of(_FILES[name])
     start = re.search(rf"^class {name}\b", text, re.MULTILINE)
     head = re.compile(r"^    def __init__\((?P<arguments>.*?)\n    \)[^\n]*:$", re.MULTILINE | re.DOTALL)
     found = head.search(text, start.start()) if start is not None else None
@@ -138,13 +138,14 @@ def _class_of(file: str, name: str) -> ast.ClassDef | None:
 @functools.cache
 def _tree(file: str) -> ast.Module:
     try:
-        return ast.parse(_text(file))
+        return ast.parse(source_of(file))
     except SyntaxError:  # of a later Python
         return ast.Module([], [])
 
 
 @functools.cache
-def _text(file: str) -> str:
+def source_of(file: str) -> str:
+    """Return the text of a file of an installed library, `trl/__init__.py`; empty where there is none."""
     library, _, rest = file.partition("/")
     spec = importlib.util.find_spec(library)  # of a top-level package: nothing is imported
     if spec is None or spec.origin is None:
