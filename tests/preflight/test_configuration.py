@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import shlex
 import sys
 
@@ -436,3 +437,47 @@ def test_names_are_read_from_the_installed_source_and_written_down_for_when_ther
     finally:
         for cached in (signature_of, choices_of, signatures._tree):
             cached.cache_clear()
+
+
+ODD = (
+    "0",
+    "-1",
+    "None",
+    "True",
+    "'x'",
+    "''",
+    "[]",
+    "[1, 'a', None]",
+    "{'a': {'b': [1]}}",
+    "1e308 * 10",
+    "float('nan')",
+    "f(x)",
+    "10**30",
+)
+ODD_YAML = ("0", "-1", "null", "true", "x", "''", "[]", "[1, a, null]", "{a: {b: [1]}}", ".inf", ".nan", "2020-01-01")
+NAMES = "learning_rate warmup_steps max_steps save_steps eval_steps logging_steps eval_strategy save_strategy output_dir fsdp fsdp_config \
+deepspeed packing max_length beta loss_type loss_weights reward_weights num_generations generation_batch_size optim report_to \
+per_device_train_batch_size gradient_accumulation_steps dataloader_num_workers model_init_kwargs resume_from_checkpoint lora_alpha \
+gradient_checkpointing_kwargs save_total_limit weight_decay temperature metric_for_best_model lr_scheduler_type dataset_text_field".split()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_value_breaks_a_check(tmp_path, seed):
+    draw = random.Random(seed)
+    given = {owner: ", ".join(f"{name}={draw.choice(ODD)}" for name in draw.sample(NAMES, 20)) for owner in ("a", "b")}
+    lora = ", ".join(f"{name}={draw.choice(ODD)}" for name in ("r", "lora_alpha", "lora_dropout", "target_modules"))
+    (tmp_path / "train.py").write_text(
+        f"from trl import *\nload_dataset('json', data_files={draw.choice(ODD)})\na = GRPOConfig({given['a']})\n"
+        f"m = AutoModelForCausalLM.from_pretrained('gpt2', dtype={draw.choice(ODD)})\nb = DPOConfig({given['b']})\nLoraConfig({lora})\n"
+        f"GRPOTrainer(m, {draw.choice(ODD)}, args=a).train({draw.choice(ODD)})\nDPOTrainer(m, {draw.choice(ODD)}, args=b)\n"
+    )
+    heads = (
+        "base_model: gpt2\nrl: dpo\n",
+        "base_model: m\nrl: grpo\n",
+        "model_name_or_path: m\n",
+        "distributed_type: FSDP\n",
+    )
+    values = "".join(f"{name}: {draw.choice(ODD_YAML)}\n" for name in NAMES)
+    (tmp_path / "config.yaml").write_text(draw.choice(heads) + values)
+    assert broken(checked(tmp_path, "train.py")) == []
+    assert broken(checked(tmp_path, "config.yaml")) == []

@@ -12,6 +12,8 @@ from ..training import Training, trainings
 
 LONG_STEPS = 2_000
 LONG_HOURS = 2.0
+TRIAL_STEPS = 100
+"""So short a run is made to see whether it runs."""
 _SAVES = ("save_model", "save_pretrained", "push_to_hub", "save_pretrained_merged", "push_to_hub_merged", "save", "save_state",
           "save_file", "save_checkpoint")  # fmt: skip
 
@@ -29,6 +31,9 @@ class NothingSaved(Check):
             "from trl import *\nt = SFTTrainer('m', args=SFTConfig('o', save_strategy='no'))\nt.train()\nt.save_model()\n"
         ),
         Example("from trl import *\nt = SFTTrainer('m', args=SFTConfig('o', max_steps=100))\nt.train()\n"),
+        Example(
+            "from trl import *\nt = SFTTrainer('m', args=SFTConfig('o', save_strategy='no', max_steps=10))\nt.train()\n"
+        ),
         Example("base_model: m\nsave_steps: 100\nsave_total_limit: 2\n", "config.yaml"),
         Example("trl sft --save_strategy epoch --save_total_limit 3", "command"),
     )
@@ -58,7 +63,9 @@ class NothingSaved(Check):
             )  # fmt: skip
         if saves == "no":
             if training.script is not None and not _is_saved_later(training):
-                yield self.error(
+                if 0 < most <= TRIAL_STEPS:
+                    return
+                yield self.warning(
                     training.where("save_strategy"), 'save_strategy is "no" and nothing saves the model: its weights are gone when the script ends',
                     "Add trainer.save_model() behind trainer.train(), or remove save_strategy",
                 )  # fmt: skip

@@ -30,6 +30,9 @@ class ResumeFromNothing(Check):
             "import os\nfrom trl import *\nt = SFTTrainer('m', args=SFTConfig('o'))\nif os.listdir('o'):\n"
             "    t.train(resume_from_checkpoint=True)\n"
         ),
+        Example(
+            "from self_healing import SelfHealingTrainer\nt = SelfHealingTrainer(m)\nt.train(resume_from_checkpoint='auto')\n"
+        ),
         Example("base_model: m\nauto_resume_from_checkpoints: true\n", "config.yaml"),
         Example("trl sft --output_dir out", "command"),
     )
@@ -64,6 +67,8 @@ class ResumeFromNothing(Check):
         if given is None or call.is_guarded or _is_conditional(script, call):
             return
         where = Place(script.named, given.line)
+        if given.value == "auto" and "self_healing" in script.text:
+            return  # this package's own trainer takes what there is
         if isinstance(given.value, str) and given.value:
             if not (tools.cwd / given.value).exists():
                 yield self._missing(where, given.value)
