@@ -8,7 +8,7 @@ from ..check import Check, Example
 from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
-from ..training import trainings
+from ..training import process_count, trainings
 from ..training.sharding import fsdp_settings, uses_fsdp
 
 _ONLY_1 = ("use_orig_params", "sync_module_states", "backward_prefetch", "forward_prefetch", "limit_all_gathers")
@@ -46,6 +46,7 @@ class MixedSharding(Check):
             "from transformers import *\nTrainingArguments('o', fsdp=True, fsdp_config={'activation_checkpointing': True}, gradient_checkpointing=True)\n"
         ),
         Example("trl sft --fsdp full_shard --deepspeed zero2.json", "command"),
+        Example("python train.py --fsdp full_shard", "command", files={"train.py": "main()\n"}),
     )
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
@@ -57,6 +58,11 @@ class MixedSharding(Check):
                     "fsdp and deepspeed are both given, which is not possible",
                     "Remove one of the two",
                 )
+            if uses_fsdp(training) and subject.trainer is None and process_count(subject) == 1:
+                yield self.error(
+                    training.where("fsdp"), "fsdp only works in distributed training, and one process is started",
+                    "Start it with torchrun --nproc_per_node 2 ..., or remove fsdp",
+                )  # fmt: skip
             config = training.value("fsdp_config")
             if not isinstance(config, dict) or not uses_fsdp(training):
                 continue
