@@ -80,7 +80,7 @@ class MissingLoraTarget(Check):
         if not missing:
             return
         make = self.error if len(missing) == len(names) else self.warning
-        near = difflib.get_close_matches(missing[0], layers, 1, 0.6)
+        near = difflib.get_close_matches(missing[0], layers, 1, 0.8) if len(missing) < len(names) else []
         yield make(
             place, f"{model.name} has no layer {', '.join(missing)}",
             f"Did you mean {near[0]}?" if near else f'Write target_modules="all-linear", or some of {", ".join(sorted(layers))}',

@@ -70,7 +70,8 @@ class OddLearningRate(Check):
     def _of(self, training: Training, rate: float) -> Iterator[Finding]:
         where = training.where("learning_rate")
         low, high = _range(training)
-        advice = f"Write learning_rate={low:g} .. {high:g}" if high else "Write a rate such as learning_rate=5e-5"
+        middle = f"{math.sqrt(low * high):.0e}".replace("e-0", "e-")
+        advice = f"Write learning_rate={middle}" if high else "Write a rate such as learning_rate=5e-5"
         if not math.isfinite(rate):
             yield self.error(where, f"the learning rate is {rate}", advice)
             return

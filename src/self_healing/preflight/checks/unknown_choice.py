@@ -29,6 +29,7 @@ class UnknownChoice(Check):
         ),
         Example("m = AutoModelForCausalLM.from_pretrained('m', dtype='bfloat16', attn_implementation='sdpa')\n"),
         Example("base_model: m\noptimizer: muon\nlr_scheduler: rex\n", "config.yaml"),
+        Example("training:\n  optimizer: adamw\n  lr_scheduler: cosin\n", "config.yaml"),
         Example("model_name_or_path: m\nreport_to: none\neval_strategy: no\ndtype: bfloat16\n", "config.yaml"),
         Example("trl sft --optim adamw_8bit --attn_implementation kernels-community/flash-attn3", "command"),
     )
@@ -67,16 +68,27 @@ class UnknownChoice(Check):
         if not allowed:
             return
         values = setting.value if isinstance(setting.value, list | tuple) else [setting.value]
-        is_loose = training is not None and training.owner in ("axolotl", "config", "command")
+        if training is not None and training.owner in ("config", "command"):
+            return  # of a program that nothing is known of
+        is_loose = training is not None and training.owner == "axolotl"
         for value in values:
             if not isinstance(value, str) or not value or value.lower() in allowed or "/" in value:
                 continue
             plain = value.lower().removeprefix("torch.")
             if setting.name in ("dtype", "torch_dtype") and plain in DTYPES:
                 continue
-            near = difflib.get_close_matches(plain, allowed, 1, 0.85 if is_loose else _ALIKE)
-            meant = _DTYPE_ALIASES.get(plain) or (near[0] if near else None)
+            meant = _DTYPE_ALIASES.get(plain) or _nearest(plain, allowed, 0.85 if is_loose else _ALIKE)
             if is_loose and meant is None:
                 continue  # other programs have values of their own
             known = f"Did you mean {meant}?" if meant else f"Write one of {', '.join(sorted(allowed)[:12])}"
             yield self.error(setting.place, f"{setting.key}: there is no {value!r}", known)
+
+
+def _nearest(value: str, allowed: frozenset[str], alike: float) -> str | None:
+    """Return what was meant: `adamw` is the beginning of `adamw_torch` before it is a part of `grokadamw`."""
+    longer = sorted(
+        (each for each in allowed if each.startswith(f"{value}_")),
+        key=lambda each: (each != f"{value}_torch", len(each)),
+    )
+    near = longer[:1] or difflib.get_close_matches(value, allowed, 1, alike)
+    return near[0] if near else None
