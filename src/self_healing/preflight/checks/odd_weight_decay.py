@@ -24,6 +24,7 @@ class OddWeightDecay(Check):
     passes = (
         Example("from trl import SFTConfig\nSFTConfig('o', weight_decay=0.01)\n"),
         Example("base_model: m\nadapter: lora\nweight_decay: 0.1\n", "config.yaml"),
+        Example("from transformers import TrainingArguments\nTrainingArguments('vit', weight_decay=0.3)\n"),
         Example("trl sft --weight_decay 0.0", "command"),
     )
     fails = (
@@ -51,7 +52,7 @@ class OddWeightDecay(Check):
             return  # their decay is measured in another way
         elif decay >= 1:
             yield self.error(where, f"weight_decay is {decay:g}: it takes the weights away", "Write weight_decay=0.01")
-        elif decay > usual:
+        elif decay > usual and training.method:  # vision models from scratch have 0.3
             yield self.warning(
                 where, f"weight_decay is {decay:g}; {'adapters have' if usual == LARGEST_LORA else 'fine-tuning has'} 0 to {usual:g}",
                 "Write weight_decay=0.01, or 0",

@@ -45,10 +45,10 @@ class QuotedNumber(Check):
         if subject.trainer is not None:
             return
         seen: set[tuple[Place, str]] = set()
-        for setting in (
-            *subject.settings,
-            *(each for training in trainings(subject) for each in training.settings.values()),
-        ):
+        given = [each for each in subject.settings if each.owner.endswith(("Config", "Arguments"))]
+        for training in trainings(subject):
+            given += training.settings.values() if training.owner != "config" else ()
+        for setting in given:
             value = setting.value
             is_yaml = setting.place.source.lower().endswith((".yaml", ".yml"))
             if (

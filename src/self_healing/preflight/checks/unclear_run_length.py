@@ -45,7 +45,7 @@ class UnclearRunLength(Check):
                         training.where("max_steps"), f"max_steps ({steps:g}) overrides the {epochs:g} epochs",
                         "Keep one of the two",
                     )  # fmt: skip
-            elif epochs is not None and epochs <= 0:
+            elif epochs is not None and epochs <= 0 and training.owner not in ("config", "command"):
                 key = training.shown("num_train_epochs")
                 yield self.error(
                     training.where("num_train_epochs"),
