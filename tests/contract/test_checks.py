@@ -24,6 +24,9 @@ EXAMPLES = [
 def checked(example, folder, name):
     options = CheckOptions.model_validate({"offline": True, **example.options, "select": (name,)})
     tools = Tools(options=options, environ=dict(example.environ), cwd=folder)
+    for path, text in example.files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
     paths, argv = [], []
     if example.name == "command":
         argv = shlex.split(example.text)

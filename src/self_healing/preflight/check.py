@@ -30,6 +30,8 @@ class Example:
     options: Mapping[str, object] = field(default_factory=dict)
     """Fields of `CheckOptions`."""
     environ: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What lies beside it: the script of a command, modules, adapters."""
 
 
 class Check(ABC):

@@ -1,0 +1,91 @@
+"""What stands around a call in a script: what becomes of its result, who catches what it raises."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Iterator
+
+from .subject import Script
+
+
+class Syntax:
+    """The tree of a script, with the way up."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self._above: dict[ast.AST, ast.AST] = {
+            child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
+        }
+        self.tree = tree
+
+    def above(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield what a node stands in, the innermost first."""
+        while (over := self._above.get(node)) is not None:
+            yield over
+            node = over
+
+    def parent(self, node: ast.AST) -> ast.AST | None:
+        """Return what a node directly stands in."""
+        return self._above.get(node)
+
+    def scope(self, node: ast.AST) -> ast.AST:
+        """Return the function a node stands in, or the module."""
+        functions = (each for each in self.above(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
+        return next(functions, self.tree)
+
+    def is_dropped(self, call: ast.Call) -> bool:
+        """Say whether nobody gets the result of a call."""
+        return isinstance(self.parent(call), ast.Expr)
+
+    def kept_as(self, call: ast.Call) -> str:
+        """Return the name that the result of a call is assigned to; empty where it goes elsewhere."""
+        parent = self.parent(call)
+        if isinstance(parent, ast.Assign) and len(parent.targets) == 1 and isinstance(parent.targets[0], ast.Name):
+            return parent.targets[0].id
+        if isinstance(parent, ast.AnnAssign | ast.NamedExpr) and isinstance(parent.target, ast.Name):
+            return parent.target.id
+        if isinstance(parent, ast.withitem) and isinstance(parent.optional_vars, ast.Name):
+            return parent.optional_vars.id
+        return ""
+
+    def attributes_of(self, name: str, within: ast.AST) -> tuple[set[str], bool]:
+        """Return the attributes of a name that are looked at, and whether the whole is handed to somebody."""
+        looked: set[str] = set()
+        is_handed_on = False
+        for node in ast.walk(within):
+            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+                parent = self.parent(node)
+                if isinstance(parent, ast.Attribute):
+                    looked.add(parent.attr)
+                else:
+                    is_handed_on = True
+        return looked, is_handed_on
+
+    def handlers_over(self, node: ast.AST) -> list[ast.ExceptHandler]:
+        """Return the handlers of what is raised at a node, up to the function it stands in."""
+        found: list[ast.ExceptHandler] = []
+        below = node
+        for each in self.above(node):
+            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
+                break
+            if isinstance(each, ast.Try) and below in each.body:
+                found += each.handlers
+            below = each
+        return found
+
+
+@functools.lru_cache(maxsize=8)
+def _of(tree: ast.Module) -> Syntax:
+    return Syntax(tree)
+
+
+def syntax_of(script: Script) -> Syntax:
+    """Return the tree of a script with the way up; made once for all checks."""
+    return _of(script.tree)
+
+
+def texts_in(node: ast.AST) -> Iterator[str]:
+    """Yield every text constant in a part of a script."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Constant) and isinstance(each.value, str):
+            yield each.value
