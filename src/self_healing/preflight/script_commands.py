@@ -136,3 +136,27 @@ def installs_by_pip(script: Script) -> tuple[list[str], bool]:
         if not started.programs and "pip" in started.call.name:
             may_be_more = True
     return names, may_be_more
+
+
+_QUESTIONS = frozenset(
+    """
+    which hostname uname nvidia-smi rocm-smi nvcc df free du ls cat id whoami lscpu echo date env printenv true false pwd tput stty clear
+    test ps pgrep lsof ulimit getconf rm rmdir kill pkill sync sleep
+    """.split()
+)
+"""Commands that only ask, or that may fail without harm."""
+_GIT_WORK = frozenset({"clone", "pull", "push", "checkout", "submodule", "fetch", "commit"})
+
+
+def only_asks(started: Started) -> bool:
+    """Say whether a command only asks something (`nvidia-smi`, `git rev-parse`), so that its failure costs nothing."""
+    return bool(started.programs) and all(_asks(words) for words in started.programs)
+
+
+def _asks(words: Sequence[str]) -> bool:
+    name = name_of(words)
+    if name == "git":
+        return not _GIT_WORK & set(words)
+    if name in ("pip", "pip3", "uv", "conda") or (len(words) > 2 and words[1:3] == ("-m", "pip")):
+        return not {"install", "sync"} & set(words)
+    return name in _QUESTIONS or words[1:] in (("--version",), ("-V",), ("--help",)) or name == "cd"
