@@ -101,10 +101,11 @@ def proposed_bound(name: str, others: dict[str, SpecifierSet]) -> str:
     """
     here = installed_version(name)
     offered = [str(here.public)] if here is not None else []
-    offered += [KNOWN_VERSIONS[name]] if name in KNOWN_VERSIONS else []
+    if not any(installed_version(each) for each in CORE):  # versions of two sources may not go together
+        offered += [KNOWN_VERSIONS[name]] if name in KNOWN_VERSIONS else []
     offered += _OLDER_TRL if name == "trl" else ()
     for each in offered:
-        bound = _bound(Version(each))
+        bound = _bound(name, Version(each))
         if _fits(name, SpecifierSet(bound), others):
             return bound
     return ""
@@ -123,8 +124,9 @@ def _fits(name: str, bound: SpecifierSet, others: dict[str, SpecifierSet]) -> bo
     return forward and backward
 
 
-def _bound(version: Version) -> str:
-    """Return a bound from a version to the next that may break: its next major one, before 1.0 its next minor one."""
-    if version.major:
-        return f">={version.major}.{version.minor},<{version.major + 1}"
-    return f">={version.major}.{version.minor}.{version.micro},<0.{version.minor + 1}"
+def _bound(name: str, version: Version) -> str:
+    """Return a bound from a version on; of the core libraries up to the next that may break scripts."""
+    lower = f">={version.major}.{version.minor}"
+    if name not in CORE:
+        return lower
+    return f"{lower},<{version.major + 1}" if version.major else f"{lower}.{version.micro},<0.{version.minor + 1}"

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
 
 from .compatibility import proposed_bound
 from .distributions import Brought, brought_by, distributions_of, is_standard, modules_of
@@ -85,9 +86,10 @@ def missing_needs(subject: Subject, script: Script, there: Brought) -> Iterator[
             yield need
 
 
-def bound_for(name: str, header: Header | None) -> str:
-    """Return the bound to propose for a dependency."""
-    others = {
+def bound_for(name: str, header: Header | None, proposed: Mapping[str, str] | None = None) -> str:
+    """Return the bound to propose for a dependency; it goes with the header's others, and with those proposed so far."""
+    others = {each: SpecifierSet(bound) for each, bound in (proposed or {}).items() if bound and each != name}
+    others |= {
         each.name: each.requirement.specifier
         for each in (header.listed if header is not None else ())
         if each.requirement.specifier and each.name != name
