@@ -113,7 +113,7 @@ def _late_lines(script: Script) -> set[int]:
     syntax = syntax_of(script)
     return {
         node.lineno
-        for node in ast.walk(script.tree)
+        for node in syntax.nodes
         if isinstance(node, ast.Import | ast.ImportFrom) and syntax.scope(node) is not script.tree
     }
 

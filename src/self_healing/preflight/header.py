@@ -81,6 +81,8 @@ class Header:
 
 def read_header(script: Script) -> Header | None:
     """Return the header of a script; None where there is none, and nothing that looks like one."""
+    if "///" not in script.text:
+        return None
     lines = script.text.split("\n")
     inside = _inside_texts(script.tree)
     opening = [at for at, line in enumerate(lines) if line == OPENS and at + 1 not in inside]

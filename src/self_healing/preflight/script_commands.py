@@ -7,8 +7,10 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from .subject import UNKNOWN, Call, Script
+from .syntax import syntax_of
 
 STARTERS = frozenset({"run", "call", "check_call", "check_output", "Popen", "getoutput", "getstatusoutput"})
 _BETWEEN = frozenset({"&&", "||", ";", "|", "&", "(", ")"})
@@ -39,8 +41,15 @@ def name_of(words: Sequence[str]) -> str:
     return words[0].rpartition("/")[2] if words else ""
 
 
-def started_by(script: Script) -> Iterator[Started]:
-    """Yield the calls of a script that start commands, in the order of the text."""
+def started_by(script: Script) -> tuple[Started, ...]:
+    """Return the calls of a script that start commands, in the order of the text."""
+    remembered = syntax_of(script).remembered
+    if "started" not in remembered:
+        remembered["started"] = tuple(_started(script))
+    return cast("tuple[Started, ...]", remembered["started"])
+
+
+def _started(script: Script) -> Iterator[Started]:
     own = _own_starters(script)
     for call in script.calls:
         how = _how(call, own)
@@ -64,17 +73,14 @@ def _how(call: Call, own: frozenset[str]) -> str:
 
 def _own_starters(script: Script) -> frozenset[str]:
     """Return the functions of a script that start a command they are given."""
+    syntax = syntax_of(script)
     found = set()
-    for node in ast.walk(script.tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            given = {each.arg for each in (*node.args.posonlyargs, *node.args.args)}
-            for inner in ast.walk(node):
-                if isinstance(inner, ast.Call) and script.names.dotted(inner.func).startswith(
-                    ("subprocess.", "os.system")
-                ):
-                    used = {each.id for each in ast.walk(inner) if isinstance(each, ast.Name)}
-                    if used & given:
-                        found.add(node.name)
+    for call in script.calls:
+        function = syntax.scope(call.node)
+        if call.name.startswith(("subprocess.", "os.system")) and not isinstance(function, ast.Module):
+            used = {each.id for each in ast.walk(call.node) if isinstance(each, ast.Name)}
+            if used & {each.arg for each in (*function.args.posonlyargs, *function.args.args)}:
+                found.add(function.name)
     return frozenset(found)
 
 

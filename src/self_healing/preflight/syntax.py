@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 from .subject import Script
 
@@ -13,10 +14,14 @@ class Syntax:
     """The tree of a script, with the way up."""
 
     def __init__(self, tree: ast.Module) -> None:
-        self._above: dict[ast.AST, ast.AST] = {
-            child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)
-        }
         self.tree = tree
+        self.nodes = tuple(ast.walk(tree))
+        """All of them, the outer ones first."""
+        self.remembered: dict[str, Any] = {}
+        """What was made of it once, for those who ask again."""
+        self._above: dict[ast.AST, ast.AST] = {
+            child: node for node in self.nodes for child in ast.iter_child_nodes(node)
+        }
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield what a node stands in, the innermost first."""
@@ -28,7 +33,7 @@ class Syntax:
         """Return what a node directly stands in."""
         return self._above.get(node)
 
-    def scope(self, node: ast.AST) -> ast.AST:
+    def scope(self, node: ast.AST) -> ast.FunctionDef | ast.AsyncFunctionDef | ast.Module:
         """Return the function a node stands in, or the module."""
         functions = (each for each in self.above(node) if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef))
         return next(functions, self.tree)

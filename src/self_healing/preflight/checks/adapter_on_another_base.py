@@ -10,6 +10,7 @@ from pathlib import Path
 from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import Call, Script, Subject
+from ..syntax import syntax_of
 from ..tools import Tools
 
 _LOADERS = ("AutoModel", "AutoPeftModel")
@@ -41,7 +42,7 @@ class AdapterOnAnotherBase(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Compare the base that is loaded for an adapter with the one it belongs to."""
         for script in subject.scripts:
-            bases = _loaded(script)
+            bases = _loaded(script) if any(script.calls_of("from_pretrained")) else {}
             for call in script.calls_of("from_pretrained"):
                 if call.name.rpartition(".")[0].rpartition(".")[2] not in ("PeftModel", "PeftModelForCausalLM"):
                     continue
@@ -61,9 +62,10 @@ class AdapterOnAnotherBase(Check):
 def _loaded(script: Script) -> dict[str, str]:
     """Return the models that are loaded, by the name they are assigned to; a name that is used twice is left out."""
     found: dict[str, list[str]] = {}
-    for node in ast.walk(script.tree):
+    by_node = {each.node: each for each in script.calls}
+    for node in syntax_of(script).nodes:
         if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            call = next((each for each in script.calls if each.node is node.value), None)
+            call = by_node.get(node.value) if isinstance(node.value, ast.Call) else None
             given = call.given(0, "pretrained_model_name_or_path") if call is not None and _is_loading(call) else None
             value = given.value if given is not None and isinstance(given.value, str) else ""
             found.setdefault(node.targets[0].id, []).append(value)

@@ -50,7 +50,7 @@ class CommandOutputDropped(Check):
             for started in started_by(script):
                 if started.how in ("own", "system") or only_asks(started) or not _hides(started):
                     continue
-                if not _is_seen(script, syntax, started):
+                if not _is_seen(syntax, started):
                     yield self._finding(script, started)
 
     def _finding(self, script: Script, started: Started) -> Finding:
@@ -78,12 +78,14 @@ def _hides(started: Started) -> bool:
     errors = given["stderr"].text if "stderr" in given else ""
     output = given["stdout"].text if "stdout" in given else ""
     into_output = errors.endswith("STDOUT") and (output.endswith(("PIPE", "DEVNULL")) or started.how == "check_output")
+    if started.how == "Popen":  # what goes on beside the script may be silenced on purpose
+        return errors.endswith("PIPE")
     return errors.endswith(("PIPE", "DEVNULL")) or into_output
 
 
-def _is_seen(script: Script, syntax: Syntax, started: Started) -> bool:
+def _is_seen(syntax: Syntax, started: Started) -> bool:
     call = started.call.node
-    if _handler_shows(script.tree):  # somewhere an exception's output is printed: it may be this one's
+    if _handler_shows(syntax):  # somewhere an exception's output is printed: it may be this one's
         return True
     checks = started.call.keywords.get("check")
     raises = (checks is not None and checks.value is not False) or started.how in ("check_call", "check_output")
@@ -111,8 +113,8 @@ def _is_silenced(started: Started) -> bool:
     )
 
 
-def _handler_shows(tree: ast.Module) -> bool:
-    for node in ast.walk(tree):
+def _handler_shows(syntax: Syntax) -> bool:
+    for node in syntax.nodes:
         if isinstance(node, ast.ExceptHandler) and node.name:
             for inner in ast.walk(node):
                 if isinstance(inner, ast.Attribute) and inner.attr in ("stderr", "stdout", "output"):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import Script, Subject
+from ..syntax import syntax_of
 from ..tools import Tools
 
 _TRY = "try:\n    {}\nexcept {}:\n    {}\n"
@@ -59,7 +60,7 @@ class SwallowedError(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Look at what is caught around the calls that matter."""
         for script in subject.scripts:
-            for node in ast.walk(script.tree):
+            for node in syntax_of(script).nodes:
                 if isinstance(node, ast.Try) and not _is_followed_up(script, node):
                     handlers: list[ast.ExceptHandler | ast.With] = [
                         each for each in node.handlers if _is_broad(each.type) and all(map(_only_says, each.body))
@@ -101,7 +102,7 @@ def _is_followed_up(script: Script, node: ast.Try) -> bool:
         return True
     made = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
     tests = (
-        each.test for each in ast.walk(script.tree) if isinstance(each, ast.If | ast.IfExp | ast.While | ast.Assert)
+        each.test for each in syntax_of(script).nodes if isinstance(each, ast.If | ast.IfExp | ast.While | ast.Assert)
     )
     return any(isinstance(each, ast.Name) and each.id in made for test in tests for each in ast.walk(test))
 

@@ -91,13 +91,13 @@ def _variables(script: Script, syntax: Syntax, node: ast.expr) -> Iterator[str]:
     elif isinstance(node, ast.Name):
         assigned = [
             each
-            for each in ast.walk(script.tree)
+            for each in syntax.nodes
             if isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr | ast.For | ast.arg)
             and node.id in _targets(each)
         ]
         only = assigned[0] if len(assigned) == 1 else None
         value = only.value if isinstance(only, ast.Assign | ast.AnnAssign) else None
-        if isinstance(value, ast.Call) and not _is_looked_at(script, syntax, node.id):
+        if isinstance(value, ast.Call) and not _is_looked_at(syntax, node.id):
             yield from _read_by(script, value)
 
 
@@ -114,9 +114,9 @@ def _read_by(script: Script, node: ast.Call) -> Iterator[str]:
         yield str(node.args[0].value)
 
 
-def _is_looked_at(script: Script, syntax: Syntax, name: str) -> bool:
+def _is_looked_at(syntax: Syntax, name: str) -> bool:
     """Say whether a script tests a name anywhere, or hands it to a function of its own that may."""
-    for each in ast.walk(script.tree):
+    for each in syntax.nodes:
         if isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load):
             below: ast.AST = each
             for over in syntax.above(each):
