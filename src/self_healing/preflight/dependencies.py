@@ -30,6 +30,8 @@ class Imported:
     line: int
     is_late: bool
     """Inside a function: it may never be reached."""
+    listed_as: str = ""
+    """The header names the module in place of the distribution: `sklearn`."""
 
 
 def with_header(subject: Subject) -> Iterator[tuple[Script, Header, Running]]:
@@ -62,7 +64,7 @@ def available(script: Script, header: Header | None, running: Running) -> Brough
     return brought_by(wanted)
 
 
-def missing_imports(script: Script, there: Brought) -> Iterator[Imported]:
+def missing_imports(script: Script, there: Brought, header: Header | None = None) -> Iterator[Imported]:
     """Yield what is imported for certain and is not there, each distribution once."""
     seen: set[tuple[str, ...]] = set()
     late = _late_lines(script)
@@ -73,7 +75,9 @@ def missing_imports(script: Script, there: Brought) -> Iterator[Imported]:
         names = distributions_of(module)
         if names and names not in seen and not there.has(names):
             seen.add(names)
-            yield Imported(each.module.partition(".")[0], names, each.line, each.line in late)
+            first = each.module.partition(".")[0]
+            wrong = header.of(first) if header is not None else []
+            yield Imported(first, names, each.line, each.line in late, wrong[0].name if wrong else "")
 
 
 def missing_needs(subject: Subject, script: Script, there: Brought) -> Iterator[Need]:

@@ -34,6 +34,16 @@ class Added:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be different."""
+
+    added: list[Added]
+    bounds: dict[str, str]
+    renamed: dict[str, str]
+    """Modules that are listed in place of their distributions."""
+
+
+@dataclass(frozen=True, slots=True)
 class HeaderFix:
     """What is to be written."""
 
@@ -54,16 +64,17 @@ def fix_header(subject: Subject, script: Script) -> HeaderFix | None:
     if header is not None and header.problems:
         first = header.problems[0]
         raise InputError(f"{script.named}:{first.line}: {first.message}; mend this first, then --fix can do the rest")
-    added, bounds = _wanted(subject, script, header)
-    if not added and not bounds:
+    wanted = _wanted(subject, script, header)
+    if not wanted.added and not wanted.bounds and not wanted.renamed:
         return None
     raw = script.path.read_bytes()
     if raw.decode("utf-8-sig", errors="replace").replace("\r\n", "\n") != script.text:
         raise InputError(f"{script.named}: has changed while it was checked; run it again")
-    changes = [f"added {each.text} ({each.why})" for each in added]
-    changes += [f"{name}: bound {bound}" for name, bound in bounds.items()]
-    content = _with_new_header(raw, added) if header is None else _with_header(raw, header, added, bounds)
-    _verify(script, content, [each.text for each in added])
+    changes = [f"added {each.text} ({each.why})" for each in wanted.added]
+    changes += [f"{name}: bound {bound}" for name, bound in wanted.bounds.items()]
+    changes += [f"{old}: is called {new}" for old, new in wanted.renamed.items()]
+    content = _with_new_header(raw, wanted.added) if header is None else _with_header(raw, header, wanted)
+    _verify(script, content, [each.text for each in wanted.added])
     return HeaderFix(script, content, tuple(changes))
 
 
@@ -75,7 +86,7 @@ def _verify(script: Script, content: bytes, added: Sequence[str]) -> None:
         raise InputError(f"{script.named}: its list of dependencies is written in a way that cannot be changed here")
 
 
-def _wanted(subject: Subject, script: Script, header: Header | None) -> tuple[list[Added], dict[str, str]]:
+def _wanted(subject: Subject, script: Script, header: Header | None) -> Wanted:
     there = available(script, header, how_it_runs(subject, script))
     if there is None:
         raise InputError(
@@ -86,7 +97,11 @@ def _wanted(subject: Subject, script: Script, header: Header | None) -> tuple[li
         bounds[each.name] = bound_for(each.name, header, bounds)
     proposed = dict(bounds)
     reasons: dict[str, str] = {}
-    for imported in missing_imports(script, there):
+    renamed: dict[str, str] = {}
+    for imported in missing_imports(script, there, header):
+        if imported.listed_as:
+            renamed[imported.listed_as] = imported.names[0]
+            continue
         reasons.setdefault(imported.names[0], f"import {imported.module}")
     for need in missing_needs(subject, script, there) if not there.unknown else ():
         reasons.setdefault(need.names[0], need.why)
@@ -94,7 +109,7 @@ def _wanted(subject: Subject, script: Script, header: Header | None) -> tuple[li
     for name, why in reasons.items():
         proposed[name] = bound_for(name, header, proposed)
         added.append(Added(f"{name}{proposed[name]}", why))
-    return added, {name: bound for name, bound in bounds.items() if bound}
+    return Wanted(added, {name: bound for name, bound in bounds.items() if bound}, renamed)
 
 
 # -- the text ----------------------------------------------------------------------------------------
@@ -125,21 +140,24 @@ def _with_new_header(raw: bytes, added: Sequence[Added]) -> bytes:
     return raw[:skip] + new.encode("latin-1")
 
 
-def _with_header(raw: bytes, header: Header, added: Sequence[Added], bounds: dict[str, str]) -> bytes:
+def _with_header(raw: bytes, header: Header, wanted: Wanted) -> bytes:
     body = _Body(raw.decode("latin-1"), header)
     array = find_array(body.text, "dependencies")
     if array is None:
-        block = "\n".join(("dependencies = [", *_entries(added, "    "), "]", ""))
+        block = "\n".join(("dependencies = [", *_entries(wanted.added, "    "), "]", ""))
         return body.edited([(0, 0, block)])
     edits: list[tuple[int, int, str]] = []
     for element in array.elements:
         found = _NAME.match(element.value)
         name = re.sub(r"[-_.]+", "-", found[0].partition("[")[0].strip()).lower() if found else ""
-        if found and name in bounds:
+        if found and name in wanted.bounds:
             at = element.start + 1 + found.end()
-            edits.append((at, at, bounds[name]))
-    if added:
-        edits += _added_to(array, body.text, added)
+            edits.append((at, at, wanted.bounds[name]))
+        elif found and name in wanted.renamed:
+            at = element.start + 1
+            edits.append((at, at + len(found[0].partition("[")[0].rstrip()), wanted.renamed[name]))
+    if wanted.added:
+        edits += _added_to(array, body.text, wanted.added)
     return body.edited(edits)
 
 
@@ -222,12 +240,10 @@ def write_fix(fix: HeaderFix, *, in_place: bool) -> Path:
         if not in_place and target.exists():
             if target.read_bytes() == fix.content:
                 return target
-            raise InputError(
-                f"{target.name}: is there already, and is different; delete or rename it, or use --in-place"
-            )
+            raise InputError(f"{target}: is there already, and is different; delete or rename it, or use --in-place")
         _write_whole(target, fix.content, stat.S_IMODE(original.stat().st_mode))
     except OSError as error:
-        raise InputError(f"{target.name}: cannot be written ({error.strerror})") from error
+        raise InputError(f"{target}: cannot be written ({error.strerror})") from error
     return target
 
 

@@ -131,7 +131,8 @@ def _of_call(script: Script, call: Call) -> Iterator[Need]:
             yield Need(("torch",), "models of transformers", place)
     if call.last in _QUANTIZERS and call.name.startswith("transformers"):
         yield Need(_QUANTIZERS[call.last], call.last, place)
-    if "peft_config" in call.keywords and call.keywords["peft_config"].value is not None:
+    adapter = _given(call, "peft_config")
+    if adapter is not None and "get_peft_config" not in script.text:  # which is None where no adapter is asked for
         yield Need(("peft",), "peft_config", place)
     if call.name == "evaluate.load" and call.arguments and call.arguments[0].value in _METRICS:
         metric = str(call.arguments[0].value)

@@ -35,10 +35,14 @@ class LocalModuleLeftBehind(Check):
                 yield from self._of(script, is_job=way is Way.JOB)
 
     def _of(self, script: Script, *, is_job: bool) -> Iterator[Finding]:
+        told: set[str] = set()
         for each in script.imports:
             if is_standard(each.module) or each.is_guarded or not is_local(script, each.module):
                 continue
             name = each.module.partition(".")[0] or each.module
+            if name in told:
+                continue
+            told.add(name)
             said = f"{name} lies beside the script: a job gets the script alone, not this module"
             fix = f"Copy what is used of {name} into {script.named}, or publish it and add it to the header's dependencies"
             yield (self.error if is_job else self.info)(Place(script.named, each.line), said, fix)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
+from ..running import Way, how_it_runs
 from ..subject import Call, Script, Subject
 from ..syntax import Syntax, syntax_of
 from ..tools import Tools
@@ -18,10 +19,11 @@ _FIRST = frozenset(
      "int", "float", "join", "listdir", "makedirs", "login"}
 )  # fmt: skip
 _NAMED = frozenset(
-    {"repo_id", "pretrained_model_name_or_path", "model_id", "model", "path", "output_dir", "folder_path", "train_file"}
+    {"repo_id", "pretrained_model_name_or_path", "model_id", "model", "path", "folder_path", "train_file"}
 )
 _TAKERS = ("Trainer", "Config", "Arguments", "from_pretrained", "upload_folder", "upload_file", "create_repo", "load_dataset",
            "snapshot_download", "hf_hub_download", "push_to_hub")  # fmt: skip
+_LAUNCHER = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOME", "USER", "PATH", "PWD")
 _TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 
 
@@ -49,7 +51,7 @@ class UncheckedEnvironment(Check):
         """Follow what is read from the environment to where it must be something."""
         for script in subject.scripts:
             syntax = syntax_of(script)
-            told: set[str] = set()
+            told = _set_for(subject, script, tools)
             for call in script.calls:
                 for given in _must_be_there(call):
                     for variable in _variables(script, syntax, given):
@@ -66,6 +68,14 @@ class UncheckedEnvironment(Check):
         )  # fmt: skip
 
 
+def _set_for(subject: Subject, script: Script, tools: Tools) -> set[str]:
+    """Return the variables that are there: those of a launcher, of the command, and here those of this machine."""
+    running = how_it_runs(subject, script)
+    words = subject.command.argv if subject.command is not None else ()
+    named = {word.partition("=")[0] for word in words}
+    return {*_LAUNCHER, *named, *(tools.environ if running.way is Way.HERE else ())}
+
+
 def _must_be_there(call: Call) -> Iterator[ast.expr]:
     """Yield the arguments of a call that may not be None."""
     node = call.node
@@ -76,6 +86,8 @@ def _must_be_there(call: Call) -> Iterator[ast.expr]:
         yield node.args[0]
     if call.last.endswith(_TAKERS) or is_first:
         yield from (each.value for each in node.keywords if each.arg in _NAMED)
+    texts = (each.value for each in node.keywords if each.arg == "hub_model_id")
+    yield from (each for each in texts if isinstance(each, ast.JoinedStr))  # None itself is the default
     if call.last == "login" and "wandb" not in owner:
         yield from (each.value for each in node.keywords if each.arg == "token")
 
