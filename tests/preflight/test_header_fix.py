@@ -46,6 +46,7 @@ HEADERS = [
     "# /// script\n# dependencies = []\n# ///\n",
     '# /// script\n# requires-python = ">=3.11"\n# ///\n',
     "# /// script\n# ///\n",
+    '# /// script\n# [tool.uv]\n# dependencies = ["x"]\n# ///\n',
     '# /// script\n# dependencies = [\n#     "trl",\n# ]\n#\n# [tool.uv]\n# dependencies = ["x"]\n# ///\n',
     '#!/usr/bin/env -S uv run\n"""A script."""\n# /// script\n# dependencies = [\n#     "sklearn>1",\n# ]\n# ///\nimport sklearn\n',
     "",

@@ -66,16 +66,24 @@ class Syntax:
                     is_handed_on = True
         return looked, is_handed_on
 
-    def handlers_over(self, node: ast.AST) -> list[ast.ExceptHandler]:
-        """Return the handlers of what is raised at a node, up to the function it stands in."""
-        found: list[ast.ExceptHandler] = []
-        below = node
-        for each in self.above(node):
-            if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef):
-                break
-            if isinstance(each, ast.Try) and below in each.body:
-                found += each.handlers
-            below = each
+    @functools.cached_property
+    def tested(self) -> frozenset[str]:
+        """The names that some condition asks about."""
+        tests = (each.test for each in self.nodes if isinstance(each, ast.If | ast.IfExp | ast.While | ast.Assert))
+        return frozenset(each.id for test in tests for each in ast.walk(test) if isinstance(each, ast.Name))
+
+    @functools.cached_property
+    def assigned(self) -> dict[str, list[ast.AST]]:
+        """Everything that gives a name a value: assignments, loops, parameters."""
+        found: dict[str, list[ast.AST]] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.arg):
+                found.setdefault(node.arg, []).append(node)
+            elif isinstance(node, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr | ast.For):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                names = {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
+                for name in names:
+                    found.setdefault(name, []).append(node)
         return found
 
 

@@ -101,10 +101,7 @@ def _is_followed_up(script: Script, node: ast.Try) -> bool:
     if any(isinstance(each, ast.Break | ast.Return) for each in inner):
         return True
     made = {each.id for each in inner if isinstance(each, ast.Name) and isinstance(each.ctx, ast.Store)}
-    tests = (
-        each.test for each in syntax_of(script).nodes if isinstance(each, ast.If | ast.IfExp | ast.While | ast.Assert)
-    )
-    return any(isinstance(each, ast.Name) and each.id in made for test in tests for each in ast.walk(test))
+    return bool(made & syntax_of(script).tested)
 
 
 def _is_model(node: ast.expr) -> bool:

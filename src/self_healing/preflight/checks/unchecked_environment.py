@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from typing import cast
 
 from ..check import Check, Example
 from ..finding import Finding, Place
@@ -24,7 +25,6 @@ _NAMED = frozenset(
 _TAKERS = ("Trainer", "Config", "Arguments", "from_pretrained", "upload_folder", "upload_file", "create_repo", "load_dataset",
            "snapshot_download", "hf_hub_download", "push_to_hub")  # fmt: skip
 _LAUNCHER = ("LOCAL_RANK", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "HOME", "USER", "PATH", "PWD")
-_TESTS = (ast.If, ast.While, ast.IfExp, ast.Assert)
 
 
 class UncheckedEnvironment(Check):
@@ -55,7 +55,7 @@ class UncheckedEnvironment(Check):
             for call in script.calls:
                 for given in _must_be_there(call):
                     for variable in _variables(script, syntax, given):
-                        if variable not in told:
+                        if variable not in told and variable not in _looked_at(script, syntax):
                             told.add(variable)
                             yield self._finding(script, call, variable, given)
 
@@ -101,23 +101,11 @@ def _variables(script: Script, syntax: Syntax, node: ast.expr) -> Iterator[str]:
     elif isinstance(node, ast.Call):
         yield from _read_by(script, node)
     elif isinstance(node, ast.Name):
-        assigned = [
-            each
-            for each in syntax.nodes
-            if isinstance(each, ast.Assign | ast.AnnAssign | ast.AugAssign | ast.NamedExpr | ast.For | ast.arg)
-            and node.id in _targets(each)
-        ]
+        assigned = syntax.assigned.get(node.id, [])
         only = assigned[0] if len(assigned) == 1 else None
         value = only.value if isinstance(only, ast.Assign | ast.AnnAssign) else None
-        if isinstance(value, ast.Call) and not _is_looked_at(syntax, node.id):
+        if isinstance(value, ast.Call) and node.id not in _looked_at(script, syntax):
             yield from _read_by(script, value)
-
-
-def _targets(node: ast.AST) -> set[str]:
-    if isinstance(node, ast.arg):
-        return {node.arg}
-    targets = node.targets if isinstance(node, ast.Assign) else [node.target]  # type: ignore[attr-defined]
-    return {each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)}
 
 
 def _read_by(script: Script, node: ast.Call) -> Iterator[str]:
@@ -126,15 +114,19 @@ def _read_by(script: Script, node: ast.Call) -> Iterator[str]:
         yield str(node.args[0].value)
 
 
-def _is_looked_at(syntax: Syntax, name: str) -> bool:
-    """Say whether a script tests a name anywhere, or hands it to a function of its own that may."""
-    for each in syntax.nodes:
-        if isinstance(each, ast.Name) and each.id == name and isinstance(each.ctx, ast.Load):
-            below: ast.AST = each
-            for over in syntax.above(each):
-                if isinstance(over, _TESTS) and below is over.test:
-                    return True
-                if isinstance(over, ast.BoolOp | ast.Compare | ast.List | ast.Tuple | ast.Dict | ast.match_case):
-                    return True
-                below = over
-    return False
+def _looked_at(script: Script, syntax: Syntax) -> frozenset[str]:
+    """Return the names that are tested, or handed to a function of the script's own that may do it.
+
+    Variables count by their own names too: `if "HF_TOKEN" not in os.environ`, `for name in ("MODEL", "DATA"): ...`.
+    """
+    if "looked at" not in syntax.remembered:
+        own = {each.name for each in syntax.nodes if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)}
+        found = set(syntax.tested)
+        for node in syntax.nodes:
+            if isinstance(node, ast.BoolOp | ast.Compare | ast.List | ast.Tuple | ast.Set | ast.Dict) or (
+                isinstance(node, ast.Call) and script.names.dotted(node.func) in own
+            ):
+                below = [each for each in ast.walk(node) if isinstance(each, ast.Name | ast.Constant)]
+                found |= {each.id if isinstance(each, ast.Name) else str(each.value) for each in below}
+        syntax.remembered["looked at"] = frozenset(found)
+    return cast("frozenset[str]", syntax.remembered["looked at"])
