@@ -137,7 +137,7 @@ WITHOUT_IMPORT = frozenset(
     clearml swanlab vllm deepspeed liger-kernel pillow safetensors tokenizers gguf optimum auto-gptq autoawq gptqmodel hqq torchao torchcodec
     soundfile librosa av decord num2words scikit-learn rouge-score nltk sacrebleu seqeval absl-py bert-score jinja2 pyarrow fsspec s3fs gcsfs
     causal-conv1d mamba-ssm galore-torch schedulefree lomo-optim apollo-torch grokadamw torch-optimi openpyxl tabulate lxml blobfile psutil
-    mistral-common latex2sympy2-extended python-dotenv rich
+    mistral-common latex2sympy2-extended python-dotenv rich peft
     """.split()
 )
 """Used by other libraries when they are there, so a script that lists them without an import may well need them."""

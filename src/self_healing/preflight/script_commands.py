@@ -33,7 +33,8 @@ class Started:
     @property
     def first(self) -> str:
         """The name of the first program, without its folder; empty where it is not known."""
-        return name_of(self.programs[0]) if self.programs else ""
+        name = name_of(self.programs[0]) if self.programs else ""
+        return name if name != "?" else ""
 
 
 def name_of(words: Sequence[str]) -> str:

@@ -57,14 +57,22 @@ class Syntax:
         """Return the attributes of a name that are looked at, and whether the whole is handed to somebody."""
         looked: set[str] = set()
         is_handed_on = False
-        for node in ast.walk(within):
-            if isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Load):
+        for node in self._used.get(name, ()):
+            if within is self.tree or within in self.above(node):
                 parent = self.parent(node)
                 if isinstance(parent, ast.Attribute):
                     looked.add(parent.attr)
                 else:
                     is_handed_on = True
         return looked, is_handed_on
+
+    @functools.cached_property
+    def _used(self) -> dict[str, list[ast.Name]]:
+        found: dict[str, list[ast.Name]] = {}
+        for node in self.nodes:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                found.setdefault(node.id, []).append(node)
+        return found
 
     @functools.cached_property
     def tested(self) -> frozenset[str]:
