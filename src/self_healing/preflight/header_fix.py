@@ -257,7 +257,6 @@ def _write_whole(target: Path, content: bytes, mode: int) -> None:
             os.fchmod(file.fileno(), mode)
             os.fsync(file.fileno())
         temporary.replace(target)
-    except BaseException:
-        with suppress(OSError):
+    finally:
+        with suppress(FileNotFoundError):  # it has its new name, unless something went wrong
             temporary.unlink()
-        raise

@@ -47,6 +47,8 @@ class CommandOutputDropped(Check):
         """Look at what becomes of captured output."""
         for script in subject.scripts:
             syntax = syntax_of(script)
+            if _handler_shows(syntax):  # somewhere an exception's output is printed: it may be that of any command
+                continue
             for started in started_by(script):
                 if started.how in ("own", "system") or only_asks(started) or not _hides(started):
                     continue
@@ -85,8 +87,6 @@ def _hides(started: Started) -> bool:
 
 def _is_seen(syntax: Syntax, started: Started) -> bool:
     call = started.call.node
-    if _handler_shows(syntax):  # somewhere an exception's output is printed: it may be this one's
-        return True
     checks = started.call.keywords.get("check")
     raises = (checks is not None and checks.value is not False) or started.how in ("check_call", "check_output")
     kept = syntax.kept_as(call)
