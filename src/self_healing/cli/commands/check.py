@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from ...core.secrets import strip_control
+
+if TYPE_CHECKING:
+    from ...preflight.subject import Subject
 
 
 def command(
@@ -28,11 +34,13 @@ def command(
     select: Annotated[list[str] | None, typer.Option(help="Make only this check; may be repeated.")] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="Leave this check out; may be repeated.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Notes, and checks that could not be made, count as problems.")] = False,
+    fix: Annotated[bool, typer.Option("--fix", help="Write a copy of each script (train.fixed.py) with a corrected PEP 723 header.")] = False,
+    in_place: Annotated[bool, typer.Option("--in-place", help="With --fix: correct the script itself.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:  # fmt: skip
     """Check a training before it is started: what it names, what it needs, whether it fits, whether it makes sense.
 
-    Nothing is run: scripts are parsed. Exit codes: 0 clean, 1 problems, 2 unusable input.
+    Nothing is run: scripts are parsed, and nothing is written except by --fix. Exit codes: 0 clean, 1 problems, 2 unusable input.
     """
     from pydantic import ValidationError
 
@@ -55,14 +63,34 @@ def command(
     paths, argv = _parts(words or [])
     if not paths and not argv and model is None and dataset is None:
         raise typer.BadParameter("there is nothing to check; name a script, a config, --model, or a command behind --")
+    if in_place and not fix:
+        raise typer.BadParameter("--in-place says where --fix writes; add --fix")
     tools = Tools(options=options, environ=os.environ, cwd=Path.cwd())
-    report = run_checks(read_subject(paths, argv, options, tools.cwd), tools)
+    subject = read_subject(paths, argv, options, tools.cwd)
+    report = run_checks(subject, tools)
     if as_json:
         print(json.dumps(report.to_json(), ensure_ascii=True))
     else:
         for line in lines_of(report):
             print(line)
+    if fix:
+        _write_fixes(subject, in_place=in_place)
     raise typer.Exit(report.exit_code(strict=strict))
+
+
+def _write_fixes(subject: Subject, *, in_place: bool) -> None:
+    """Correct the headers, and say what was written; on standard error, so that --json stays JSON."""
+    from ...preflight.header_fix import fix_header, write_fix
+
+    for script in subject.scripts:
+        fixed = fix_header(subject, script)
+        if fixed is None:
+            print(f"{script.named}: the header needs no correction", file=sys.stderr)
+            continue
+        target = write_fix(fixed, in_place=in_place)
+        print(f"wrote {os.path.relpath(target)}:", file=sys.stderr)
+        for change in fixed.changes:
+            print(f"    {strip_control(change)}", file=sys.stderr)
 
 
 def _parts(words: list[str]) -> tuple[list[str], list[str]]:
