@@ -50,6 +50,10 @@ class Start:
     heals_itself: Callable[[], bool] = lambda: False
     """Whether our healer runs inside the command: then what it heals ends nothing."""
     tell: Callable[[str], None] = lambda _text: None
+    is_shown: bool = True
+    """Whether its output is passed on, besides being kept."""
+    most_s: float | None = None
+    """How long it may run; then it is ended."""
 
 
 class Running:
@@ -80,6 +84,7 @@ class Running:
             start.cwd,
             grace_s=settings.grace,
             watch=lambda at, data: self._take(streams[at], data),
+            is_shown=start.is_shown,
         )
 
     def run(self) -> Attempt:
@@ -163,6 +168,9 @@ class Running:
 
     def _keep_time(self, now: float) -> None:
         """Do what is due: ask to end, then kill."""
+        most_s = self._start.most_s
+        if most_s is not None and now - self._began_s >= most_s and self._ended_by is EndedBy.ITSELF:
+            self._end(EndedBy.TIME_LIMIT, f"it has run for {most_s:g} s, which is as long as it may", now)
         if self._end_at is not None and now >= self._end_at:
             self._end_at, self._kill_at = None, now + self._settings.grace
             self._child.end(self._settings.grace)
