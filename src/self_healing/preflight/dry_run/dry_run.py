@@ -83,8 +83,6 @@ def _try(bench: Bench, fresh: FreshPython, subject: Subject, tools: Tools, repor
     report.last_lines = trial.last_lines()
     if tools.options.isolate:
         try:
-            found = isolate(bench, fresh, orders, subject, trial, offline=tools.options.offline)
+            report.findings += isolate(bench, fresh, orders, subject, trial, offline=tools.options.offline)
         except CannotRun as error:
             report.not_run.append(NotRun(ISOLATE, str(error)))
-        else:
-            report.findings.append(found)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +14,7 @@ from ..finding import Finding, Place
 from ..subject import Kind, Subject
 from .fresh_env import FreshPython
 from .judging import place_of
+from .rewards import reward_findings
 from .trying import HOOK, Bench, Trial
 
 NAME = "isolate"
@@ -37,17 +38,21 @@ class Swapped:
     """What came of a trial with something swapped."""
 
     is_fine: bool
-    names: tuple[str, ...] = ()
-    """What was replaced; nothing where the command loads it in a way of its own."""
+    models: tuple[str, ...] = ()
+    """What was replaced; nothing where the command loads it in a way of its own, or did not come so far."""
+    sets: tuple[str, ...] = ()
+
+    @property
+    def has_swapped(self) -> bool:
+        """Whether anything was replaced."""
+        return bool(self.models or self.sets)
 
 
-def fault_of(model: Swapped, data: Swapped, both: Swapped | None) -> Fault:
+def fault_of(model: Swapped | None = None, data: Swapped | None = None, both: Swapped | None = None) -> Fault:
     """Return what is at fault, of a command that fails where our own training does not."""
-    for tried, fault in ((model, Fault.MODEL), (data, Fault.DATA)):
-        if tried.is_fine:
-            return fault if tried.names else Fault.PASSING
-    if both is not None and both.is_fine:
-        return Fault.BOTH
+    for tried, fault in ((model, Fault.MODEL), (data, Fault.DATA), (both, Fault.BOTH)):
+        if tried is not None and tried.is_fine:
+            return fault if tried.has_swapped else Fault.PASSING
     return Fault.CODE
 
 
@@ -59,7 +64,7 @@ def known_good(kind: str) -> list[Mapping[str, str]]:
 
 def isolate(
     bench: Bench, fresh: FreshPython, orders: Mapping[str, object], subject: Subject, first: Trial, *, offline: bool
-) -> Finding:  # fmt: skip
+) -> Iterator[Finding]:  # fmt: skip
     """Try the parts one after the other, and say which of them is at fault.
 
     Raises:
@@ -72,26 +77,33 @@ def isolate(
     folder = bench.folder / "known-good"
     ours = bench.try_out([fresh.python, str(HOOK / "known_good_training.py"), str(folder)], environ=fresh.environ)
     if not ours.succeeded:
-        return _of_environment(ours, subject)
+        yield _of_environment(ours, subject)
+        return
     models = {} if offline else {each["kind"]: each["name"] for each in known_good("model")}
     orders = {**orders, "known_good": str(folder), "hub_models": models}
+    trials: list[Trial] = []
 
     def tried(*what: str) -> Swapped:
         trial = bench.try_out(fresh.argv, {**orders, "swap": what}, fresh.environ)
+        trials.append(trial)
         return Swapped(
-            is_fine=trial.succeeded, names=tuple(name for each in what for name in trial.events.swapped(each))
+            is_fine=trial.succeeded,
+            models=tuple(trial.events.swapped("model")),
+            sets=tuple(trial.events.swapped("data")),
         )
 
-    not_tried = Swapped(is_fine=False)
-    if first.outcome.fine.startswith("data"):  # the likely one first: each trial costs a start
-        data = tried("data")
-        model = not_tried if data.is_fine else tried("model")
+    is_data_likely = first.outcome.fine.startswith("data")  # the likely one first: each trial costs a start
+    swapped = {}
+    for what in ("data", "model") if is_data_likely else ("model", "data"):
+        swapped[what] = tried(what)
+        if swapped[what].is_fine:
+            break
     else:
-        model = tried("model")
-        data = not_tried if model.is_fine else tried("data")
-    is_open = not model.is_fine and not data.is_fine and bool(model.names) and bool(data.names)
-    fault = fault_of(model, data, tried("model", "data") if is_open else None)
-    return _finding(fault, model, data, subject, first, offline=offline)
+        swapped["both"] = tried("model", "data")
+    yield _finding(fault_of(**swapped), swapped, subject, first, offline=offline)
+    if trials[-1].succeeded:  # what lies behind the fault is known now, too
+        found = reward_findings(trials[-1].events, subject)
+        yield from (each for each in found if each.severity > Severity.INFO)  # a tiny model's completions say nothing
 
 
 def _of_environment(ours: Trial, subject: Subject) -> Finding:
@@ -111,8 +123,12 @@ def _of_environment(ours: Trial, subject: Subject) -> Finding:
     )  # fmt: skip
 
 
-def _finding(fault: Fault, model: Swapped, data: Swapped, subject: Subject, first: Trial, *, offline: bool) -> Finding:
-    models, sets = ", ".join(model.names[:3]) or "the model", ", ".join(data.names[:3]) or "the data"
+def _finding(fault: Fault, swapped: Mapping[str, Swapped], subject: Subject, first: Trial, *, offline: bool) -> Finding:
+    names = {
+        name: list(dict.fromkeys(each for trial in swapped.values() for each in getattr(trial, name)))
+        for name in ("models", "sets")
+    }
+    models, sets = ", ".join(names["models"][:3]) or "the model", ", ".join(names["sets"][:3]) or "the data"
     good = next((each for each in known_good("data") if each["method"] == (subject.method or "sft")), None)
     told = {
         Fault.MODEL: (
@@ -128,7 +144,7 @@ def _finding(fault: Fault, model: Swapped, data: Swapped, subject: Subject, firs
             f"it runs only with both {models} and {sets} replaced by tiny ones", f"Mend one after the other: first {models}, then run this again",
         ),
         Fault.CODE: (
-            _code(model, data), "Mend the line that the traceback ends in; `heal check` without --steps looks at the script itself",
+            _code(names), "Mend the line that the traceback ends in; `heal check` without --steps looks at the script itself",
         ),
         Fault.PASSING: (
             "the same command runs now, though nothing was replaced: what failed has passed", "Run the check again; if it fails now and then, start the run by `heal run -- ...`, which tries again",
@@ -145,14 +161,14 @@ def _finding(fault: Fault, model: Swapped, data: Swapped, subject: Subject, firs
     )
 
 
-def _code(model: Swapped, data: Swapped) -> str:
-    kept = [name for name, each in (("model", model), ("data", data)) if not each.names]
+def _code(names: Mapping[str, list[str]]) -> str:
+    kept = [what for what, name in (("model", "models"), ("data", "sets")) if not names[name]]
     if len(kept) == 2:
-        return "our own tiny training runs here, and the command loads neither a model nor data in a way that can be replaced"
+        return "our own tiny training runs here, and the command has loaded neither a model nor data in a way that can be replaced"
     if kept:
         return (
-            f"it fails with a tiny {'data set' if kept[0] == 'model' else 'model'} too; the {kept[0]} is loaded in a way that "
-            "cannot be replaced, so it may be that as well"
+            f"it fails with a tiny {'data set' if kept[0] == 'model' else 'model'} too; the {kept[0]} was not loaded in a way that "
+            "can be replaced, so it may be that as well"
         )
     return "it fails with a tiny model and tiny data too, and our own tiny training runs here"
 

@@ -17,6 +17,8 @@ from .trying import Trial
 
 NAME = "dry-run"
 _AT = re.compile(r'File "([^"\n]{1,500})", line (\d{1,7})')
+_RAISED = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception|Exit|Interrupt|Warning)\b(?!\()")
+"""The line that a traceback ends in; a line of code that raises says less."""
 _ZERO_AT_FIRST = ("GRPO", "RLOO", "PPO")
 """Trainers whose loss is 0 in the first step of a sound run: the policy is then its own reference."""
 
@@ -34,12 +36,24 @@ def failure(trial: Trial, subject: Subject, kept: Path) -> Finding:
             Severity.WARNING, where, f"the dry run made no step within {outcome.attempt.seconds:.0f} s",
             f"Read {kept} for what it waits for; where loading takes so long, give it more time: --seconds 1800",
         )  # fmt: skip
-    decisive = f": {shown(outcome.evidence[-1], 300)}" if outcome.evidence else ""
+    told = [line for line in (*outcome.evidence, *reversed(trial.last_lines())) if _RAISED.match(line.strip())]
+    decisive = (
+        f": {shown(told[0].strip(), 300)}"
+        if told
+        else f": {shown(outcome.evidence[-1], 300)}"
+        if outcome.evidence
+        else ""
+    )
     fixes = [fix.rstrip(".") for fix in outcome.fixes[:2]]
     fix = "; or: ".join([*fixes, f"the whole output is in {kept}"]) if fixes else f"Read the whole output: {kept}"
     return _finding(
-        Severity.ERROR, where, f"the dry run failed ({outcome.fine}): {outcome.says.rstrip('.')}{decisive}", fix
+        Severity.ERROR, where, f"the dry run failed ({outcome.fine}): {_first_sentence(outcome.says)}{decisive}", fix
     )
+
+
+def _first_sentence(text: str) -> str:
+    """Return what happened; why we think so stands in the line that follows it."""
+    return text.partition(". ")[0].rstrip(".")
 
 
 def place_of(trial: Trial, subject: Subject) -> Place:
