@@ -30,7 +30,7 @@ class EndedBy(StrEnum):
     SIGNAL = "signal"
     """Somebody has told the supervisor to end."""
     TIME_LIMIT = "time limit"
-    """It has run as long as it may, in a dry run."""
+    """It has run as long as it was to, in a dry run."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from .process.shim import descendants
 from .settings import RunSettings
 from .signals import ENDING, SignalDesk
 from .watch.kernel import memory_kills, processor_seconds
-from .watch.live_text import LiveText
+from .watch.live_text import LiveText, Progress
 from .watch.output_log import OutputLog
 from .watch.silence import START_UP, TRAINING, Silence
 from .watch.stacks import save_stacks
@@ -54,6 +54,8 @@ class Start:
     """Whether its output is passed on, besides being kept."""
     most_s: float | None = None
     """How long it may run; then it is ended."""
+    is_enough: Callable[[Progress], bool] = lambda _progress: False
+    """Asked now and then; where what was printed is enough, it is ended as if its time were over."""
 
 
 class Running:
@@ -169,8 +171,10 @@ class Running:
     def _keep_time(self, now: float) -> None:
         """Do what is due: ask to end, then kill."""
         most_s = self._start.most_s
-        if most_s is not None and now - self._began_s >= most_s and self._ended_by is EndedBy.ITSELF:
-            self._end(EndedBy.TIME_LIMIT, f"it has run for {most_s:g} s, which is as long as it may", now)
+        if self._ended_by is EndedBy.ITSELF and (
+            (most_s is not None and now - self._began_s >= most_s) or self._start.is_enough(self._text.progress)
+        ):
+            self._end(EndedBy.TIME_LIMIT, f"it was to be ended after {now - self._began_s:.0f} s", now)
         if self._end_at is not None and now >= self._end_at:
             self._end_at, self._kill_at = None, now + self._settings.grace
             self._child.end(self._settings.grace)

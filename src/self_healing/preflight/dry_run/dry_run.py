@@ -12,7 +12,7 @@ from ..subject import Subject
 from ..tools import Tools
 from . import judging, vllm_server
 from .fresh_env import NAME as FRESH_ENV
-from .fresh_env import FreshPython, NotInstalled, fresh_python
+from .fresh_env import FreshPython, NotInstalled, fresh_python, look_at_uv
 from .isolating import NAME as ISOLATE
 from .isolating import isolate
 from .rewards import reward_findings
@@ -79,6 +79,15 @@ def _try(bench: Bench, fresh: FreshPython, subject: Subject, tools: Tools, repor
         report.findings.append(judging.summary(trial, subject))
         report.hours = judging.hours(trial)
         return
+    if fresh.python is None:
+        try:
+            look_at_uv(trial, subject)
+        except NotInstalled as error:
+            report.findings.append(error.finding)
+            return
+        except CannotRun as error:
+            report.not_run.append(NotRun(FRESH_ENV, str(error)))
+            return
     report.findings.append(judging.failure(trial, subject, bench.keep(trial)))
     report.last_lines = trial.last_lines()
     if tools.options.isolate:

@@ -15,7 +15,7 @@ from ...core.failure import Severity
 from ..check import CannotRun
 from ..finding import Finding, Place
 from ..subject import Command, Script, Subject
-from .trying import Bench
+from .trying import Bench, Trial
 
 NAME = "fresh-env"
 INSTALL_S = 1800.0
@@ -23,6 +23,10 @@ _NO_NETWORK = re.compile(
     r"NewConnectionError|Temporary failure in name resolution|Failed to establish a new connection|ConnectTimeoutError"
     r"|Network is unreachable|dns error|ProxyError|error sending request"
 )
+
+
+_NOT_FETCHED = "what the header names cannot be fetched: there is no network"
+_OF_UV = re.compile(r"(?m)^(?:error: |\W*)(?:No solution found|Failed to (?:fetch|download|build|resolve|prepare))")
 
 
 class NotInstalled(Exception):
@@ -90,7 +94,7 @@ def _made(bench: Bench, command: Command, script: Script, wanted: Sequence[str])
         if done.outcome.attempt.status != 0:
             text = "\n".join(done.last_lines())
             if _NO_NETWORK.search(done.log.read_text(encoding="utf-8", errors="replace")):
-                raise CannotRun("what the header names cannot be fetched: there is no network")
+                raise CannotRun(_NOT_FETCHED)
             reason = next((line for line in reversed(text.split("\n")) if line.startswith("ERROR:")), text[-300:])
             raise NotInstalled(
                 _finding(
@@ -100,6 +104,29 @@ def _made(bench: Bench, command: Command, script: Script, wanted: Sequence[str])
             )  # fmt: skip
     first = python if PurePath(command.argv[0]).name.startswith("python") else command.argv[0]
     return FreshPython((first, *command.argv[1:]), environ, python)
+
+
+def look_at_uv(trial: Trial, subject: Subject) -> None:
+    """Tell a failure of uv, which makes the environment as the command starts, from one of the command.
+
+    Raises:
+        CannotRun: there is no network.
+        NotInstalled: something in the header is wrong.
+
+    """
+    text = trial.log.read_text(encoding="utf-8", errors="replace")
+    found = _OF_UV.search(text)
+    if found is None or trial.events.all:
+        return
+    if _NO_NETWORK.search(text):
+        raise CannotRun(_NOT_FETCHED)
+    script = next(each for each in subject.scripts if each.header is not None)
+    raise NotInstalled(
+        _finding(
+            script, f"what the header of {script.named} names cannot be installed: {' '.join(trial.last_lines()[-1:]).strip()}",
+            f"Correct the names and versions in the header until this works: uv sync --script {script.named}",
+        )
+    )  # fmt: skip
 
 
 def _finding(script: Script, message: str, fix: str) -> Finding:

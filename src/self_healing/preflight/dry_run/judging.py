@@ -104,7 +104,8 @@ def summary(trial: Trial, subject: Subject) -> Finding:
     """Return what a sound trial has measured, as a note."""
     attempt, events = trial.outcome.attempt, trial.events
     count = len(events.steps) or attempt.step or 0
-    told = [f"the dry run made {count} step{'s' if count != 1 else ''} in {attempt.seconds:.0f} s"]
+    did = f"made {count} step{'s' if count != 1 else ''}" if count else "ended well, without a step that could be seen,"
+    told = [f"the dry run {did} in {attempt.seconds:.0f} s"]
     if events.step_s is not None:
         told.append(f"{events.step_s:.3g} s per step")
     for name, what in (("gpu_bytes", "GPU"), ("host_bytes", "host")):

@@ -7,7 +7,7 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePath
 from types import TracebackType
@@ -19,6 +19,7 @@ from ...supervisor.process.shim import become_subreaper
 from ...supervisor.running import Running, Start
 from ...supervisor.settings import RunSettings
 from ...supervisor.signals import SignalDesk
+from ...supervisor.watch.live_text import Progress
 from .events import Events, read_events
 
 HOOK = Path(__file__).parent / "hook"
@@ -65,7 +66,7 @@ class Trial:
         except OSError:
             return []
         lines = [line.rpartition("\r")[2] for line in text.replace("\r\n", "\n").rstrip().split("\n")]
-        return [strip_control(line)[:300] for line in lines[-LAST_LINES:]]
+        return [strip_control(line)[:300] for line in lines[-LAST_LINES:] if line]
 
 
 @dataclass
@@ -129,7 +130,7 @@ class Bench:
             full |= {VARIABLE: str(written), "PYTHONPATH": os.pathsep.join(path), "WANDB_MODE": "disabled"}
         start = Start(
             number=1, argv=list(argv), environ=full, cwd=self.cwd, folder=folder, temporary=(self.folder,), is_shown=False,
-            most_s=seconds if seconds is not None else self.seconds,
+            most_s=seconds if seconds is not None else self.seconds, is_enough=_enough(orders, events),
         )  # fmt: skip
         with SignalDesk() as desk:
             attempt = Running(start, RunSettings(), desk).run()
@@ -137,6 +138,13 @@ class Bench:
                 raise Interrupted(desk.asked_to_end)
         shutil.rmtree(work, ignore_errors=True)
         return Trial(outcome_of(attempt), read_events(events), folder / "output.log")
+
+
+def _enough(orders: Mapping[str, object] | None, events: Path) -> Callable[[Progress], bool]:
+    """Return what says whether a command that the hook cannot limit has printed enough steps."""
+    steps = orders.get("steps") if orders is not None else None
+    wanted = max(2, steps) if isinstance(steps, int) else sys.maxsize
+    return lambda progress: progress.metric_lines >= wanted and not read_events(events).of("plan")
 
 
 def python_of(argv: Sequence[str], environ: Mapping[str, str]) -> str:
