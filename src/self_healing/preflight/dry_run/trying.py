@@ -25,6 +25,8 @@ from .events import Events, read_events
 HOOK = Path(__file__).parent / "hook"
 VARIABLE = "SELF_HEALING_DRY_RUN"
 LAST_LINES = 10
+GRACE_S = 3.0
+"""What is tried out has nothing to save when it is ended."""
 LAST_BYTES = 64 * 2**10
 
 
@@ -133,7 +135,7 @@ class Bench:
             most_s=seconds if seconds is not None else self.seconds, is_enough=_enough(orders, events),
         )  # fmt: skip
         with SignalDesk() as desk:
-            attempt = Running(start, RunSettings(), desk).run()
+            attempt = Running(start, RunSettings(grace=GRACE_S), desk).run()
             if desk.asked_to_end is not None:
                 raise Interrupted(desk.asked_to_end)
         shutil.rmtree(work, ignore_errors=True)
