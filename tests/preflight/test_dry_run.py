@@ -7,6 +7,7 @@ import hashlib
 import http.server
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -135,6 +136,7 @@ def test_a_sound_training_is_limited_and_measured_and_leaves_nothing(heal):
         trainer = Trainer(args)
         trainer.train(resume_from_checkpoint=True)
         trainer.save_model("final")
+        trainer.save_model()
         trainer.push_to_hub()
     """
     write(heal.folder, {"train.py": "\n".join(line.strip() for line in script.splitlines())})
@@ -145,7 +147,10 @@ def test_a_sound_training_is_limited_and_measured_and_leaves_nothing(heal):
     found = [each for each in json.loads(out)["findings"] if each["check"] == "dry-run"]
     assert [(each["severity"], each["where"].split(":")[0]) for each in found] == [("info", "command")], out
     assert "made 3 steps" in found[0]["message"]
-    assert "the 300 planned steps take about 3" in found[0]["message"]  # 100 batches, three epochs, 0.1 s each
+    told = re.search(
+        r"([\d.e+]+) s per step.*the 300 planned steps take about", found[0]["message"]
+    )  # 100 batches, three epochs
+    assert float(told[1]) >= 0.1
     assert code == 0
     assert sorted(path for path in heal.folder.rglob("*") if "__pycache__" not in path.parts) == before
     assert list(heal.temporary.iterdir()) == []

@@ -27,7 +27,7 @@ data = load_dataset("json", data_files="rows.jsonl", split="train")
 def never(completions, **kwargs):
     return [0.0 for _ in completions]
 def other(completions, answer, **kwargs):
-    return [float(text[:1] < right) for text, right in zip(completions, answer)]
+    return [float(text[:1] <= right) for text, right in zip(completions, answer)]
 args = GRPOConfig(
     output_dir="out", num_train_epochs=3, per_device_train_batch_size=4, num_generations=2, max_completion_length=4,
     report_to="wandb", push_to_hub=True, use_cpu=True, bf16=False, save_steps=1, disable_tqdm=True,

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import rewards
-from .moving import moved
+from .moving import moved, own_output
 from .telling import event, orders
 
 NEVER = 10**9
@@ -26,7 +26,7 @@ def limit_arguments(module: Any) -> None:
         steps = orders()["steps"]
         self.max_steps = min(self.max_steps, steps) if self.max_steps > 0 else steps
         values = {
-            "output_dir": orders()["folder"], "save_strategy": "no", "load_best_model_at_end": False, "report_to": "none",
+            "output_dir": own_output(), "save_strategy": "no", "load_best_model_at_end": False, "report_to": "none",
             "push_to_hub": False, "logging_strategy": "steps", "logging_steps": 1, "logging_dir": None,
             "resume_from_checkpoint": None,
         }  # fmt: skip

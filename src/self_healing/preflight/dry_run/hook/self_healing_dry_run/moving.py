@@ -16,8 +16,13 @@ def moved(folder: Any) -> str:
     path: str = os.path.realpath(os.fspath(folder))
     if path == home or path.startswith(home + os.sep):
         return path
-    _MOVED[path] = os.path.join(home, "saved", path.lstrip(os.sep))
+    _MOVED[path] = os.path.join(home, "elsewhere", path.lstrip(os.sep))
     return _MOVED[path]
+
+
+def own_output() -> str:
+    """Return the output folder of a dry run."""
+    return os.path.join(orders()["folder"], "output")
 
 
 def read_from(name: Any) -> Any:
