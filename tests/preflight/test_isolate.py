@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from self_healing.preflight.dry_run.events import read_events
 from self_healing.preflight.dry_run.isolating import Fault, Swapped, fault_of, known_good
+from self_healing.preflight.dry_run.trying import HOOK
 
 SOURCE = Path(__file__).parents[2] / "src"
 FINE, FAILED, NOTHING_SWAPPED = (
@@ -93,6 +95,36 @@ def test_an_environment_in_which_our_own_training_fails_is_at_fault(tmp_path):
     assert [each["check"] for each in found] == ["isolate", "dry-run"]
     assert found[0]["message"].startswith("the environment is at fault")
     assert len(found[0]["fix"]) > 10
+
+
+@pytest.mark.torch
+def test_data_are_replaced_by_good_ones_of_the_same_columns_or_of_the_method(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"messages": [{"role": "user", "content": ""}], "text": null, "n": 3}\n')
+    (tmp_path / "load.py").write_text(
+        "from datasets import load_dataset\n"
+        "rows = load_dataset('json', data_files='rows.jsonl', split='train', streaming=True)\n"
+        "print(next(iter(rows)))\n"
+        "print(load_dataset('no/such/thing')['train'].column_names)\n"
+    )
+    orders = {
+        "steps": 2,
+        "method": "dpo",
+        "swap": ["data"],
+        "events": str(tmp_path / "events"),
+        "folder": str(tmp_path),
+    }
+    (tmp_path / "orders").write_text(json.dumps(orders))
+    own = {"SELF_HEALING_DRY_RUN": str(tmp_path / "orders"), "PYTHONPATH": str(HOOK), "HF_HOME": str(tmp_path / "hub")}
+    done = subprocess.run(
+        [sys.executable, "load.py"], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "HF_HUB_OFFLINE": "1", **own},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    alike, made = done.stdout.splitlines()
+    assert "What does the cat do?" in alike
+    assert "'text': 'the small cat" in alike
+    assert made == "['prompt', 'chosen', 'rejected']"
+    assert read_events(tmp_path / "events").swapped("data") == ["json", "no/such/thing"]
 
 
 @pytest.mark.torch

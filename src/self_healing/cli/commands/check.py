@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shutil
@@ -106,7 +107,9 @@ def _command_of(paths: list[str]) -> list[str]:
         raise typer.BadParameter(
             "--steps runs a command: name it behind --, as in: heal check --steps 2 -- python train.py"
         )
-    return [shutil.which("python") or sys.executable, scripts[0]]
+    # Ours is the one to train with where torch is installed beside us; where we stand alone (pipx), that of the shell is.
+    python = sys.executable if importlib.util.find_spec("torch") is not None else shutil.which("python")
+    return [python or sys.executable, scripts[0]]
 
 
 def _parts(words: list[str]) -> tuple[list[str], list[str]]:

@@ -16,6 +16,8 @@ from ..subject import Subject
 from .trying import Trial
 
 NAME = "dry-run"
+LONG_H = 0.4
+"""From there on it matters that jobs on the Hub get half an hour unless they ask for more."""
 _AT = re.compile(r'File "([^"\n]{1,500})", line (\d{1,7})')
 _RAISED = re.compile(r"[A-Za-z_][\w.]{0,200}(?:Error|Exception|Exit|Interrupt|Warning)\b(?!\()")
 """The line that a traceback ends in; a line of code that raises says less."""
@@ -116,7 +118,8 @@ def summary(trial: Trial, subject: Subject) -> Finding:
     fix = "Nothing to do"
     if whole is not None:
         told.append(f"the {events.planned_steps} planned steps take about {_duration(whole)}")
-        fix = f"Give the job a time limit of at least {_duration(whole * 1.3)}"
+        if whole >= LONG_H:
+            fix = f"Give the job a time limit of at least {_duration(whole * 1.3)}"
     where = (
         Place("command", key=" ".join(subject.command.argv[:3])) if subject.command is not None else Place("command")
     )
