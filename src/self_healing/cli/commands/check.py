@@ -80,10 +80,11 @@ def command(
     report = run_checks(subject, tools)
     if dry is not None:
         report.add(dry.findings, dry.not_run)
-        for line in [] if as_json else dry.last_lines:
-            print(f"  | {line}")
+        for line in [] if as_json else [*(f"  | {line}" for line in dry.last_lines), *dry.notes]:
+            print(line)
     if as_json:
-        print(json.dumps(report.to_json(), ensure_ascii=True))
+        more = {} if dry is None else {"dry_run": dry.measured}
+        print(json.dumps({**report.to_json(), **more}, ensure_ascii=True))
     else:
         for line in lines_of(report):
             print(line)

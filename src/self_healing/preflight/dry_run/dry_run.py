@@ -15,7 +15,7 @@ from .fresh_env import NAME as FRESH_ENV
 from .fresh_env import FreshPython, NotInstalled, fresh_python, look_at_uv
 from .isolating import NAME as ISOLATE
 from .isolating import isolate
-from .rewards import reward_findings
+from .rewards import completions, reward_findings
 from .trying import Bench, python_of
 
 
@@ -27,6 +27,10 @@ class DryReport:
     not_run: list[NotRun] = field(default_factory=list)
     hours: float | None = None
     """How long the whole run will take, where that can be said."""
+    notes: list[str] = field(default_factory=list)
+    """What was measured, and completions, for people."""
+    measured: dict[str, float | int | None] | None = None
+    """The same numbers for programs; None where it failed."""
     last_lines: list[str] = field(default_factory=list)
     """The end of the output of a trial that failed."""
 
@@ -76,7 +80,8 @@ def _try(bench: Bench, fresh: FreshPython, subject: Subject, tools: Tools, repor
     report.findings += reward_findings(trial.events, subject)
     if trial.succeeded:
         report.findings += judging.numbers(trial, subject)
-        report.findings.append(judging.summary(trial, subject))
+        report.notes += [judging.summary(trial), *completions(trial.events)]
+        report.measured = judging.measured(trial)
         report.hours = judging.hours(trial)
         return
     if fresh.python is None:

@@ -103,7 +103,7 @@ def isolate(
     yield _finding(fault_of(**swapped), swapped, subject, first, offline=offline)
     if trials[-1].succeeded:  # what lies behind the fault is known now, too
         found = reward_findings(trials[-1].events, subject)
-        yield from (each for each in found if each.severity > Severity.INFO)  # a tiny model's completions say nothing
+        yield from (each for each in found if each.severity > Severity.INFO)  # what a tiny model says means little
 
 
 def _of_environment(ours: Trial, subject: Subject) -> Finding:

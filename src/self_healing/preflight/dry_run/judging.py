@@ -35,7 +35,7 @@ def failure(trial: Trial, subject: Subject, kept: Path) -> Finding:
     where = place_of(trial, subject)
     if outcome.attempt.ended_by is EndedBy.TIME_LIMIT:
         return _finding(
-            Severity.WARNING, where, f"the dry run made no step within {outcome.attempt.seconds:.0f} s",
+            Severity.WARNING, where, f"the dry run made no step within {trial.most_s:g} s",
             f"Read {kept} for what it waits for; where loading takes so long, give it more time: --seconds 1800",
         )  # fmt: skip
     told = [line for line in (*outcome.evidence, *reversed(trial.last_lines())) if _RAISED.match(line.strip())]
@@ -102,8 +102,18 @@ def hours(trial: Trial) -> float | None:
     return None if step_s is None or planned is None else step_s * planned / 3600
 
 
-def summary(trial: Trial, subject: Subject) -> Finding:
-    """Return what a sound trial has measured, as a note."""
+def measured(trial: Trial) -> dict[str, float | int | None]:
+    """Return what a sound trial has measured, as `--json` prints it."""
+    events = trial.events
+    return {
+        "steps": len(events.steps) or trial.outcome.attempt.step or 0, "seconds": round(trial.outcome.attempt.seconds, 3),
+        "seconds_per_step": events.step_s, "planned_steps": events.planned_steps, "hours": hours(trial),
+        "gpu_bytes": events.peak("gpu_bytes"), "host_bytes": events.peak("host_bytes"),
+    }  # fmt: skip
+
+
+def summary(trial: Trial) -> str:
+    """Return the same as a sentence."""
     attempt, events = trial.outcome.attempt, trial.events
     count = len(events.steps) or attempt.step or 0
     did = f"made {count} step{'s' if count != 1 else ''}" if count else "ended well, without a step that could be seen,"
@@ -115,15 +125,11 @@ def summary(trial: Trial, subject: Subject) -> Finding:
         if peak is not None:
             told.append(f"{gib(peak)} of {what} memory at most")
     whole = hours(trial)
-    fix = "Nothing to do"
     if whole is not None:
         told.append(f"the {events.planned_steps} planned steps take about {_duration(whole)}")
         if whole >= LONG_H:
-            fix = f"Give the job a time limit of at least {_duration(whole * 1.3)}"
-    where = (
-        Place("command", key=" ".join(subject.command.argv[:3])) if subject.command is not None else Place("command")
-    )
-    return _finding(Severity.INFO, where, ", ".join(told), fix)
+            told.append(f"so a job needs a time limit of {_duration(whole * 1.3)} at least")
+    return ", ".join(told)
 
 
 def _duration(hours_: float) -> str:

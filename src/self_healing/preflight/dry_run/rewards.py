@@ -17,7 +17,7 @@ SHOWN = 3
 
 
 def reward_findings(events: Events, subject: Subject) -> Iterator[Finding]:
-    """Yield what is wrong with reward functions, and three completions."""
+    """Yield what is wrong with reward functions."""
     for each in events.of("reward columns"):
         missing = ", ".join(each["missing"])
         yield _finding(
@@ -30,13 +30,12 @@ def reward_findings(events: Events, subject: Subject) -> Iterator[Finding]:
         by_function.setdefault(each["function"], []).append(each)
     for name, calls in by_function.items():
         yield from _of_function(name, calls, subject)
+
+
+def completions(events: Events) -> list[str]:
+    """Return the first completions of a trial, to be read by a person."""
     texts = [shown(each["text"], 200) for each in events.of("completion")[:SHOWN]]
-    if texts:
-        told = "; ".join(f'{place}. "{text}"' for place, text in enumerate(texts, 1))
-        yield Finding(
-            check=NAME, severity=Severity.INFO, where=Place("command", key="--steps"), message=f"completions: {told}",
-            fix="Read them: are they what the reward function expects (format, language, length)?",
-        )  # fmt: skip
+    return [f'completion {place}: "{text}"' for place, text in enumerate(texts, 1)]
 
 
 def _of_function(name: str, calls: list[Mapping[str, Any]], subject: Subject) -> Iterator[Finding]:

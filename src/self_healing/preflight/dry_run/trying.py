@@ -46,6 +46,8 @@ class Trial:
     events: Events
     log: Path
     """What it printed."""
+    most_s: float
+    """How long it was to take at most."""
 
     @property
     def succeeded(self) -> bool:
@@ -130,16 +132,17 @@ class Bench:
             written.write_text(json.dumps({**orders, "events": str(events), "folder": str(work)}), encoding="utf-8")
             path = [str(HOOK), *([full["PYTHONPATH"]] if full.get("PYTHONPATH") else [])]
             full |= {VARIABLE: str(written), "PYTHONPATH": os.pathsep.join(path), "WANDB_MODE": "disabled"}
+        most_s = self.seconds if seconds is None else seconds
         start = Start(
             number=1, argv=list(argv), environ=full, cwd=self.cwd, folder=folder, temporary=(self.folder,), is_shown=False,
-            most_s=seconds if seconds is not None else self.seconds, is_enough=_enough(orders, events),
+            most_s=most_s, is_enough=_enough(orders, events),
         )  # fmt: skip
         with SignalDesk() as desk:
             attempt = Running(start, RunSettings(grace=GRACE_S), desk).run()
             if desk.asked_to_end is not None:
                 raise Interrupted(desk.asked_to_end)
         shutil.rmtree(work, ignore_errors=True)
-        return Trial(outcome_of(attempt), read_events(events), folder / "output.log")
+        return Trial(outcome_of(attempt), read_events(events), folder / "output.log", most_s)
 
 
 def _enough(orders: Mapping[str, object] | None, events: Path) -> Callable[[Progress], bool]:
