@@ -124,6 +124,17 @@ def test_without_being_asked_nothing_of_the_users_is_run(tmp_path, monkeypatch, 
     assert "name it behind --" in capsys.readouterr().err
 
 
+def test_a_command_that_submits_a_job_is_never_started(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    submits = tmp_path / "hf"
+    submits.write_text("#!/bin/sh\ntouch submitted\n")
+    submits.chmod(0o755)
+    write(tmp_path, {"train.py": "pass\n"})
+    main(["check", "--offline", "--steps", "2", "--", str(submits), "jobs", "uv", "run", "train.py"])
+    assert "not run: dry-run: the command starts the run elsewhere" in capsys.readouterr().out
+    assert not (tmp_path / "submitted").exists()
+
+
 def test_a_sound_training_is_limited_and_measured_and_leaves_nothing(heal):
     write(heal.folder, {f"libs/{name}": text for name, text in STAND_IN.items()})
     script = """

@@ -21,12 +21,16 @@ _ELSEWHERE = frozenset({
 _SIZE_IN_NAME = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)([BbMm])(?![A-Za-z])")
 
 
+def starts_elsewhere(subject: Subject) -> bool:
+    """Say whether it is a job, or a command that has something else do the work."""
+    command = subject.command
+    is_job = getattr(subject, "job", None) is not None
+    return is_job or (command is not None and PurePath(command.argv[0]).name in _ELSEWHERE)
+
+
 def runs_here(subject: Subject, tools: Tools) -> bool:
     """Say whether this machine is the one that it will run on."""
-    command = subject.command
-    if getattr(subject, "job", None) is not None or (
-        command is not None and PurePath(command.argv[0]).name in _ELSEWHERE
-    ):
+    if starts_elsewhere(subject):
         return False
     gpu = tools.options.gpu
     if gpu is None or gpu.lower() == "cpu":

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from ...core.errors import ConfigError
 from ..check import CannotRun
 from ..finding import Finding, NotRun
+from ..here import starts_elsewhere
 from ..subject import Subject
 from ..tools import Tools
 from . import judging, vllm_server
@@ -48,6 +49,14 @@ def dry_run(subject: Subject, tools: Tools) -> DryReport:
         raise ConfigError("--steps runs a command: name it behind --, as in: heal check --steps 2 -- python train.py")
     if sys.platform == "win32":
         report.not_run.append(NotRun(judging.NAME, "it needs process groups, which Windows does not have; use WSL"))
+        return report
+    if starts_elsewhere(subject):  # it would be paid for, and the limits do not reach there
+        report.not_run.append(
+            NotRun(
+                judging.NAME,
+                "the command starts the run elsewhere; name the one that is run there, such as python train.py",
+            )
+        )
         return report
     report.findings += vllm_server.server_findings(subject)
     if report.findings:
