@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from self_healing.preflight.machine import Machine
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import known_checks, run_checks
 from self_healing.preflight.subject import read_subject
@@ -23,7 +24,7 @@ EXAMPLES = [
 
 def checked(example, folder, name):
     options = CheckOptions.model_validate({"offline": True, **example.options, "select": (name,)})
-    tools = Tools(options=options, environ=dict(example.environ), cwd=folder)
+    tools = Tools(options=options, environ=dict(example.environ), cwd=folder, machine=Machine(example.machine))
     for path, text in example.files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)

@@ -34,5 +34,13 @@ class CheckOptions(BaseModel):
     """How many records of a data set are fetched and looked at."""
     duration_h: float | None = Field(default=None, gt=0)
     price_per_h: float | None = Field(default=None, ge=0)
+    steps: int = Field(default=0, ge=0)
+    """Run the command for so many steps; 0 means not at all."""
+    seconds: float = Field(default=300.0, gt=0, le=86_400)
+    """How long each such trial may take."""
+    fresh_env: bool = False
+    """Run it in a new environment made from the script's header."""
+    isolate: bool = False
+    """Where it fails, find out whether code, model, data or environment is at fault."""
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from .machine import Machine
 from .options import CheckOptions
 
 
@@ -17,3 +18,4 @@ class Tools:
     options: CheckOptions = field(default_factory=CheckOptions)
     environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     cwd: Path = field(default_factory=Path.cwd)
+    machine: Machine = field(default_factory=Machine)
