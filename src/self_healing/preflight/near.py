@@ -1,0 +1,56 @@
+"""Names that somebody may have meant."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from .hub import Hub
+from .hub.hub import RepositoryKind
+
+_CLOSE = 0.78
+"""Names of one family differ by little (`-0.5B`, `-1.5B`): what is nearer than that may be a slip of the hand."""
+MOST_SHOWN = 5
+
+
+def near_name(name: str, known: Iterable[str]) -> str | None:
+    """Return the name that was probably meant; authors are compared apart from what they have."""
+    author, _, own = name.lower().rpartition("/")
+    best, best_ratio = None, _CLOSE
+    for each in known:
+        its_author, _, its_own = each.lower().rpartition("/")
+        ratio = difflib.SequenceMatcher(None, own, its_own).ratio()
+        if author and its_author != author:
+            ratio = min(ratio, difflib.SequenceMatcher(None, author, its_author).ratio() + (own == its_own) * 0.2)
+        if ratio > best_ratio and each != name:
+            best, best_ratio = each, ratio
+    return best
+
+
+class Suggestions:
+    """What else there is on the Hub, asked for while other things are."""
+
+    def __init__(self, hub: Hub, kind: RepositoryKind, name: str) -> None:
+        self._name = name
+        author, _, own = name.rpartition("/")
+        self._author = author
+        self._of_author = hub.by_author(kind, author) if author else None
+        self._of_search = hub.by_search(kind, own)
+        self._of_start = hub.by_search(kind, own[: max(3, len(own) // 2)]) if not author else None
+        other: RepositoryKind = "dataset" if kind == "model" else "model"
+        self._other, self._as_other = other, hub.repository(other, name)
+
+    def near(self) -> str | None:
+        """Return the name that was probably meant."""
+        for asked in (self._of_author, self._of_search, self._of_start):
+            if asked is not None and (found := near_name(self._name, asked.answer().names)) is not None:
+                return found
+        return None
+
+    def others(self) -> tuple[str, ...]:
+        """Return what else the author has of that kind."""
+        return self._of_author.answer().names if self._of_author is not None else ()
+
+    def is_other_kind(self) -> str:
+        """Return the kind it is of, where there is one of another; else an empty text."""
+        return self._other if self._as_other.answer().repository is not None else ""
