@@ -178,7 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def trouble(self, which):
         """Answer as no Hub should."""
-        loop, elsewhere = self.path, self.server.hub.elsewhere + self.path
+        loop, elsewhere = self.path, f"{self.server.hub.elsewhere}/api/models/acme/tiny-0.5B"
         odd = {"id": "acme/answers-odd", "siblings": 7, "cardData": [1], "gated": None, "sha": 5}
         answers = {
             "429": lambda: self.send({"error": "Too many"}, 429, [("Retry-After", "300")]),

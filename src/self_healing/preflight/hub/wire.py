@@ -182,7 +182,8 @@ def _failure(error: Exception, endpoint: str, limit_s: float) -> Reply:
     host = urlsplit(endpoint).netloc.rpartition("@")[2]
     if names & {"TimeoutException", "Timeout", "TimeoutError"}:
         return Reply(state=State.TIMEOUT, detail=f"{host} gave no answer within {limit_s:g} s")
-    if names & {"ConnectError", "ProxyError", "ConnectionError"} and "RemoteProtocolError" not in names:
+    # requests calls it a ConnectionError as well where the server hangs up
+    if names & {"ConnectError", "ProxyError", "ConnectionError"} and "aborted" not in str(error):
         return Reply(state=State.OFFLINE, detail=f"there is no connection to {host}; run it where there is one")
     if "TooManyRedirects" in names:
         return Reply(state=State.BAD_ANSWER, detail=f"{host} sends the question around in a circle")
