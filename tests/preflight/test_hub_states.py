@@ -39,7 +39,8 @@ def checked(folder, url, text, *select, name="config.yaml", limit_s=5.0, offline
 
 
 def model(folder, url, name, **rest):
-    return checked(folder, url, f"model_name_or_path: {name}\n", "model-exists", **rest)
+    text = f'from transformers import AutoModel\nAutoModel.from_pretrained("{name}")\n'
+    return checked(folder, url, text, "model-exists", name="train.py", **rest)
 
 
 def only(report):
@@ -67,7 +68,7 @@ def test_what_is_there_is_no_finding(tmp_path, hub):
 
 def test_a_slip_in_a_name_gets_the_name_that_was_meant(tmp_path, hub):
     found = only(model(tmp_path, hub.url, "acme/tinny-0.5B", HF_TOKEN="hf_reader"))
-    assert (str(found.severity), str(found.where)) == ("error", "config.yaml:1")
+    assert (str(found.severity), str(found.where)) == ("error", "train.py:2")
     assert "there is no such model" in found.message
     assert "did you mean acme/tiny-0.5B?" in found.message
     assert found.fix.startswith('Write "acme/tiny-0.5B"')

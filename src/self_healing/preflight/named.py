@@ -60,7 +60,8 @@ class Names:
     def is_for_another_machine(self) -> bool:
         """Whether it is sent off with `hf jobs`, where the files that are here are not."""
         command = self._subject.command
-        return command is not None and command.argv[:2] == ("hf", "jobs")
+        is_job = getattr(self._subject, "job", None) is not None
+        return is_job or (command is not None and command.argv[:2] == ("hf", "jobs"))
 
     def home_of(self, reference: Reference) -> Home:
         """Say where something that is named is to be found; what is here wins, as it does for the libraries."""

@@ -19,12 +19,17 @@ def near_name(name: str, known: Iterable[str]) -> str | None:
     best, best_ratio = None, _CLOSE
     for each in known:
         its_author, _, its_own = each.lower().rpartition("/")
-        ratio = difflib.SequenceMatcher(None, own, its_own).ratio()
+        ratio = _likeness(own, its_own)
         if author and its_author != author:
-            ratio = min(ratio, difflib.SequenceMatcher(None, author, its_author).ratio() + (own == its_own) * 0.2)
+            ratio = min(ratio, _likeness(author, its_author) + (own == its_own) * 0.2)
         if ratio > best_ratio and each != name:
             best, best_ratio = each, ratio
     return best
+
+
+def _likeness(one: str, other: str) -> float:
+    ratio = difflib.SequenceMatcher(None, one, other).ratio()
+    return max(ratio, 0.9) if len(one) > 2 and sorted(one) == sorted(other) else ratio  # letters that changed places
 
 
 class Suggestions:

@@ -73,11 +73,11 @@ class DatasetColumnsExist(Check):
 
     def _asked_for(self, subject: Subject, reference: Reference, columns: frozenset[str]) -> Iterator[Finding]:
         field = subject.setting("dataset_text_field")
-        asked: list[tuple[Place, str]] = [(reference.place, column) for column in reference.columns]
+        asked: dict[str, Place] = dict.fromkeys(reference.columns, reference.place)
         if field is not None and isinstance(field.value, str) and not _has_format(subject):
             is_used = not columns & {"messages", "conversations", "prompt"} or field.value != "text"
-            asked += [(field.place, field.value)] if is_used else []
-        for place, column in asked:
+            asked |= {field.value: field.place} if is_used else {}
+        for column, place in asked.items():
             if column not in columns:
                 near = near_name(column, columns)
                 yield self.error(

@@ -37,7 +37,7 @@ class LocalPathsExist(Check):
         Example('import json\njson.dump({}, open("ds.json", "w"))\nSFTConfig(deepspeed="ds.json")\n'),
     )
     fails = (
-        Example("model_name_or_path: ./models/mine\n", "config.yaml"),
+        Example('from transformers import AutoModel\nAutoModel.from_pretrained("./models/mine")\n'),
         Example("deepspeed: configs/zero3.json\n", "config.yaml"),
         Example('from datasets import load_dataset\nload_dataset("json", data_files={"train": "data/*.jsonl"})\n'),
     )

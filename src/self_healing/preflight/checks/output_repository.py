@@ -77,11 +77,12 @@ class OutputRepository(Check):
         accounts = {each.lower(): each for each in (user.name, *user.organizations)}
         role = next((its for org, its in user.organizations.items() if org.lower() == account.lower()), "")
         if account.lower() not in accounts:
-            near = near_name(account, accounts.values())
+            writable = [each for each in accounts.values() if user.organizations.get(each) != "read"]
+            near = near_name(account, writable)
             yield self.error(
                 where, f"{name}: the token is of the account {user.name}, which does not belong to {account}"
                 + (f"; did you mean {near}?" if near else ""),
-                f'Write "{near or user.name}/{own}"; it may write to {", ".join(accounts.values())}',
+                f'Write "{near or user.name}/{own}"; it may write to {", ".join(writable)}',
             )  # fmt: skip
         elif role == "read":
             yield self.error(
