@@ -1,7 +1,8 @@
 """What the Hub on this machine knows. The examples of checks with `asks_the_hub` may name any of it.
 
 Models: acme/tiny-0.5B and acme/tiny-1.5B (open; branches main and fp16, tag v1.0), acme/gated, acme/private, acme/disabled,
-acme/old-name (now acme/new-name), gpt2 (now openai-community/gpt2), acme/tiny-lora (an adapter of acme/tiny-0.5B).
+acme/old-name (now acme/new-name), gpt2 (now openai-community/gpt2), acme/tiny-lora (an adapter of acme/tiny-0.5B),
+acme/tiny-gguf (holds tiny-q4.gguf and no config.json).
 Data sets: acme/chats (split train and test; columns messages and source), acme/pairs (configs easy and hard, no default one;
 columns prompt, chosen, rejected), acme/bare (nothing is said about its content), trl-lib/ultrafeedback_binarized and others.
 Tokens: hf_owner (account acme: sees everything), hf_writer (account ann, which is in acme and, to read only, in library),
@@ -42,6 +43,7 @@ MODELS = {
     "acme/disabled": Repo(disabled=True),
     "acme/new-name": Repo(),
     "openai-community/gpt2": Repo(),
+    "acme/tiny-gguf": Repo(files=("README.md", "tiny-q4.gguf")),
     "acme/tiny-lora": Repo(
         files=("README.md", "adapter_config.json", "adapter_model.safetensors"),
         contents={"adapter_config.json": '{"peft_type": "LORA", "base_model_name_or_path": "acme/tiny-0.5B"}'},

@@ -109,6 +109,27 @@ def test_columns_that_the_script_makes_are_passed_over(check):
     assert check("dataset-columns-exist", text) == []
 
 
+def test_a_file_that_is_not_in_its_repository_gets_the_one_that_was_meant(check):
+    (found,) = check(
+        "repository-files-exist",
+        LOAD + 'load_dataset("acme/chats", data_files={"train": "train-00000-of-00001.parquet"})\n',
+    )
+    assert "did you mean data/train-00000-of-00001.parquet?" in found
+    text = 'from huggingface_hub import hf_hub_download\nhf_hub_download("acme/chats", "x.md", repo_type="dataset")\n'
+    (found,) = check("repository-files-exist", text)
+    assert "Take one that is there: README.md" in found
+
+
+def test_a_chat_template_may_be_a_model(check):
+    text = 'from trl import SFTConfig\nSFTConfig(chat_template_path="acme/{}")\n'
+    assert check("local-paths-exist", text.format("tiny-0.5B")) == []
+    assert check("model-exists", text.format("tiny-0.5B")) == []
+    (found,) = check("model-exists", text.format("tiny-0.5"))
+    assert "did you mean acme/tiny-0.5B?" in found
+    (found,) = check("local-paths-exist", 'from trl import SFTConfig\nSFTConfig(chat_template_path="chat.jinja")\n')
+    assert "there is no such file" in found
+
+
 # -- adapters ----------------------------------------------------------------------------------------
 
 ADAPTER = (

@@ -74,7 +74,7 @@ class Names:
             return Home.LOCAL
         if _is_among(name, self._saved):
             return Home.MADE
-        if reference.kind is Kind.FILE or is_path(name):
+        if is_path(name) or (reference.kind is Kind.FILE and not self._may_be_a_tokenizer(reference)):
             return Home.MADE if _is_among(name, self._written) else Home.LOCAL
         return Home.HUB if _REPOSITORY.fullmatch(name) else Home.ELSEWHERE
 
@@ -109,6 +109,10 @@ class Names:
             except (OSError, ValueError):
                 continue
         return None
+
+    def _may_be_a_tokenizer(self, reference: Reference) -> bool:
+        """Say whether it is a chat template, for which TRL takes the name of a model as well as a file."""
+        return any(each.place == reference.place for each in self._subject.all("chat_template_path"))
 
     def call_at(self, reference: Reference, *last: str) -> Call | None:
         """Return the call that names something."""
@@ -180,14 +184,14 @@ def data_files(subject: Subject) -> Iterator[Reference]:
         folder = call.keywords.get("data_dir")
         first = call.given(0, "path")
         is_local = first is not None and first.value in BUILDERS and folder is None  # else they are of the repository
-        for text in _flat(given.value) if given is not None and is_local else []:
+        for text in texts_in(given.value) if given is not None and is_local else []:
             yield Reference(
                 kind=Kind.FILE, name=text, place=Place(script.named, given.line if given is not None else 0)
             )
     for setting in subject.all("data_files"):
         if setting.owner not in ("", "command") and setting.owner.endswith("Config"):
             continue
-        for text in _flat(setting.value):
+        for text in texts_in(setting.value):
             if is_path(text):  # a plain name may be a file of a repository
                 yield Reference(kind=Kind.FILE, name=text, place=setting.place)
 
@@ -195,7 +199,7 @@ def data_files(subject: Subject) -> Iterator[Reference]:
 def _texts(script: Script, call: Call) -> Iterator[str]:
     """Yield the texts a call is given, also the words of a command and the path whose method it is."""
     for value in (*call.arguments, *call.keywords.values()):
-        for text in _flat(value.value):
+        for text in texts_in(value.value):
             yield text
             if " " in text:
                 yield from text.split()
@@ -206,12 +210,13 @@ def _texts(script: Script, call: Call) -> Iterator[str]:
             yield path
 
 
-def _flat(value: object) -> Iterator[str]:
+def texts_in(value: object) -> Iterator[str]:
+    """Yield the texts of a value: itself, or those of a list or a dict."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
         for each in value.values():
-            yield from _flat(each)
+            yield from texts_in(each)
     elif isinstance(value, list | tuple | set):
         for each in value:
-            yield from _flat(each)
+            yield from texts_in(each)

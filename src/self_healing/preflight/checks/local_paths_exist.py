@@ -91,6 +91,8 @@ class LocalPathsExist(Check):
             meant = f"{name.rpartition('/')[0]}/{near}".lstrip("/") if "/" in name.rstrip("/") else near
             meant = f"/{meant}" if name.startswith("/") else meant
             return self.error(reference.place, f"{message}; did you mean {meant}?", f'Write "{meant}"')
+        if name.startswith("deepspeed_configs/"):  # what Axolotl's own examples name
+            return self.error(reference.place, message, "Run `axolotl fetch deepspeed_configs` here, which writes it")
         return self.error(
             reference.place, message,
             f"Correct the path, or make it: `ls {name.rstrip('/').rpartition('/')[0] or '.'}` shows what there is",

@@ -33,5 +33,5 @@ class ModelExists(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Ask the Hub for all of them at once."""
-        references = Names(subject, tools).on_the_hub(Kind.MODEL, Kind.TOKENIZER)
+        references = Names(subject, tools).on_the_hub(Kind.MODEL, Kind.TOKENIZER, Kind.FILE)
         yield from Existence(self, "model", "model", subject, tools).findings(references)
