@@ -12,7 +12,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from .hub_content import DATASETS, MODELS, NEW, REFS, RENAMED, REVISIONS, USERS
 
-SLOW_S = 1.5
+SLOW_S = 1.0
 
 
 @dataclass
@@ -191,16 +191,15 @@ class _Handler(BaseHTTPRequestHandler):
             "huge": lambda: self.send(b"[" + b"1," * (9 << 20) + b"1]"),
             "circle": lambda: self.send(b"", 307, [("Location", loop)]),
             "elsewhere": lambda: self.send(b"", 307, [("Location", elsewhere)]),
-            "slow": self.slow,
             "drips": lambda: self.without_end(0.1),
             "endless": lambda: self.without_end(0),
             "closes": lambda: setattr(self, "close_connection", True),
         }
-        answers.get(which, lambda: self.refuse(404, "RepoNotFound", "Repository not found"))()
-
-    def slow(self):
-        time.sleep(SLOW_S)
-        self.send({"id": "acme/answers-slow"})
+        if which.startswith("slow"):
+            time.sleep(SLOW_S)
+            self.send({"id": f"acme/answers-{which}"})
+        else:
+            answers.get(which, lambda: self.refuse(404, "RepoNotFound", "Repository not found"))()
 
     def without_end(self, pause_s):
         self.send_response(200)

@@ -33,16 +33,16 @@ def no_proxy(monkeypatch):
 def check(tmp_path, hub):
     """Return a function that checks a script, a config or a command and returns severities and messages with fixes."""
 
-    def run(select, text="", name="train.py", argv=(), offline=False, **environ):
+    def run(select, text="", name="train.py", argv=(), *, offline=False, limit_s=2.0, **environ):
         options = CheckOptions(select=(select,), offline=offline)
-        tools = Tools(options=options, environ={"HF_ENDPOINT": hub.url, **environ}, cwd=tmp_path, hub_limit_s=2.0)
+        tools = Tools(options=options, environ={"HF_ENDPOINT": hub.url, **environ}, cwd=tmp_path, hub_limit_s=limit_s)
         paths = []
         if not argv:
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_text(text)
             paths = [name]
         report = run_checks(read_subject(paths, list(argv), options, tmp_path), tools)
-        assert report.not_run == [] or offline or not report.findings
+        run.not_run = [each.because for each in report.not_run]
         return [f"{found.severity}: {found.message} | {found.fix}" for found in report.findings]
 
     return run
@@ -287,6 +287,28 @@ def test_what_the_script_writes_need_not_be_there(check):
     assert check("local-paths-exist", text) == []
 
 
+def test_a_checkpoint_to_go_on_from_has_to_be_there(check, tmp_path):
+    (tmp_path / "out" / "checkpoint-100").mkdir(parents=True)
+    text = (
+        'from trl import SFTConfig, SFTTrainer\ntrainer = SFTTrainer(args=SFTConfig(output_dir="out"))\n'
+        'trainer.train(resume_from_checkpoint="out/checkpoint-{}")\n'
+    )
+    (found,) = check("local-paths-exist", text.format(500))
+    assert "no such checkpoint to resume from | Take one that is there (checkpoint-100)" in found
+    assert check("local-paths-exist", text.format(100)) == []
+    assert (
+        check("local-paths-exist", "trainer.train(resume_from_checkpoint=True)\ntrain(resume_from_checkpoint='auto')\n")
+        == []
+    )
+
+
+def test_what_the_script_asks_for_itself_is_passed_over(check):
+    text = (
+        LOAD + 'import os\nif not os.path.exists("d.jsonl"):\n    fetch()\nload_dataset("json", data_files="d.jsonl")\n'
+    )
+    assert check("local-paths-exist", text) == []
+
+
 def test_a_job_on_another_machine_does_not_need_the_files_here(check, tmp_path):
     (tmp_path / "train.py").write_text('from trl import SFTConfig\nSFTConfig(deepspeed="zero3.json")\n')
     assert check("local-paths-exist", argv=["hf", "jobs", "uv", "run", "train.py"]) == []
@@ -342,9 +364,16 @@ def test_an_address_of_nothing_is_told(check, hub):
     assert all(authorization is None for _, path, authorization in hub.asked if path.startswith("/files/"))
 
 
-@pytest.mark.parametrize("name", ["train.py", "no-head.py", "busy.py"])
-def test_an_address_of_something_or_of_a_busy_server_is_no_finding(check, hub, name):
+@pytest.mark.parametrize("name", ["train.py", "no-head.py"])
+def test_an_address_of_something_is_no_finding(check, hub, name):
     assert check("urls-exist", argv=jobs(hub, name)) == []
+    assert check.not_run == []
+
+
+@pytest.mark.parametrize(("name", "says"), [("busy.py", "the server answers 503"), ("slow.py", "no answer")])
+def test_an_address_whose_server_does_not_answer_is_neither_a_pass_nor_a_finding(check, hub, name, says):
+    assert check("urls-exist", argv=jobs(hub, name), limit_s=0.3) == []
+    assert [says in why for why in check.not_run] == [True]
 
 
 @pytest.mark.parametrize(
@@ -359,6 +388,7 @@ def test_an_address_of_something_or_of_a_busy_server_is_no_finding(check, hub, n
 def test_the_address_of_a_page_gets_that_of_the_file(check, page, file):
     (found,) = check("urls-exist", argv=["hf", "jobs", "uv", "run", page], offline=True)
     assert f"Write {file}" in found
+    assert check.not_run == []
 
 
 def test_making_a_hub_imports_and_asks_nothing(hub):

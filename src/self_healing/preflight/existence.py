@@ -26,11 +26,11 @@ class Unanswered:
     """What the Hub said nothing about, which is neither a pass nor a finding."""
 
     def __init__(self) -> None:
-        self._names: dict[str, list[str]] = {}
+        self._names: dict[str, dict[str, None]] = {}
 
     def add(self, name: str, why: str) -> None:
         """Note something that could not be looked up."""
-        self._names.setdefault(why, []).append(name)
+        self._names.setdefault(why, {})[name] = None
 
     def tell(self) -> None:
         """Raise CannotRun where there is something.
@@ -86,7 +86,7 @@ class Existence:
             elif answer.state is State.FOUND and answer.repository is not None:
                 yield from self._renamed(reference, answer.repository)
             else:
-                yield from self._closed(reference, answer.state)
+                yield from self._closed(reference, answer)
         silent.tell()
 
     def _absent(self, reference: Reference, suggestions: Suggestions) -> Finding:
@@ -128,12 +128,17 @@ class Existence:
                 reference.place, f"{message}; the old name works until somebody takes it for something else", fix
             )
 
-    def _closed(self, reference: Reference, state: State) -> Iterator[Finding]:
+    def _closed(self, reference: Reference, answer: Answer) -> Iterator[Finding]:
         """Yield what is said of a repository that is there and cannot be read."""
-        name, hub, noun = reference.name, self.tools.hub, self.noun
+        name, hub, noun, state = reference.name, self.tools.hub, self.noun, answer.state
         also = also_at(self.subject, reference)
         page = f"{hub.endpoint}/{'datasets/' if self.kind == 'dataset' else ''}{name}"
-        if state is State.GATED and hub.has_token:
+        if state is State.GATED and "fine-grained" in answer.detail.lower():
+            yield self.check.error(
+                reference.place, f"{name}: this {noun} is gated, and the token has no right to read what is{also}",
+                f"Tick `Read access to contents of all public gated repos you can access` at {hub.endpoint}/settings/tokens",
+            )  # fmt: skip
+        elif state is State.GATED and hub.has_token:
             yield self.check.error(
                 reference.place, f"{name}: this {noun} is gated, and the account of this token has no access to it{also}",
                 f"Open {page} with that account and accept the terms; where access is given by hand, wait for it",

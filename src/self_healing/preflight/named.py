@@ -34,9 +34,9 @@ _SAVERS = frozenset(
 )
 _WRITERS = _SAVERS | frozenset(
     """makedirs mkdir write_text write_bytes urlretrieve snapshot_download hf_hub_download extractall copy copyfile copytree
-    move run call check_call check_output Popen system export""".split()
+    move run call check_call check_output Popen system export exists isfile isdir is_file is_dir""".split()
 )
-"""Calls that may make a file that they name."""
+"""Calls that may make a file that they name, or ask whether it is there."""
 
 
 class Home(StrEnum):

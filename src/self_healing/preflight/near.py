@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection
 
 from .hub import Hub
 from .hub.hub import RepositoryKind
 
 _CLOSE = 0.78
 """Names of one family differ by little (`-0.5B`, `-1.5B`): what is nearer than that may be a slip of the hand."""
+_NEARLY = 0.85
 MOST_SHOWN = 5
 
 
-def near_name(name: str, known: Iterable[str]) -> str | None:
+def near_name(name: str, known: Collection[str]) -> str | None:
     """Return the name that was probably meant; authors are compared apart from what they have."""
     author, _, own = name.lower().rpartition("/")
     best, best_ratio = None, _CLOSE
+    if not author:  # of many that are as near the most used one, which comes first
+        best = next((each for each in known if _likeness(own, each.lower().rpartition("/")[2]) > _NEARLY), None)
+        if best is not None and best != name:
+            return best
     for each in known:
         its_author, _, its_own = each.lower().rpartition("/")
         ratio = _likeness(own, its_own)

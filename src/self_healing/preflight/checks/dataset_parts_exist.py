@@ -57,7 +57,7 @@ class DatasetPartsExist(Check):
                     f'Name one: load_dataset("{reference.name}", "{min(card.parts)}"); there are {_listed(card.parts)}',
                 )  # fmt: skip
             elif config is not None and card.parts and set(card.parts) != {"default"} and config not in card.parts:
-                near = near_name(config, card.parts)
+                near = near_name(config, tuple(card.parts))
                 yield self.error(
                     reference.place, f"{reference.name}: has no configuration {config!r}" + _meant(near),
                     f'Write "{near or min(card.parts)}"; there are {_listed(card.parts)}',

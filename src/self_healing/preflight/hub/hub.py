@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as TooLate
@@ -24,12 +25,13 @@ class Asked(Generic[T]):
     """A question that is on its way."""
 
     def __init__(self, future: Future[T], patience_s: float, instead: T) -> None:
-        self._future, self._patience_s, self._instead = future, patience_s, instead
+        self._future, self._instead = future, instead
+        self._until = time.monotonic() + patience_s
 
     def answer(self) -> T:
         """Wait for the answer, though not for long."""
         try:
-            return self._future.result(self._patience_s)
+            return self._future.result(max(0.0, self._until - time.monotonic()))
         except TooLate:
             return self._instead
 
@@ -44,7 +46,7 @@ class Hub:
         self._lock = threading.Lock()
         self._doors = threading.Semaphore(AT_ONCE)
         # connecting, reading and, of a refused token or a gated repository, once more; the rest is a margin
-        self._patience_s = 5 * limit_s
+        self._patience_s = 4 * limit_s
         self._down: Reply | None = None
 
     @property
