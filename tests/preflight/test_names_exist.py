@@ -172,7 +172,7 @@ PUSH = "from trl import SFTConfig\nSFTConfig(push_to_hub=True, hub_model_id={!r}
 @pytest.mark.parametrize(
     ("token", "name", "says"),
     [
-        (None, "ann/mine", "no token is set"),
+        (None, "ann/mine", "no token is set | Leave push_to_hub out, or run `hf auth login` (or set HF_TOKEN)"),
         ("hf_reader", "ann/mine", "may only read, so the result cannot be pushed"),
         ("hf_writer", "amce/ours", "does not belong to amce; did you mean acme?"),
         ("hf_writer", "library/ours", "ann may only read in library"),

@@ -54,7 +54,7 @@ class OutputRepository(Check):
         if not hub.has_token:
             yield self.error(
                 place, "the result is to be pushed to the Hub, but no token is set",
-                f"{log_in(hub).capitalize()} that may write, or leave push_to_hub out",
+                f"Leave push_to_hub out, or {log_in(hub)} that may write",
             )  # fmt: skip
             return
         user = hub.user().answer()
