@@ -13,22 +13,7 @@ Names that end in what goes wrong: acme/answers-429, -503, -html, -broken, -list
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
-OLD, NEW = "a" * 40, "b" * 40
-"""The commits of a repository: the first, and the one that main is at."""
-FILES = ("README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-
-
-@dataclass
-class Repo:
-    files: tuple[str, ...] = FILES
-    gated: bool | str = False
-    private: bool = False
-    disabled: bool = False
-    card: dict = field(default_factory=dict)
-    contents: dict = field(default_factory=dict)
-    extra: dict = field(default_factory=dict)
+from .hub_server import Content, Repo
 
 
 def _features(*names):
@@ -87,12 +72,6 @@ DATASETS = {
     "acme/unlisted": Repo(),
 }
 RENAMED = {"acme/old-name": "acme/new-name", "gpt2": "openai-community/gpt2"}
-REFS = {
-    "branches": [{"name": "main", "ref": "refs/heads/main"}, {"name": "fp16", "ref": "refs/heads/fp16"}],
-    "tags": [{"name": "v1.0", "ref": "refs/tags/v1.0"}],
-    "converts": [],
-}
-REVISIONS = {"main": NEW, "fp16": OLD, "v1.0": OLD, OLD: OLD, NEW: NEW}
 
 
 def _user(name, role, orgs=(), **token):
@@ -118,3 +97,4 @@ USERS = {
         },
     ),
 }
+CONTENT = Content(models=MODELS, datasets=DATASETS, renamed=RENAMED, users=USERS)

@@ -10,9 +10,40 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from .hub_content import DATASETS, MODELS, NEW, REFS, RENAMED, REVISIONS, USERS
-
 SLOW_S = 1.0
+OLD, NEW = "a" * 40, "b" * 40
+"""The commits of every repository: the first, and the one that main is at."""
+REFS = {
+    "branches": [{"name": "main", "ref": "refs/heads/main"}, {"name": "fp16", "ref": "refs/heads/fp16"}],
+    "tags": [{"name": "v1.0", "ref": "refs/tags/v1.0"}],
+    "converts": [],
+}
+REVISIONS = {"main": NEW, "fp16": OLD, "v1.0": OLD, OLD: OLD, NEW: NEW}
+FILES = ("README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+
+
+@dataclass
+class Repo:
+    """A repository."""
+
+    files: tuple[str, ...] = FILES
+    gated: bool | str = False
+    private: bool = False
+    disabled: bool = False
+    card: dict = field(default_factory=dict)
+    contents: dict = field(default_factory=dict)
+    extra: dict = field(default_factory=dict)
+
+
+@dataclass
+class Content:
+    """What a Hub knows."""
+
+    models: dict[str, Repo]
+    datasets: dict[str, Repo]
+    renamed: dict[str, str] = field(default_factory=dict)
+    users: dict[str, dict] = field(default_factory=dict)
+    """By token what the Hub says of its account."""
 
 
 @dataclass
@@ -30,11 +61,36 @@ class HubServer:
 
 
 @contextmanager
-def hub_server():
-    """Yield a Hub that listens."""
+def corpus_hub(content):
+    """Yield the environment in which a Hub is reached that holds what the manifest of the corpus says."""
+    models = {name: Repo() for name in content.get("models", ())}
+    models |= {name: Repo(gated="manual") for name in content.get("gated", ())}
+    datasets = {}
+    for name, said in content.get("datasets", {}).items():
+        parts = [
+            {
+                "config_name": config,
+                "features": [{"name": column, "dtype": "string"} for column in said.get("columns", ())],
+                "splits": [{"name": split} for split in said.get("splits", ())],
+            }
+            for config in said.get("configs", ["default"])
+        ]
+        configs = [{"config_name": part["config_name"]} for part in parts]
+        datasets[name] = Repo(files=("README.md",), card={"dataset_info": parts, "configs": configs})
+    account = {"name": "someone", "orgs": [], "auth": {"accessToken": {"role": "write"}}}
+    with hub_server(Content(models, datasets, users={"placeholder": account})) as server:
+        yield {"HF_ENDPOINT": server.url}
+
+
+@contextmanager
+def hub_server(content=None):
+    """Yield a Hub that listens; without another content it knows what hub_content.py says."""
+    if content is None:
+        from .hub_content import CONTENT as content
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.daemon_threads = True
     server.block_on_close = False
+    server.content = content
     server.hub = HubServer(f"http://127.0.0.1:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
@@ -61,16 +117,17 @@ class _Handler(BaseHTTPRequestHandler):
         parts = urlsplit(self.path)
         path, query = unquote(parts.path), parse_qs(parts.query)
         token = (self.headers.get("Authorization") or "").removeprefix("Bearer ") or None
-        if token is not None and token not in USERS:
+        known = self.server.content
+        if token is not None and token not in known.users:
             self.refuse(401, "", "Invalid credentials in Authorization header")
         elif path == "/api/whoami-v2":
-            self.send(USERS[token]) if token else self.refuse(401, "", "Invalid username or password.")
+            self.send(known.users[token]) if token else self.refuse(401, "", "Invalid username or password.")
         elif path in ("/api/models", "/api/datasets"):
-            self.listing(MODELS if path == "/api/models" else DATASETS, query)
+            self.listing(known.models if path == "/api/models" else known.datasets, query)
         elif path.startswith("/api/models/"):
-            self.repository(MODELS, path.removeprefix("/api/models/"), token, "models")
+            self.repository(known.models, path.removeprefix("/api/models/"), token, "models")
         elif path.startswith("/api/datasets/"):
-            self.repository(DATASETS, path.removeprefix("/api/datasets/"), token, "datasets")
+            self.repository(known.datasets, path.removeprefix("/api/datasets/"), token, "datasets")
         elif "/resolve/" in path:
             self.file(path, token)
         elif path.startswith("/files/"):
@@ -112,13 +169,13 @@ class _Handler(BaseHTTPRequestHandler):
         self.send([{"id": name, "downloads": 1} for name in names][: int(query.get("limit", ["500"])[0])])
 
     def repository(self, repos, rest, token, kind):
-        parts = rest.split("/")
-        name = parts[0] if parts[0] in RENAMED or len(parts) == 1 else "/".join(parts[:2])
+        parts, renamed = rest.split("/"), self.server.content.renamed
+        name = parts[0] if parts[0] in renamed or len(parts) == 1 else "/".join(parts[:2])
         tail = rest.removeprefix(name).strip("/")
         if name.startswith("acme/answers-"):
             self.trouble(name.removeprefix("acme/answers-"))
-        elif name in RENAMED and kind == "models":
-            location = f"/api/{kind}/{RENAMED[name]}" + (f"/{tail}" if tail else "")
+        elif name in renamed and kind == "models":
+            location = f"/api/{kind}/{renamed[name]}" + (f"/{tail}" if tail else "")
             self.send(b"", 307, [("Location", location)])
         elif name not in repos or (repos[name].private and token != "hf_owner"):
             self.absent(token)
@@ -146,7 +203,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def file(self, path, token):
         name, _, rest = path.strip("/").partition("/resolve/")
-        repos = DATASETS if name.startswith("datasets/") else MODELS
+        known = self.server.content
+        repos = known.datasets if name.startswith("datasets/") else known.models
         name = name.removeprefix("datasets/")
         revision, _, file = rest.partition("/")
         repo = repos.get(name)

@@ -13,8 +13,7 @@ from self_healing.preflight.subject import read_subject
 from self_healing.preflight.tools import Tools
 
 from ..unit.loopback_servers import hanging, refusing
-from .hub_content import NEW, OLD
-from .hub_server import SLOW_S, hub_server
+from .hub_server import NEW, OLD, SLOW_S, hub_server
 
 SHORT_S = 0.3
 
