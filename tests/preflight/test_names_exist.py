@@ -212,6 +212,13 @@ def test_a_path_with_a_slip_gets_the_one_that_was_meant(check, tmp_path):
     assert 'did you mean data/train.jsonl? | Write "data/train.jsonl"' in found
 
 
+def test_another_file_with_the_same_ending_is_not_the_one_that_was_meant(check, tmp_path):
+    (tmp_path / "zero3.json").write_text("{}")
+    (found,) = check("local-paths-exist", 'from trl import SFTConfig\nSFTConfig(deepspeed="ds_zero_2.json")\n')
+    assert "there is no such file" in found
+    assert "did you mean" not in found
+
+
 def test_paths_are_seen_from_where_the_run_is_started(check, tmp_path):
     (tmp_path / "job").mkdir()
     (tmp_path / "job" / "zero3.json").write_text("{}")

@@ -19,10 +19,11 @@ _FOLDERS = frozenset(
 )
 """What people call folders of their own; no account of the Hub that anybody trains from has such a name."""
 _CHECKPOINT = re.compile(r"checkpoint-\d+")
-_SUFFIXES = frozenset(
+DATA_SUFFIXES = frozenset(
     """.json .jsonl .csv .tsv .parquet .txt .yaml .yml .arrow .zst .gz .zip .tar .jinja .jinja2 .gguf .safetensors .bin .pt
     .pth .py .md .xml .xlsx""".split()
 )
+"""The endings of files; a name on the Hub may hold a point, but none of these."""
 BUILDERS = frozenset(
     """json csv parquet arrow text xml imagefolder audiofolder videofolder pdffolder webdataset pandas sql spark generator
     hdf5 lance niftifolder""".split()
@@ -161,7 +162,7 @@ def is_path(name: str) -> bool:
         or len(parts) > 2
         or (len(parts) == 2 and parts[0].lower() in _FOLDERS)
         or _CHECKPOINT.fullmatch(parts[-1]) is not None
-        or PurePosixPath(name).suffix.lower() in _SUFFIXES
+        or PurePosixPath(name).suffix.lower() in DATA_SUFFIXES
         or name.endswith("/")
     )
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..named import Home, Names, data_files
+from ..named import DATA_SUFFIXES, Home, Names, data_files
 from ..subject import Kind, Reference, Subject
 from ..tools import Tools
 
@@ -99,7 +99,7 @@ class LocalPathsExist(Check):
                 f"Start the run in that folder: cd {Path(script.named).parent}",
             )  # fmt: skip
         near = _near(names.path(name))
-        what = "file" if reference.kind is Kind.FILE else "folder"
+        what = "file" if reference.kind is Kind.FILE or Path(name).suffix in DATA_SUFFIXES else "folder"
         message = f"{name}: there is no such {what}, seen from {tools.cwd}"
         if near is not None:
             meant = f"{name.rpartition('/')[0]}/{near}".lstrip("/") if "/" in name.rstrip("/") else near
@@ -182,8 +182,11 @@ def _near(path: Path) -> str | None:
         there = [each.name for _, each in zip(range(_MANY), path.parent.iterdir(), strict=False)]
     except (OSError, ValueError):
         return None
-    found = difflib.get_close_matches(path.name, there, 1, 0.75)
-    return found[0] if found else None
+    stems = {
+        Path(each).stem: each for each in there if Path(each).suffix == path.suffix
+    }  # the ending likens all of a kind
+    found = difflib.get_close_matches(path.stem, stems, 1, 0.75)
+    return stems[found[0]] if found else None
 
 
 def _absent_shards(index: Path, files: set[str]) -> list[str]:
