@@ -1,7 +1,7 @@
 """What the Hub on this machine knows. The examples of checks with `asks_the_hub` may name any of it.
 
 Models: acme/tiny-0.5B and acme/tiny-1.5B (open; branches main and fp16, tag v1.0), acme/gated, acme/private, acme/disabled,
-acme/old-name (now acme/new-name), gpt2 (now openai-community/gpt2), acme/tiny-lora (an adapter of acme/tiny-0.5B),
+acme/old-name (now acme/new-name), gpt2 (now openai-community/gpt2), acme/tiny-lora (an adapter of acme/tiny-0.5B), acme/old-lora (of acme/old-name),
 acme/tiny-gguf (holds tiny-q4.gguf and no config.json).
 Data sets: acme/chats (split train and test; columns messages and source), acme/pairs (configs easy and hard, no default one;
 columns prompt, chosen, rejected), acme/bare (nothing is said about its content), trl-lib/ultrafeedback_binarized and others.
@@ -28,6 +28,10 @@ MODELS = {
     "acme/disabled": Repo(disabled=True),
     "acme/new-name": Repo(),
     "openai-community/gpt2": Repo(),
+    "acme/old-lora": Repo(
+        files=("adapter_config.json", "adapter_model.safetensors"),
+        contents={"adapter_config.json": '{"base_model_name_or_path": "acme/old-name"}'},
+    ),
     "acme/tiny-gguf": Repo(files=("README.md", "tiny-q4.gguf")),
     "acme/tiny-lora": Repo(
         files=("README.md", "adapter_config.json", "adapter_model.safetensors"),

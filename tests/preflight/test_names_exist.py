@@ -144,19 +144,14 @@ def test_an_adapter_of_another_model_is_an_error(check):
     assert 'Load "acme/tiny-0.5B"' in found
 
 
-def test_an_adapter_in_a_folder_is_compared_as_well(check, tmp_path):
-    (tmp_path / "lora").mkdir()
-    (tmp_path / "lora" / "adapter_config.json").write_text(
-        json.dumps({"base_model_name_or_path": "acme/tiny-0.5B-Chat"})
-    )
-    (found,) = check("adapter-fits-base", ADAPTER.format("acme/tiny-0.5B", "./lora"))
-    assert found.startswith("warning: ./lora: was trained on acme/tiny-0.5B-Chat")
+def test_an_adapter_of_a_relative_of_the_model_is_a_warning(check):
+    (found,) = check("adapter-fits-base", ADAPTER.format("acme/tiny-0.5B-Chat", "acme/tiny-lora"))
+    assert found.startswith("warning: acme/tiny-lora: was trained on acme/tiny-0.5B, but acme/tiny-0.5B-Chat is loaded")
 
 
-def test_an_adapter_whose_base_was_renamed_fits(check, tmp_path):
-    (tmp_path / "lora").mkdir()
-    (tmp_path / "lora" / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "acme/old-name"}))
-    assert check("adapter-fits-base", ADAPTER.format("acme/new-name", "./lora")) == []
+def test_an_adapter_whose_base_was_renamed_fits(check):
+    assert check("adapter-fits-base", ADAPTER.format("acme/new-name", "acme/old-lora")) == []
+    assert check("adapter-fits-base", ADAPTER.format("acme/old-name", "acme/old-lora")) == []
 
 
 def test_a_whole_model_is_no_adapter(check):
@@ -190,6 +185,13 @@ def test_what_cannot_be_pushed_is_told_before(check, token, name, says):
 )
 def test_what_can_be_pushed_is_no_finding(check, token, name):
     assert check("output-repository", PUSH.format(name), HF_TOKEN=token) == []
+
+
+def test_without_a_command_the_token_may_be_on_another_machine(check, tmp_path):
+    (found,) = check("output-repository", PUSH.format("ann/mine"))
+    assert found.startswith("warning: the result is to be pushed")
+    (found,) = check("output-repository", argv=["python", "train.py"])
+    assert found.startswith("error: the result is to be pushed")
 
 
 def test_a_script_that_logs_in_itself_is_passed_over(check):
@@ -292,21 +294,6 @@ def test_what_the_script_writes_need_not_be_there(check):
         'load_dataset("json", data_files=f"{folder}/x.jsonl")\n'
     )  # fmt: skip
     assert check("local-paths-exist", text) == []
-
-
-def test_a_checkpoint_to_go_on_from_has_to_be_there(check, tmp_path):
-    (tmp_path / "out" / "checkpoint-100").mkdir(parents=True)
-    text = (
-        'from trl import SFTConfig, SFTTrainer\ntrainer = SFTTrainer(args=SFTConfig(output_dir="out"))\n'
-        'trainer.train(resume_from_checkpoint="out/checkpoint-{}")\n'
-    )
-    (found,) = check("local-paths-exist", text.format(500))
-    assert "no such checkpoint to resume from | Take one that is there (checkpoint-100)" in found
-    assert check("local-paths-exist", text.format(100)) == []
-    assert (
-        check("local-paths-exist", "trainer.train(resume_from_checkpoint=True)\ntrain(resume_from_checkpoint='auto')\n")
-        == []
-    )
 
 
 def test_what_the_script_asks_for_itself_is_passed_over(check):

@@ -9,7 +9,7 @@ from ..check import Check, Example
 from ..existence import Unanswered
 from ..finding import Finding
 from ..hub import State
-from ..named import Home, Names
+from ..named import Names, is_path
 from ..subject import Kind, Reference, Subject
 from ..tools import Tools
 
@@ -32,16 +32,20 @@ class AdapterFitsBase(Check):
     fails = (Example(_LOAD.format("tiny-1.5B")),)
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
-        """Compare, where one base is loaded and known."""
+        """Compare, where one base is loaded and known; that an adapter is not there is told by adapter-exists."""
         names = Names(subject, tools)
-        adapters = [each for each in subject.references if each.kind is Kind.ADAPTER]
-        bases = [each for each in subject.references if each.kind is Kind.MODEL and names.home_of(each) is Home.HUB]
-        if len({each.name for each in subject.references if each.kind is Kind.MODEL}) != 1 or not bases or not adapters:
+        adapters = names.on_the_hub(Kind.ADAPTER)
+        bases = names.on_the_hub(Kind.MODEL)
+        if len({each.name for each in subject.references if each.kind is Kind.MODEL}) != 1 or not bases:
             return
         silent = Unanswered()
-        for adapter in adapters:
-            declared = _declared(adapter, names, tools, silent)
-            if declared and not names.exists(declared) and "/" in declared and not declared.startswith(("/", ".")):
+        asked = [(each, tools.hub.file("model", each.name, _CONFIG, each.revision)) for each in adapters]
+        for adapter, question in asked:
+            answer = question.answer()
+            if answer.is_unanswered:
+                silent.add(adapter.name, answer.detail)
+            declared = _declared(answer.body) if answer.state is State.FOUND else ""
+            if "/" in declared and not is_path(declared) and not names.exists(declared):
                 yield from self._compared(adapter, bases[0], declared, tools)
         silent.tell()
 
@@ -66,24 +70,8 @@ def _own(name: str) -> str:
     return name.rpartition("/")[2].lower()
 
 
-def _declared(adapter: Reference, names: Names, tools: Tools, silent: Unanswered) -> str:
-    """Return the base that an adapter names; empty where it names none or is not there."""
-    home = names.home_of(adapter)
-    if home is Home.LOCAL:
-        try:
-            with (names.path(adapter.name) / _CONFIG).open("rb") as file:
-                body = file.read(1 << 20)
-        except OSError:
-            return ""
-    elif home is Home.HUB:
-        answer = tools.hub.file("model", adapter.name, _CONFIG, adapter.revision).answer()
-        if answer.is_unanswered:
-            silent.add(adapter.name, answer.detail)
-        if answer.state is not State.FOUND:
-            return ""  # that it is not there is told by adapter-exists
-        body = answer.body
-    else:
-        return ""
+def _declared(body: bytes) -> str:
+    """Return the base that an adapter names; empty where it names none."""
     try:
         content = json.loads(body)
     except (ValueError, RecursionError):

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ..check import Check, Example
-from ..finding import Finding, Place
+from ..finding import Finding
 from ..named import DATA_SUFFIXES, Home, Names, data_files
 from ..subject import Kind, Reference, Subject
 from ..tools import Tools
@@ -54,20 +54,6 @@ class LocalPathsExist(Check):
             if is_here and known not in seen and names.home_of(reference) is Home.LOCAL:
                 seen.add(known)
                 yield from self._looked_at(reference, names, tools)
-        for place, name in _resumed(subject):
-            if "$" not in name and "{" not in name and not names.exists(name):
-                yield self._no_checkpoint(place, name, names.path(name).parent)
-
-    def _no_checkpoint(self, place: Place, name: str, folder: Path) -> Finding:
-        try:
-            there = sorted(each.name for each in folder.iterdir() if each.name.startswith("checkpoint-"))
-        except OSError:
-            there = []
-        some = f"Take one that is there ({', '.join(there[-5:])})" if there else "Correct the path"
-        return self.error(
-            place, f"{name}: there is no such checkpoint to resume from",
-            f"{some}, or leave resume_from_checkpoint out to begin anew",
-        )  # fmt: skip
 
     def _looked_at(self, reference: Reference, names: Names, tools: Tools) -> Iterator[Finding]:
         if _is_pattern(reference):
@@ -152,17 +138,6 @@ class LocalPathsExist(Check):
                 reference.place, f"{reference.name}: {len(absent)} files of weights are missing there, first {absent[0]}",
                 "Copy or download them again: the folder is not complete",
             )  # fmt: skip
-
-
-def _resumed(subject: Subject) -> Iterator[tuple[Place, str]]:
-    """Yield the checkpoints that are named to go on from; words such as `auto` name none."""
-    named = [(setting.place, setting.value) for setting in subject.all("resume_from_checkpoint")]
-    for script, call in subject.calls(lambda call: call.last == "train"):
-        given = call.keywords.get("resume_from_checkpoint")
-        named += [(Place(script.named, given.line), given.value)] if given is not None else []
-    for place, name in dict.fromkeys((place, name) for place, name in named if isinstance(name, str)):
-        if "/" in name or name.startswith("checkpoint-"):
-            yield place, name
 
 
 def _is_pattern(reference: Reference) -> bool:

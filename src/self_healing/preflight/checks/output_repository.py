@@ -52,7 +52,8 @@ class OutputRepository(Check):
         hub = tools.hub
         place = targets[0][0]
         if not hub.has_token:
-            yield self.error(
+            say = self.error if subject.command is not None else self.warning  # it may be started on another machine
+            yield say(
                 place, "the result is to be pushed to the Hub, but no token is set",
                 f"Leave push_to_hub out, or {log_in(hub)} that may write",
             )  # fmt: skip

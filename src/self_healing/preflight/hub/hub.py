@@ -46,7 +46,7 @@ class Hub:
         self._lock = threading.Lock()
         self._doors = threading.Semaphore(AT_ONCE)
         # connecting, reading and, of a refused token or a gated repository, once more; the rest is a margin
-        self._patience_s = 4 * limit_s
+        self._patience_s = 3 * limit_s
         self._down: Reply | None = None
 
     @property
