@@ -18,7 +18,7 @@ REFS = {
     "tags": [{"name": "v1.0", "ref": "refs/tags/v1.0"}],
     "converts": [],
 }
-REVISIONS = {"main": NEW, "fp16": OLD, "v1.0": OLD, OLD: OLD, NEW: NEW}
+REVISIONS = {"main": NEW, "fp16": OLD, "v1.0": OLD, OLD: OLD, NEW: NEW, "refs/convert/parquet": OLD}
 FILES = ("README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
 

@@ -188,6 +188,12 @@ def test_a_revision_that_is_not_there_gets_the_branches_and_tags(tmp_path, hub):
     assert "the branches main, fp16 and the tags v1.0" in found.fix
 
 
+def test_the_branch_that_the_hub_converts_data_to_is_a_revision(tmp_path, hub):
+    text = 'from datasets import load_dataset\nload_dataset("acme/chats", revision="refs/convert/parquet")\n'
+    report = checked(tmp_path, hub.url, text, "revision-exists", "dataset-exists", name="train.py")
+    assert (report.findings, report.not_run) == ([], [])
+
+
 def test_a_repository_that_changed_since_it_was_pinned_is_a_note(tmp_path, hub):
     text = f'from transformers import AutoModel\nAutoModel.from_pretrained("acme/tiny-0.5B", revision="{OLD}")\n'
     found = only(checked(tmp_path, hub.url, text, "revision-exists", name="train.py"))

@@ -19,6 +19,7 @@ RepositoryKind = Literal["model", "dataset"]
 AT_ONCE = 16
 LIMIT_S = 5.0
 LONGEST_LISTING = 500
+LONGEST_NAME = 300
 
 
 class Asked(Generic[T]):
@@ -192,7 +193,8 @@ def _parsed(body: bytes) -> object:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else ""
+    """Return a name; a text that is too long to be one is none."""
+    return value if isinstance(value, str) and len(value) <= LONGEST_NAME else ""
 
 
 def _read_repository(content: object) -> Repository | None:
