@@ -114,7 +114,7 @@ def _files_of(command: Command | None) -> list[str]:
         return []
     config = command.flag("config", "config_file")
     names = [command.script or "", config.text if config is not None else ""]
-    return [name for name in names if name]
+    return [name for name in names if name and "://" not in name]  # a script may be named by its address
 
 
 def _of_options(options: CheckOptions) -> Iterator[Reference]:
