@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .machine import Machine
 from .hub.hub import LIMIT_S, Hub
+from .machine import Machine
 from .options import CheckOptions
 
 
