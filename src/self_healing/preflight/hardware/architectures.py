@@ -108,7 +108,8 @@ def _decoder(fields: Fields, kind: str, block: Block) -> ModelShape:
     return ModelShape(
         architecture=kind or "decoder", parameters=parameters, layers=layers, hidden=hidden, query=query,
         key_value=key_value, heads=fields.heads, intermediate=active, vocabulary=fields.vocabulary,
-        linears=(*attention, *forward), is_gated=len(block.forward) == 3, has_rms_norm=block.has_rms_norm,
+        linears=(*attention, *forward), is_gated=len(block.forward) == 3, has_rms_norm=block.has_rms_norm, norms=block.norms,
+        has_composed_gelu=fields.text("activation_function", "hidden_act") == "gelu_new" or kind in ("gpt2", "bloom"),
         is_tied=is_tied, has_dropout=block.has_dropout, longest=fields.positions, dtype=fields.dtype,
     )  # fmt: skip
 

@@ -44,6 +44,10 @@ class ModelShape:
     is_gated: bool = True
     """The feed-forward has a gate: SwiGLU and its like."""
     has_rms_norm: bool = True
+    norms: int = 2
+    """In each layer."""
+    has_composed_gelu: bool = False
+    """Its activation is put together of several operations, each of which keeps what it needs for the way back."""
     is_tied: bool = False
     has_head: bool = True
     """It gives logits over the vocabulary."""
