@@ -78,7 +78,11 @@ def test_the_count_of_a_config_is_that_of_the_model_transformers_builds(name, fr
     shape = shape_of_config(content)
     assert shape.parameters == sum(p.numel() for p in model.parameters())
     assert not shape.is_estimate
-    linears = [m for n, m in model.named_modules() if type(m).__name__ in ("Linear", "Conv1D", "FalconLinear") and "lm_head" not in n]
+    linears = [
+        m
+        for n, m in model.named_modules()
+        if type(m).__name__ in ("Linear", "Conv1D", "FalconLinear") and "lm_head" not in n
+    ]
     if (
         not any(word in kind for word in ("moe", "mixtral"))
         and kind not in ENCODERS

@@ -53,11 +53,9 @@ def _attention(shape: ModelShape, plan: TrainingPlan, *, is_trained: bool) -> in
 
 
 def _feed_forward(shape: ModelShape, plan: TrainingPlan, *, is_trained: bool) -> int:
-    if shape.is_gated:
-        tensors = 3 + is_trained
-    else:
-        tensors = (6 if shape.has_composed_gelu else 1) + is_trained
-    return tensors * plan.compute_bytes * shape.intermediate
+    of_activation = 6 if shape.has_composed_gelu else 1
+    tensors = 3 if shape.is_gated else of_activation
+    return (tensors + is_trained) * plan.compute_bytes * shape.intermediate
 
 
 def _adapters(shape: ModelShape, plan: TrainingPlan) -> int:

@@ -124,8 +124,10 @@ def _in_the_step(shape: ModelShape, plan: TrainingPlan, state: State) -> dict[st
     around = tokens * shape.hidden * (plan.residual_bytes + 8)  # embeddings, the norm behind the last layer, its input
     activations = shape.layers * kept + around
     in_chunks = plan.logits is Logits.CHUNKED
-    seen = min(tokens, CHUNK) if in_chunks else tokens
-    forward = seen * vocabulary * (8 if plan.compute_bytes == 4 else 10)  # logits, their copy in 32 bit, the log-softmax
+    seen = min(plan.logits_tokens, CHUNK) if in_chunks else plan.logits_tokens
+    forward = (
+        seen * vocabulary * (8 if plan.compute_bytes == 4 else 10)
+    )  # logits, their copy in 32 bit, the log-softmax
     back = seen * vocabulary * 12  # the log-softmax, its gradient, and that of the logits, all in 32 bit
     accumulated = state.gradients if plan.accumulation > 1 else 0
     casts = 2 * shape.linear_parameters if plan.is_autocast_over_full else 0

@@ -24,6 +24,12 @@ _USUAL = (  # parameters from which on, layers, hidden size, heads, heads of key
     (60.0e9, 80, 8192, 64, 8, 28_672, 128_256),
     (150.0e9, 126, 16_384, 128, 8, 53_248, 128_256),
 )
+_VOCABULARIES = (
+    ("qwen", 151_936), ("llama-2", 32_000), ("llama2", 32_000), ("codellama", 32_016), ("llama", 128_256), ("mistral", 32_768),
+    ("mixtral", 32_000), ("gemma", 256_000), ("smollm", 49_152), ("phi-3", 32_064), ("phi-4", 100_352), ("pythia", 50_304),
+    ("opt-", 50_272), ("gpt-neo", 50_257), ("bloom", 250_880), ("falcon", 65_024), ("deepseek", 102_400), ("olmo", 50_304),
+)  # fmt: skip
+"""How many tokens the models of a family have: logits grow with them."""
 
 
 def parameters_of_name(name: str) -> int | None:
@@ -42,7 +48,9 @@ def parameters_of_name(name: str) -> int | None:
 def shape_of_parameters(parameters: int, source: str) -> ModelShape:
     """Return what a decoder of so many parameters usually looks like; all of it is an estimate."""
     row = [each for each in _USUAL if each[0] <= parameters][-1]
-    _, layers, hidden, heads, kv_heads, intermediate, vocabulary = row
+    _, layers, hidden, heads, kv_heads, intermediate, usual_vocabulary = row
+    name = source.lower()
+    vocabulary = next((size for family, size in _VOCABULARIES if family in name), usual_vocabulary)
     head = hidden // heads
     linears = decoder_linears(layers, hidden, heads * head, kv_heads * head, intermediate)
     usual = sum(linear.parameters for linear in linears)

@@ -79,6 +79,8 @@ class TrainingPlan:
     batch: int = 8
     """Rows of one forward pass on one GPU; a pair of DPO is one."""
     length: int = 1024
+    logits_length: int = 0
+    """Of a row the tokens whose logits are computed; 0 means all: GRPO wants those of the completion only."""
     accumulation: int = 1
     is_checkpointed: bool = False
     attention: str = "sdpa"
@@ -125,3 +127,8 @@ class TrainingPlan:
     def tokens(self) -> int:
         """Tokens of one forward pass."""
         return self.rows * self.length
+
+    @property
+    def logits_tokens(self) -> int:
+        """Tokens of one forward pass whose logits are computed."""
+        return self.rows * (min(self.logits_length, self.length) if self.logits_length else self.length)
