@@ -76,18 +76,19 @@ class MemoryTooSmall(Check):
             )
         training = read_training(subject, tools, target, shape)
         if training is not None:
-            yield from self._judged(training, shape, target)
+            yield from self._judged(subject, training, shape, target)
 
-    def _judged(self, training: Training, shape: ModelShape, target: Target) -> Iterator[Finding]:
+    def _judged(self, subject: Subject, training: Training, shape: ModelShape, target: Target) -> Iterator[Finding]:
         estimated = estimate(shape, training.plan)
         has = target.device.memory_gib
         if estimated.total_gib <= TIGHT * has:
             return
         message, fix = _message(training, shape, target, estimated), _fix(training, shape, target)
         is_sure = _is_sure(training, shape) and estimated.total_gib > _SURELY * has
-        if estimated.steady_gib > has or is_sure:
+        is_described = bool(subject.scripts or subject.configs or subject.command)  # else its settings are all assumed
+        if is_described and (estimated.steady_gib > has or is_sure):
             yield self.error(training.place, message, fix)
-        elif _may_end_it(training, shape, estimated, has):
+        elif estimated.steady_gib > has or _may_end_it(training, shape, estimated, has):
             yield self.warning(training.place, message, fix)
 
 
