@@ -135,7 +135,7 @@ def device_of_driver(name: str, memory_gib: float, capability: tuple[int, int]) 
     words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
     joined = "".join(words)
     for device in sorted(DEVICES, key=lambda each: abs(each.memory_gib - memory_gib)):
-        stems = {each.partition("-")[0] for each in device.names}
+        stems = {stem for each in device.names if any(map(str.isdigit, stem := each.partition("-")[0]))}
         is_named = any(stem in words or (len(stem) > 4 and stem in joined) for stem in stems)
         if is_named and device.is_nvidia and abs(device.memory_gib - memory_gib) < 0.15 * device.memory_gib:
             return device

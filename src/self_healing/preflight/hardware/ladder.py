@@ -1,7 +1,8 @@
 """The smallest change that makes a training fit: six steps, from the least to the most disruptive, each estimated anew.
 
 1 a smaller batch with more accumulation, 2 gradient checkpointing, 3 weights in fewer bits (16 bit, adapters, adapters over 4 bit),
-4 shorter sequences, 5 attention without the quadratic term, 6 sharding or offloading with DeepSpeed.
+4 shorter sequences, 5 attention without the quadratic term (which is tried before 4: it takes nothing away), 6 sharding or offloading with
+DeepSpeed.
 """
 
 from __future__ import annotations
@@ -90,12 +91,12 @@ def _ladder(plan: TrainingPlan, *, has_bf16: bool) -> Iterator[Step]:
 
 
 def _later_rungs(plan: TrainingPlan) -> Iterator[Step]:
+    if plan.attention == "eager":  # changes nothing but the memory, so it goes before shorter rows
+        yield lambda now: replace(now, attention="sdpa")
     shorter = plan.length // 2
     while shorter >= SHORTEST:
         yield _of_length(shorter)
         shorter //= 2
-    if plan.attention == "eager":
-        yield lambda now: replace(now, attention="sdpa")
     if plan.sharding is not Sharding.ZERO_3 and plan.gpus > 1:
         yield lambda now: replace(now, sharding=Sharding.ZERO_3)
     if not plan.offloads_optimizer:
