@@ -15,6 +15,7 @@ from self_healing.preflight.hardware.architectures import shape_of_config
 from self_healing.preflight.hardware.devices import find_device
 from self_healing.preflight.hardware.ladder import fits, larger_device, smallest_change
 from self_healing.preflight.hardware.memory import GIB, estimate, logits_bytes
+from self_healing.preflight.hardware.model_sources import shape_of_trainer
 from self_healing.preflight.hardware.named_sizes import shape_of_parameters
 from self_healing.preflight.hardware.plan import Dtype, Logits, Lora, Sharding, TrainingPlan
 from self_healing.preflight.hardware.state import state_of, trained_parameters
@@ -317,6 +318,27 @@ def test_what_trains_nothing_is_not_estimated(tmp_path):
     script = 'from transformers import AutoModel\nAutoModel.from_pretrained("org/model-70B")\n'
     report = checked(tmp_path, {"infer.py": script}, "infer.py", gpu="t4")
     assert (report.findings, report.not_run) == ([], [])
+
+
+def test_a_classifier_has_no_logits_over_the_vocabulary(tmp_path):
+    script = """from transformers import AutoModelForSequenceClassification, Trainer, TrainingArguments
+model = AutoModelForSequenceClassification.from_pretrained("{model}", num_labels=2)
+tokens = tokenizer(texts, truncation=True, max_length=512)
+Trainer(model=model, args=TrainingArguments("out", per_device_train_batch_size=32, fp16=True)).train()
+"""
+    for model in ("distilbert-base-uncased", "google-bert/bert-base-cased", "Qwen/Qwen2.5-0.5B"):
+        report = checked(
+            tmp_path, {"train.py": script.format(model=model)}, "train.py", gpu="a100-40" if "Qwen" in model else "t4"
+        )
+        assert (report.findings, report.not_run) == ([], []), model
+
+
+@pytest.mark.torch
+def test_a_model_that_is_built_is_counted_itself():
+    transformers = pytest.importorskip("transformers")
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**SMALL))
+    shape = shape_of_trainer(type("Trainer", (), {"model": model})())
+    assert (shape.parameters, shape.source) == (shape_of_config(SMALL).parameters, "the model itself")
 
 
 def test_a_deepspeed_config_is_read_for_its_stage(tmp_path):

@@ -9,9 +9,9 @@ from ..check import CannotRun, Check, Example
 from ..finding import Finding
 from ..hardware.ladder import TIGHT, Change, larger_device, smallest_change
 from ..hardware.memory import GIB, Estimate, estimate, logits_bytes
-from ..hardware.model_sources import shape_of_model
+from ..hardware.model_sources import shape_of_model, shape_of_trainer
 from ..hardware.plan import Logits, TrainingPlan
-from ..hardware.reading import Training, read_training, trained_model
+from ..hardware.reading import Training, as_trained, read_training, trained_model
 from ..hardware.shape import ModelShape
 from ..hardware.target import Target, target_of
 from ..subject import Subject
@@ -69,14 +69,15 @@ class MemoryTooSmall(Check):
             raise CannotRun("there is no GPU here, and none is named; say which one it is for: --gpu a10g")
         if target.device.is_cpu and target.said_by.startswith("the flavor"):
             return
-        shape = shape_of_model(named[0], tools)
+        built = subject.trainer
+        shape = shape_of_model(named[0], tools) if built is None else shape_of_trainer(built)
         if shape is None:
             raise CannotRun(
                 f"the size of {named[0]} is not known: it is no folder with a config.json, and its name does not tell it"
             )
         training = read_training(subject, tools, target, shape)
         if training is not None:
-            yield from self._judged(subject, training, shape, target)
+            yield from self._judged(subject, training, as_trained(subject, shape), target)
 
     def _judged(self, subject: Subject, training: Training, shape: ModelShape, target: Target) -> Iterator[Finding]:
         estimated = estimate(shape, training.plan)
@@ -85,7 +86,9 @@ class MemoryTooSmall(Check):
             return
         message, fix = _message(training, shape, target, estimated), _fix(training, shape, target)
         is_sure = _is_sure(training, shape) and estimated.total_gib > _SURELY * has
-        is_described = bool(subject.scripts or subject.configs or subject.command)  # else its settings are all assumed
+        is_described = bool(
+            subject.scripts or subject.configs or subject.command or subject.trainer
+        )  # else its settings are all assumed
         if is_described and (estimated.steady_gib > has or is_sure):
             yield self.error(training.place, message, fix)
         elif estimated.steady_gib > has or _may_end_it(training, shape, estimated, has):

@@ -136,13 +136,14 @@ def _in_the_step(shape: ModelShape, plan: TrainingPlan, state: State) -> dict[st
     head = vocabulary * shape.hidden * state.weight_bytes if state.trains_all else 0
     base = {**_held(state), "gradients": accumulated, "activations": activations}
     working = tokens * backward_bytes(shape, plan)
+    worked_on = "recomputed layer" if plan.is_checkpointed else "gradients of activations"
     if plan.is_checkpointed:
         working += one_layer
     return {
         "the loss": {**base, "16-bit copies of the weights": cached, "logits and loss": forward},
         "the gradient of the loss": {**base, "16-bit copies of the weights": kept_casts, "logits and loss": back},
         "the backward pass of the last layer": {
-            **base, "gradients": accumulated + head, "16-bit copies of the weights": kept_casts, "recomputed layer": working,
+            **base, "gradients": accumulated + head, "16-bit copies of the weights": kept_casts, worked_on: working,
         },
     }  # fmt: skip
 

@@ -70,3 +70,15 @@ def _counted(shape: ModelShape, folder: Path) -> ModelShape:
     return replace(
         shape, parameters=parameters, dtype=dtype or shape.dtype, source="the headers of its safetensors files"
     )
+
+
+def shape_of_trainer(trainer: Any) -> ModelShape | None:
+    """Return the shape of a model that is built: its own parameters are counted."""
+    model = getattr(trainer, "model", None)
+    config = getattr(model, "config", None)
+    if model is None or not hasattr(config, "to_dict"):
+        return None
+    shape = shape_of_config(config.to_dict())
+    trained = {id(parameter): parameter for parameter in model.parameters()}
+    count = sum(parameter.numel() for parameter in trained.values())
+    return None if shape is None else replace(shape, parameters=count, is_estimate=False, source="the model itself")

@@ -30,11 +30,24 @@ _VOCABULARIES = (
     ("opt-", 50_272), ("gpt-neo", 50_257), ("bloom", 250_880), ("falcon", 65_024), ("deepseek", 102_400), ("olmo", 50_304),
 )  # fmt: skip
 """How many tokens the models of a family have: logits grow with them."""
+_KNOWN = {
+    "gpt2": 124e6, "distilgpt2": 82e6, "gpt2-medium": 355e6, "gpt2-large": 774e6, "gpt2-xl": 1558e6, "t5-small": 60e6,
+    "t5-base": 223e6, "t5-large": 738e6, "flan-t5-small": 77e6, "flan-t5-base": 248e6, "flan-t5-large": 783e6,
+    "flan-t5-xl": 2850e6, "bert-base": 110e6, "bert-large": 336e6, "roberta-base": 125e6, "roberta-large": 355e6,
+    "distilbert-base": 66e6, "distilroberta-base": 82e6, "xlm-roberta-base": 278e6, "xlm-roberta-large": 560e6,
+    "deberta-v3-base": 184e6, "deberta-v3-large": 435e6, "phi-2": 2780e6, "zephyr-7b": 7240e6,
+}  # fmt: skip
+"""Models that everybody trains first, whose names say no number."""
+_ENCODER = re.compile(r"(?i)bert|electra|deberta")
 
 
 def parameters_of_name(name: str) -> int | None:
     """Return about how many parameters a model of that name has; None where the name does not say."""
-    found = list(_SIZE.finditer(name.rstrip("/").rpartition("/")[2]))
+    last = name.rstrip("/").rpartition("/")[2]
+    known = re.sub(r"-(?:un)?cased$|-multilingual$", "", last.lower())
+    if known in _KNOWN:
+        return round(_KNOWN[known])
+    found = list(_SIZE.finditer(last))
     if not found:
         return None
     size = found[0]
@@ -60,7 +73,7 @@ def shape_of_parameters(parameters: int, source: str) -> ModelShape:
         architecture="decoder", parameters=parameters, layers=stretched, hidden=hidden, query=heads * head,
         key_value=kv_heads * head, heads=heads, intermediate=intermediate, vocabulary=vocabulary, is_estimate=True,
         linears=decoder_linears(stretched, hidden, heads * head, kv_heads * head, intermediate), source=source,
-        dtype="bfloat16",
+        dtype="bfloat16" if parameters > 0.4e9 else "float32", has_head=_ENCODER.search(source) is None,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..finding import Place
@@ -47,6 +47,8 @@ def trained_model(subject: Subject) -> tuple[str, Place] | None:
     """Return the model that is trained, and where it is named; None where none is, or nothing is trained."""
     if not is_training(subject):
         return None
+    if subject.trainer is not None:
+        return type(getattr(subject.trainer, "model", None)).__name__, Place("trainer")
     if subject.options.model is not None:
         return subject.options.model, Place("--model")
     others = {setting.value for setting in subject.all(*_NOT_TRAINED) if isinstance(setting.value, str)}
@@ -59,7 +61,7 @@ def trained_model(subject: Subject) -> tuple[str, Place] | None:
 
 def is_training(subject: Subject) -> bool:
     """Say whether something is trained with the Trainer, TRL or Axolotl."""
-    if subject.command is not None and subject.command.method:
+    if subject.trainer is not None or (subject.command is not None and subject.command.method):
         return True
     if any(call.last.endswith("Trainer") or call.last.endswith("TrainingArguments") for _, call in subject.calls()):
         return True
@@ -81,6 +83,12 @@ def read_training(subject: Subject, tools: Tools, target: Target, shape: ModelSh
         is_length_sure=is_said and (subject.is_on("packing", "sample_packing", "pad_to_sequence_len")),
         is_length_said=is_said, is_axolotl=reader.is_axolotl,
     )  # fmt: skip
+
+
+def as_trained(subject: Subject, shape: ModelShape) -> ModelShape:
+    """Return a shape without logits where a head of a few classes takes the place of the one for tokens."""
+    is_classifier = subject.method == "reward" or any("Classification" in call.name for _, call in subject.calls())
+    return replace(shape, has_head=False) if is_classifier else shape
 
 
 class _Reader:
