@@ -75,10 +75,10 @@ def _counted(shape: ModelShape, folder: Path) -> ModelShape:
 def shape_of_trainer(trainer: Any) -> ModelShape | None:
     """Return the shape of a model that is built: its own parameters are counted."""
     model = getattr(trainer, "model", None)
-    config = getattr(model, "config", None)
-    if model is None or not hasattr(config, "to_dict"):
+    described = getattr(getattr(model, "config", None), "to_dict", None)
+    if model is None or described is None:
         return None
-    shape = shape_of_config(config.to_dict())
+    shape = shape_of_config(described())
     trained = {id(parameter): parameter for parameter in model.parameters()}
     count = sum(parameter.numel() for parameter in trained.values())
     return None if shape is None else replace(shape, parameters=count, is_estimate=False, source="the model itself")
