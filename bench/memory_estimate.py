@@ -19,7 +19,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Trainer, TrainingArguments
+from transformers import AutoConfig, AutoModelForCausalLM, PrinterCallback, Trainer, TrainingArguments
 
 from self_healing.preflight.hardware.architectures import shape_of_config
 from self_healing.preflight.hardware.memory import GIB, estimate
@@ -113,7 +113,9 @@ def trained(case: Case, device: str, folder: str) -> None:
         optim=todo.optimizer, learning_rate=1e-5, logging_steps=3, disable_tqdm=True, use_cpu=device == "cpu",
     )  # fmt: skip
     rows = Rows(3 * todo.batch * todo.accumulation, todo.length, config.vocab_size)
-    Trainer(model=model, args=arguments, train_dataset=rows).train()
+    trainer = Trainer(model=model, args=arguments, train_dataset=rows)
+    trainer.remove_callback(PrinterCallback)  # the table is what is to be read
+    trainer.train()
 
 
 def measured(case: Case, folder: str) -> tuple[int, int]:

@@ -25,8 +25,8 @@ from self_healing.preflight.subject import read_subject
 from self_healing.preflight.tools import Tools
 
 SMALL = {
-    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "vocab_size": 4000,
+    "model_type": "llama", "hidden_size": 256, "intermediate_size": 688, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "vocab_size": 2000,
 }  # fmt: skip
 EIGHT = shape_of_config({
     "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
@@ -102,16 +102,16 @@ def peak_of_tensors(plan: TrainingPlan) -> int:
 @pytest.mark.parametrize(
     "plan",
     [
-        TrainingPlan(weights=Dtype.BF16, batch=4, length=128),
-        TrainingPlan(weights=Dtype.FP32, has_autocast=True, batch=4, length=128),
-        TrainingPlan(weights=Dtype.BF16, batch=8, length=128, is_checkpointed=True),
+        TrainingPlan(weights=Dtype.BF16, batch=16, length=128),
+        TrainingPlan(weights=Dtype.FP32, has_autocast=True, batch=16, length=128),
+        TrainingPlan(weights=Dtype.BF16, batch=16, length=128, is_checkpointed=True),
     ],
     ids=["in 16 bit", "mixed precision", "checkpointed"],
 )
 def test_the_estimate_is_what_torch_holds_at_its_peak(plan):
     pytest.importorskip("transformers")
     predicted = estimate(shape_of_config(SMALL), plan).allocated_bytes
-    assert predicted == pytest.approx(peak_of_tensors(plan), rel=0.08)
+    assert predicted == pytest.approx(peak_of_tensors(plan), rel=0.03)
 
 
 # -- single parts ------------------------------------------------------------------------------------
@@ -235,6 +235,13 @@ def test_attention_without_squares_is_the_fifth_and_makes_shorter_rows_needless(
         logits=Logits.CHUNKED,
     )  # fmt: skip
     assert change(plan, "a10g").steps == ('attn_implementation="sdpa"',)
+
+
+def test_a_step_that_a_later_one_makes_needless_is_not_asked_for():
+    plan = replace(BF16, lora=Lora(), length=16384, is_checkpointed=True, attention="eager", logits=Logits.CHUNKED)
+    four_bit = replace(plan, weights=Dtype.NF4)
+    assert not fits(estimate(EIGHT, four_bit), 39.4), "fewer bits are tried in vain"
+    assert change(plan, "a100-40").steps == ('attn_implementation="sdpa"',)
 
 
 def test_offloading_is_the_last_and_a_model_that_is_far_too_large_has_none():
