@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from .hardware.devices import DEVICES, find_device, near_names
 
 
 class Scenario(StrEnum):
@@ -44,3 +46,12 @@ class CheckOptions(BaseModel):
     """Where it fails, find out whether code, model, data or environment is at fault."""
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+
+    @field_validator("gpu")
+    @classmethod
+    def _is_known(cls, gpu: str | None) -> str | None:
+        if gpu is not None and find_device(gpu) is None:
+            near = near_names(gpu)
+            known = f"did you mean {near[0]}?" if near else f"known are {', '.join(each.names[0] for each in DEVICES)}"
+            raise ValueError(f"{gpu} is no GPU that is known; {known}")
+        return gpu
