@@ -72,7 +72,6 @@ _ROWS: dict[str, tuple[tuple[str, str, str, str], ...]] = {
 
 KNOWN_VERSIONS = {
     "transformers": "5.22", "trl": "1.16", "torch": "2.13", "peft": "0.21", "datasets": "5.2", "accelerate": "1.15",
-    "huggingface-hub": "2.4",
 }  # fmt: skip
 """What to propose where a library is not installed here: versions that go together."""
 _OLDER_TRL = ("0.27", "0.24", "0.23", "0.21", "0.20", "0.19", "0.18", "0.17")
@@ -95,17 +94,19 @@ def needs_of(name: str, wanted: SpecifierSet) -> Iterator[Row]:
 
 
 def proposed_bound(name: str, others: dict[str, SpecifierSet]) -> str:
-    """Return a bound for a dependency that has none, from what is installed here; empty where nothing is known.
+    """Return a bound for a core library that has none, from what is installed here; empty where nothing is known.
 
     `others` are the bounds that the rest of the header has: a bound that contradicts them is not proposed.
     """
+    if name not in CORE:  # others have bounds for these, which are not known here
+        return ""
     here = installed_version(name)
     offered = [str(here.public)] if here is not None else []
     if not any(installed_version(each) for each in CORE):  # versions of two sources may not go together
         offered += [KNOWN_VERSIONS[name]] if name in KNOWN_VERSIONS else []
     offered += _OLDER_TRL if name == "trl" else ()
     for each in offered:
-        bound = _bound(name, Version(each))
+        bound = _bound(Version(each))
         if _fits(name, SpecifierSet(bound), others):
             return bound
     return ""
@@ -124,9 +125,7 @@ def _fits(name: str, bound: SpecifierSet, others: dict[str, SpecifierSet]) -> bo
     return forward and backward
 
 
-def _bound(name: str, version: Version) -> str:
-    """Return a bound from a version on; of the core libraries up to the next that may break scripts."""
+def _bound(version: Version) -> str:
+    """Return a bound from a version on; up to the next that may break scripts."""
     lower = f">={version.major}.{version.minor}"
-    if name not in CORE:
-        return lower
     return f"{lower},<{version.major + 1}" if version.major else f"{lower}.{version.micro},<0.{version.minor + 1}"

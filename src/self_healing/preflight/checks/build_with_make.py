@@ -41,9 +41,16 @@ class BuildWithMake(Check):
                 continue
             for step in steps:
                 if step.program in ("make", "gmake") and is_about_llama_cpp(script, step):
+                    root = _root([word for each in steps for word in each.words])
                     yield self.error(
                         Place(script.named, step.started.call.line), "llama.cpp cannot be built by make any more",
-                        "Build it by CMake; the programs are then in llama.cpp/build/bin:\n"
-                        'subprocess.run(["cmake", "-B", "llama.cpp/build", "-S", "llama.cpp", "-DGGML_CUDA=OFF"], check=True)\n'
-                        'subprocess.run(["cmake", "--build", "llama.cpp/build", "--target", "llama-quantize", "-j", "4"], check=True)',
+                        f"Build it by CMake; the programs are then in {root}/build/bin:\n"
+                        f'subprocess.run(["cmake", "-B", "{root}/build", "-S", "{root}", "-DGGML_CUDA=OFF"], check=True)\n'
+                        f'subprocess.run(["cmake", "--build", "{root}/build", "--target", "llama-quantize", "-j", "4"], check=True)',
                     )  # fmt: skip
+
+
+def _root(words: list[str]) -> str:
+    """Return the folder of llama.cpp as the script's own commands name it."""
+    folders = (word.rstrip("/") for word in words if "://" not in word)
+    return next((word for word in folders if word.endswith("llama.cpp")), "llama.cpp")
