@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,6 +18,7 @@ from ...core.secrets import strip_control
 
 if TYPE_CHECKING:
     from ...preflight.dry_run.dry_run import DryReport
+    from ...preflight.options import CheckOptions
     from ...preflight.subject import Subject
     from ...preflight.tools import Tools
 
@@ -51,9 +53,6 @@ def command(
 
     Nothing of yours is run: scripts are parsed; only --steps, --fresh-env and --isolate run the command. Nothing is written except by --fix. Exit codes: 0 clean, 1 problems, 2 unusable input.
     """
-    from pydantic import ValidationError
-
-    from ...preflight.options import CheckOptions
     from ...preflight.rendering import lines_of
     from ...preflight.runner import run_checks
     from ...preflight.subject import read_subject
@@ -65,11 +64,7 @@ def command(
         "ignore": tuple(ignore or ()), "steps": steps or (2 if fresh_env or isolate else 0), "seconds": seconds,
         "fresh_env": fresh_env, "isolate": isolate,
     }  # fmt: skip
-    try:
-        options = CheckOptions.model_validate(given)
-    except ValidationError as error:
-        first = error.errors()[0]
-        raise typer.BadParameter(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from error
+    options = _options(given)
     paths, argv = _parts(words or [])
     if not paths and not argv and model is None and dataset is None:
         raise typer.BadParameter("there is nothing to check; name a script, a config, --model, or a command behind --")
@@ -97,6 +92,18 @@ def command(
     if fix:
         _write_fixes(subject, in_place=in_place)
     raise typer.Exit(report.exit_code(strict=strict))
+
+
+def _options(given: Mapping[str, object]) -> CheckOptions:
+    from pydantic import ValidationError
+
+    from ...preflight.options import CheckOptions
+
+    try:
+        return CheckOptions.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise typer.BadParameter(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from error
 
 
 def _write_fixes(subject: Subject, *, in_place: bool) -> None:
