@@ -39,7 +39,7 @@ def checked(folder, url, text, *select, name="config.yaml", limit_s=5.0, offline
 
 def model(folder, url, name, **rest):
     text = f'from transformers import AutoModel\nAutoModel.from_pretrained("{name}")\n'
-    return checked(folder, url, text, "model-exists", name="train.py", **rest)
+    return checked(folder, url, text, "missing-model", name="train.py", **rest)
 
 
 def only(report):
@@ -85,7 +85,7 @@ def test_a_slip_in_a_name_without_an_author_gets_the_name_that_was_meant(tmp_pat
 
 def test_where_no_name_is_near_what_the_author_has_is_listed(tmp_path, hub):
     text = 'from datasets import load_dataset\nload_dataset("trl-lib/argilla-dpo-mix-7k")\n'
-    found = only(checked(tmp_path, hub.url, text, "dataset-exists", name="train.py"))
+    found = only(checked(tmp_path, hub.url, text, "missing-dataset", name="train.py"))
     assert "did you mean" not in found.message
     assert "trl-lib/ultrafeedback_binarized" in found.fix
     assert found.fix.count("trl-lib/") == 5
@@ -150,9 +150,9 @@ def test_a_private_repository_of_ones_own_is_no_finding(tmp_path, hub):
 
 def test_a_token_that_is_refused_is_told_once_and_the_rest_is_still_looked_at(tmp_path, hub):
     text = "model_name_or_path: acme/tiny-0.5B\ndataset_name: acme/chats\n"
-    checks = ("model-exists", "dataset-exists", "hub-token-works")
+    checks = ("missing-model", "missing-dataset", "refused-hub-token")
     found = only(checked(tmp_path, hub.url, text, *checks, HF_TOKEN="hf_revoked"))
-    assert (found.check, str(found.where)) == ("hub-token-works", "environment: HF_TOKEN")
+    assert (found.check, str(found.where)) == ("refused-hub-token", "environment: HF_TOKEN")
     assert "refuses the token in HF_TOKEN (401)" in found.message
     assert "set HF_TOKEN to it" in found.fix
 
@@ -160,14 +160,15 @@ def test_a_token_that_is_refused_is_told_once_and_the_rest_is_still_looked_at(tm
 def test_a_saved_token_that_is_refused_is_told_with_its_file(tmp_path, hub):
     (tmp_path / "token").write_text("hf_revoked\n")
     text = "model_name_or_path: acme/tiny-0.5B\n"
-    found = only(checked(tmp_path, hub.url, text, "hub-token-works", HF_HOME=str(tmp_path)))
+    found = only(checked(tmp_path, hub.url, text, "refused-hub-token", HF_HOME=str(tmp_path)))
     assert "hf auth login" in found.fix
 
 
 def test_a_token_with_odd_characters_is_a_refused_one(tmp_path, hub):
     text = "model_name_or_path: acme/tiny-0.5B\n"
     assert (
-        only(checked(tmp_path, hub.url, text, "hub-token-works", HF_TOKEN="hf_\u2026 cut")).check == "hub-token-works"
+        only(checked(tmp_path, hub.url, text, "refused-hub-token", HF_TOKEN="hf_\u2026 cut")).check
+        == "refused-hub-token"
     )
     assert model(tmp_path, hub.url, "acme/tiny-0.5B", HF_TOKEN="hf_\u2026 cut").findings == []
 
@@ -183,20 +184,20 @@ def test_a_disabled_repository_is_told(tmp_path, hub):
 
 def test_a_revision_that_is_not_there_gets_the_branches_and_tags(tmp_path, hub):
     text = 'from transformers import AutoModel\nAutoModel.from_pretrained("acme/tiny-0.5B", revision="v9")\n'
-    found = only(checked(tmp_path, hub.url, text, "revision-exists", "model-exists", name="train.py"))
+    found = only(checked(tmp_path, hub.url, text, "missing-revision", "missing-model", name="train.py"))
     assert "has no revision 'v9'" in found.message
     assert "the branches main, fp16 and the tags v1.0" in found.fix
 
 
 def test_the_branch_that_the_hub_converts_data_to_is_a_revision(tmp_path, hub):
     text = 'from datasets import load_dataset\nload_dataset("acme/chats", revision="refs/convert/parquet")\n'
-    report = checked(tmp_path, hub.url, text, "revision-exists", "dataset-exists", name="train.py")
+    report = checked(tmp_path, hub.url, text, "missing-revision", "missing-dataset", name="train.py")
     assert (report.findings, report.not_run) == ([], [])
 
 
 def test_a_repository_that_changed_since_it_was_pinned_is_a_note(tmp_path, hub):
     text = f'from transformers import AutoModel\nAutoModel.from_pretrained("acme/tiny-0.5B", revision="{OLD}")\n'
-    found = only(checked(tmp_path, hub.url, text, "revision-exists", name="train.py"))
+    found = only(checked(tmp_path, hub.url, text, "missing-revision", name="train.py"))
     assert str(found.severity) == "info"
     assert "has changed since the pinned commit aaaaaaaaaaaa (last on 2026-01-02)" in found.message
     assert f'revision="{NEW}"' in found.fix
@@ -271,7 +272,7 @@ def test_without_the_client_it_says_how_to_install_it(tmp_path, hub, monkeypatch
 
 def test_what_the_hub_does_answer_counts_beside_what_it_does_not(tmp_path, hub):
     text = "model_name_or_path: acme/answers-503\nref_model: acme/tinny-0.5B\n"
-    report = checked(tmp_path, hub.url, text, "model-exists")
+    report = checked(tmp_path, hub.url, text, "missing-model")
     assert ["did you mean acme/tiny-0.5B?" in found.message for found in report.findings] == [True]
     assert ["acme/answers-503" in each.because for each in report.not_run] == [True]
 
@@ -303,7 +304,7 @@ def test_all_names_are_asked_at_once(tmp_path, hub):
     lines = [f"  m{place}: {{model_name_or_path: acme/answers-slow-{place}}}" for place in range(8)]
     lines += ["  slow: {model_name_or_path: acme/answers-slow}", "  data: {dataset_name: acme/answers-slow}"]
     begun = time.monotonic()
-    checks = ("model-exists", "dataset-exists", "revision-exists", "dataset-parts-exist")
+    checks = ("missing-model", "missing-dataset", "missing-revision", "missing-dataset-part")
     report = checked(tmp_path, hub.url, "all:\n" + "\n".join(lines) + "\n", *checks)
     assert (report.findings, report.not_run) == ([], [])
     assert SLOW_S <= time.monotonic() - begun < 1.8 * SLOW_S
@@ -316,7 +317,13 @@ def test_each_question_is_asked_once_in_a_run(tmp_path, hub):
         'AutoModel.from_pretrained("acme/tiny-0.5B")\nAutoTokenizer.from_pretrained("acme/tiny-0.5B")\n'
         'load_dataset("acme/chats", split="train")\n'
     )
-    options = ("model-exists", "dataset-exists", "dataset-parts-exist", "dataset-columns-exist", "revision-exists")
+    options = (
+        "missing-model",
+        "missing-dataset",
+        "missing-dataset-part",
+        "missing-dataset-columns",
+        "missing-revision",
+    )
     checked(tmp_path, hub.url, text, *options, name="train.py")
     asked = sorted(path for _, path, _ in hub.asked[before:])
     assert asked == ["/api/datasets/acme/chats", "/api/models/acme/tiny-0.5B"]
@@ -342,5 +349,5 @@ def test_what_an_earlier_step_makes_is_not_asked_for(tmp_path, hub):
         "AutoModel.from_pretrained('sft-model')\nmodel.push_to_hub('ann/made-here')\nAutoModel.from_pretrained('ann/made-here')\n"
     )
     before = len(hub.asked)
-    assert checked(tmp_path, hub.url, text, "model-exists", name="train.py").findings == []
+    assert checked(tmp_path, hub.url, text, "missing-model", name="train.py").findings == []
     assert len(hub.asked) == before

@@ -33,7 +33,7 @@ class HubTokenMissing(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Look for a push, and for a token in the environment, in files and in the script."""
-        if not tools.options.offline:  # who may ask the Hub also asks it whose the token is: see output-repository
+        if not tools.options.offline:  # who may ask the Hub also asks it whose the token is: see unwritable-repository
             return
         where = _push(subject)
         if where is None or not runs_here(subject, tools) or _has_token(tools) or _brings_its_own(subject):

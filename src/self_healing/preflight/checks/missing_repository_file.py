@@ -1,4 +1,4 @@
-"""The check `repository-files-exist`: files that are named inside a repository of the Hub are there."""
+"""The check `missing-repository-file`: files that are named inside a repository of the Hub are there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _LOAD = "from transformers import AutoModel\nAutoModel.from_pretrained({})\n"
 _FETCH = "from huggingface_hub import hf_hub_download\nhf_hub_download({})\n"
 
 
-class RepositoryFilesExist(Check):
+class MissingRepositoryFile(Check):
     """Files that are named together with their repository are in it, and a model is loaded in the format it has.
 
     `EntryNotFoundError: 404 Client Error` for a file that was moved or renamed, `FileNotFoundError: Unable to find ...` of

@@ -1,4 +1,4 @@
-"""The check `dataset-columns-exist`: the columns that a training needs are in its data set."""
+"""The check `missing-dataset-columns`: the columns that a training needs are in its data set."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _LOAD = 'from datasets import load_dataset\ndata = load_dataset("acme/{}", split
 _PAIRS = 'from datasets import load_dataset\ndata = load_dataset("acme/pairs", "easy", split="train")\n'
 
 
-class DatasetColumnsExist(Check):
+class MissingDatasetColumns(Check):
     """The columns that are asked for by name, and those the method needs, are columns of the data set.
 
     A preference trainer on a data set of chats ends with `KeyError: 'chosen'`, and a `dataset_text_field` that is not there

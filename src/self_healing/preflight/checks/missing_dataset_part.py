@@ -1,4 +1,4 @@
-"""The check `dataset-parts-exist`: the configuration and the split of a data set that are asked for are there."""
+"""The check `missing-dataset-part`: the configuration and the split of a data set that are asked for are there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SPLIT = re.compile(r"([\w.-]+)(?:\[[^\]]*\])?")
 _LOAD = "from datasets import load_dataset\ndata = load_dataset({})\n"
 
 
-class DatasetPartsExist(Check):
+class MissingDatasetPart(Check):
     """The configuration and the split that are loaded are ones that the card of the data set declares.
 
     `ValueError: Unknown split "validation". Should be one of ['train', 'test']`, `BuilderConfig '...' not found` and

@@ -1,4 +1,4 @@
-"""The check `hub-token-works`: the Hub accepts the token that is set."""
+"""The check `refused-hub-token`: the Hub accepts the token that is set."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..tools import Tools
 _ASKED_WITH_IT = (Kind.MODEL, Kind.TOKENIZER, Kind.ADAPTER, Kind.DATASET)
 
 
-class HubTokenWorks(Check):
+class RefusedHubToken(Check):
     """A token that is set is one that the Hub accepts.
 
     One that was revoked, has expired or was cut when it was pasted is worse than none: the Hub then refuses models that are

@@ -1,4 +1,4 @@
-"""The check `dataset-exists`: the data sets that are loaded are on the Hub and may be read."""
+"""The check `missing-dataset`: the data sets that are loaded are on the Hub and may be read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..subject import Kind, Subject
 from ..tools import Tools
 
 
-class DatasetExists(Check):
+class MissingDataset(Check):
     """Every data set that is loaded by its name on the Hub is there under that name, and may be read.
 
     `DatasetNotFoundError: Dataset '...' doesn't exist on the Hub or cannot be accessed` comes after the model has been loaded,

@@ -1,4 +1,4 @@
-"""The check `adapter-fits-base`: an adapter is put on the model it was trained on."""
+"""The check `unfit-adapter`: an adapter is put on the model it was trained on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOAD = (
 )
 
 
-class AdapterFitsBase(Check):
+class UnfitAdapter(Check):
     """The base model in an adapter's own configuration is the one that is loaded with it.
 
     On another model of the same shape an adapter loads without a word and answers nonsense; on one of another shape loading
@@ -32,7 +32,7 @@ class AdapterFitsBase(Check):
     fails = (Example(_LOAD.format("tiny-1.5B")),)
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
-        """Compare, where one base is loaded and known; that an adapter is not there is told by adapter-exists."""
+        """Compare, where one base is loaded and known; that an adapter is not there is told by missing-adapter."""
         names = Names(subject, tools)
         adapters = names.on_the_hub(Kind.ADAPTER)
         bases = names.on_the_hub(Kind.MODEL)

@@ -1,4 +1,4 @@
-"""The check `output-repository`: what is to be pushed to the Hub may be."""
+"""The check `unwritable-repository`: what is to be pushed to the Hub may be."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOGINS = frozenset({"login", "notebook_login", "interpreter_login"})
 _PUSH = "push_to_hub: true\nhub_model_id: {}\n"
 
 
-class OutputRepository(Check):
+class UnwritableRepository(Check):
     """Where the result is pushed to the Hub, there is a token, it may write, and the account it writes to is its own.
 
     The trainer makes the repository before the first step, and a script that pushes at its end after the last one: `403
@@ -61,7 +61,7 @@ class OutputRepository(Check):
         user = hub.user().answer()
         if user.is_unanswered:
             raise CannotRun(user.detail)
-        if user.state is not State.FOUND:  # hub-token-works says it
+        if user.state is not State.FOUND:  # refused-hub-token says it
             return
         if user.role == "read":
             yield self.error(

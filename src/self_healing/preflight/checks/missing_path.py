@@ -1,4 +1,4 @@
-"""The check `local-paths-exist`: files and folders that are named are there and hold what they should."""
+"""The check `missing-path`: files and folders that are named are there and hold what they should."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INDEX = "model.safetensors.index.json"
 _MANY = 10_000
 
 
-class LocalPathsExist(Check):
+class MissingPath(Check):
     """Every file and folder that is named is there, and a folder that a model is loaded from holds one.
 
     Relative paths are seen from where the run is started, which is where most of them go wrong: `FileNotFoundError`, or from

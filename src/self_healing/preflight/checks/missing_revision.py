@@ -1,4 +1,4 @@
-"""The check `revision-exists`: branches, tags and commits that are named are there."""
+"""The check `missing-revision`: branches, tags and commits that are named are there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST, _LATEST = "a" * 40, "b" * 40
 """The commits of the repository in the examples."""
 
 
-class RevisionExists(Check):
+class MissingRevision(Check):
     """Every revision that is asked for is a branch, a tag or a commit of its repository.
 
     `OSError: ... is not a valid git identifier (branch name, tag name or commit id)` names none that is. Where a commit is

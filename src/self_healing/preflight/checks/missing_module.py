@@ -1,4 +1,4 @@
-"""The check `modules-exist`: code that is named by its import path is there."""
+"""The check `missing-module`: code that is named by its import path is there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LARGEST_BYTES = 4 << 20
 _REWARDS = "reward_funcs"
 
 
-class ModulesExist(Check):
+class MissingModule(Check):
     """Reward functions that are named by their path, and names imported from files beside the script, are there.
 
     `ModuleNotFoundError` comes at the start, but `AttributeError: module 'my_rewards' has no attribute 'acuracy'` and

@@ -1,4 +1,4 @@
-"""The check `model-exists`: the models and tokenizers that are loaded are on the Hub and may be read."""
+"""The check `missing-model`: the models and tokenizers that are loaded are on the Hub and may be read."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..subject import Kind, Subject
 from ..tools import Tools
 
 
-class ModelExists(Check):
+class MissingModel(Check):
     """Every model and tokenizer that is loaded by its name on the Hub is there under that name, and may be read.
 
     A slip in a name ends a job after the machine has been paid for, with `OSError: ... is not a local folder and is not a

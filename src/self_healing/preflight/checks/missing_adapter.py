@@ -1,4 +1,4 @@
-"""The check `adapter-exists`: the adapters that are loaded are on the Hub and are adapters."""
+"""The check `missing-adapter`: the adapters that are loaded are on the Hub and are adapters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..tools import Tools
 _CONFIG = "adapter_config.json"
 
 
-class AdapterExists(Check):
+class MissingAdapter(Check):
     """Every adapter that is loaded by its name on the Hub is there, may be read, and is an adapter.
 
     A full model, or an adapter that was merged before it was pushed, has no `adapter_config.json`: PEFT ends with

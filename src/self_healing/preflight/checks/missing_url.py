@@ -1,4 +1,4 @@
-"""The check `urls-exist`: scripts and data that are named by their address are there."""
+"""The check `missing-url`: scripts and data that are named by their address are there."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FILES = frozenset(
 )
 
 
-class UrlsExist(Check):
+class MissingUrl(Check):
     """Every script, config or data file that is named by its address is there, and the address is that of the file.
 
     A job that is started with the address of a page gets HTML for a script: `SyntaxError: invalid syntax` at
