@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.metadata
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from packaging.markers import UndefinedEnvironmentName
@@ -114,8 +114,3 @@ def installed_needs(name: str) -> tuple[Requirement, ...] | None:
         except (InvalidRequirement, UndefinedEnvironmentName):
             continue
     return tuple(needs)
-
-
-def installed_versions(names: Iterable[str]) -> Mapping[str, Version]:
-    """Return the versions of those that are installed here."""
-    return {name: version for name in names if (version := installed_version(name)) is not None}
