@@ -12,7 +12,7 @@ from ..core.errors import Preempted
 from ..diagnosis.text_finding import TextFinding
 from ..readers.log_text import Block
 from .outcome import Attempt, EndedBy
-from .process.child import Child
+from .process.child import Child, Ending
 from .process.shim import descendants
 from .settings import RunSettings
 from .signals import ENDING, SignalDesk
@@ -99,12 +99,12 @@ class Running:
             ending = self._child.finish(lambda: not self._desk.is_to_end)
             findings = self._text.findings()
             self._log.close()
-        for trouble in filter(None, (self._log.trouble, self._text.trouble)):
+        for trouble in filter(None, (*map(str, ending.left), self._log.trouble, self._text.trouble)):
             self._start.tell(trouble)
-        return self._attempt(ending.status, findings)
+        return self._attempt(ending, findings)
 
-    def _attempt(self, status: int | None, findings: Sequence[TextFinding]) -> Attempt:
-        progress = self._text.progress
+    def _attempt(self, ending: Ending, findings: Sequence[TextFinding]) -> Attempt:
+        progress, status = self._text.progress, ending.status
         if self._was_warned and status in (Preempted.exit_code, -signal.SIGUSR1):  # it has ended because of the warning
             self._ended_by, self._because = EndedBy.SIGNAL, "the command has ended after SIGUSR1"
             self._desk.told_to_end_by(signal.SIGUSR1)
@@ -113,6 +113,7 @@ class Running:
             is_nan=progress.is_nan, nan_since_s=progress.nan_since_s, step=progress.step,
             seconds=time.monotonic() - self._began_s, heals_itself=self._start.heals_itself(),
             was_killed_for_memory=memory_kills() > self._kills_before, changes=self._start.changes,
+            goes_on=next((str(each) for each in ending.left if each.is_out_of_reach), ""),
         )  # fmt: skip
 
     # -- what the command does -----------------------------------------------------------------------
