@@ -19,7 +19,7 @@ from .outcome import GIVEN_UP, EndedBy, Outcome
 
 _BY_SIGNAL = {
     signal.SIGINT: ExitReason.SIGINT, signal.SIGTERM: ExitReason.SIGTERM, signal.SIGHUP: ExitReason.SIGHUP,
-    signal.SIGUSR1: ExitReason.SIGUSR1,
+    signal.SIGUSR1: ExitReason.SIGUSR1, signal.SIGUSR2: ExitReason.SIGUSR2,
 }  # fmt: skip
 
 

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import ConfigError, Preempted
@@ -18,7 +19,7 @@ from .outcome import EndedBy, Outcome
 from .process.shim import become_subreaper
 from .recipe import NoRoom, Recipe, read_recipe
 from .settings import RunSettings
-from .signals import SignalDesk
+from .signals import SignalDesk, ToldToEnd
 from .slurm import JOB_ID, requeued
 from .telling import LOG, Teller, table
 
@@ -110,7 +111,8 @@ class Supervisor:
             decision, changes = self._decide(outcome)
             if not isinstance(decision, Again):
                 return self._end(decision)
-            self._recipe = self._attempts.to_go_on(self._recipe, outcome)
+            with suppress(ToldToEnd), self._desk.giving_up():  # which is seen next
+                self._recipe = self._attempts.to_go_on(self._recipe, outcome)
             if not self._wait(decision.wait_s):
                 return self._end(Stop("told to end while waiting for the next attempt"))
 
@@ -204,8 +206,11 @@ class Supervisor:
             self._teller.say(f"the next attempt begins in {seconds:g} s")
         until = time.monotonic() + seconds
         while True:
-            if signal.SIGUSR1 in self._desk.taken():  # there is nothing that could save itself
+            taken = self._desk.taken()
+            if signal.SIGUSR1 in taken:  # there is nothing that could save itself
                 self._desk.told_to_end_by(signal.SIGUSR1)
+            if signal.SIGUSR2 in taken:
+                self._teller.say("SIGUSR2: there is no command now that it could be passed on to")
             if self._desk.asked_to_end is not None:
                 return False
             rest = until - time.monotonic()

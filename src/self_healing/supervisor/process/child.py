@@ -126,6 +126,10 @@ class Child:
         """Kill everything now."""
         self._order("kill")
 
+    def pause(self, is_paused: bool) -> None:
+        """Stop everything, or let it go on."""
+        self._order("pause" if is_paused else "go on")
+
     def remove_if_we_die(self, path: Path) -> None:
         """Have a file removed where this process cannot do so itself any more."""
         self._order(f"remove {os.fsencode(path).hex()}")

@@ -7,6 +7,7 @@ out as lines on another:
 
     signal N      send a signal to the command                        started PID
     end SECONDS   ask everything to end, kill it after so long        failed ERRNO     the program cannot be started
+    pause, go on  stop everything, and let it go on
     kill          kill everything now                                 ended STATUS     as wait() gives it
     remove PATH   a file or folder (in hex) to remove if the supervisor dies
                                                                       left PID STATE   what could not be killed
@@ -43,6 +44,7 @@ FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
 NOT_FOUND = 127
 _ENDED = ("Z", "X")
 """States of those who wait to be reaped."""
+_STOPPED = ("T", "t")
 
 
 class Shim:
@@ -58,6 +60,7 @@ class Shim:
         self.kill_at: float | None = None
         self.give_up_at: float | None = None
         self.killed: set[int] = set()
+        self.paused: set[int] = set()
         self.unread = b""
         self.to_remove: list[bytes] = []
         self.given_to_command: tuple[signal.Signals, ...] = DEADLY
@@ -163,6 +166,10 @@ class Shim:
                 self._signal(int(value))
             elif word == "end":
                 self._end(descendants(os.getpid()), float(value))
+            elif word == "pause":
+                self._pause()
+            elif word == "go":
+                self._go_on()
             elif word == "kill":
                 self.kill_at = time.monotonic()
             elif word == "remove":
@@ -171,6 +178,18 @@ class Shim:
     def _signal(self, number: int) -> None:
         if not self.has_ended:
             (_sent_to_group if number in FROM_TERMINAL else _sent)(self.command, number)
+
+    def _pause(self) -> None:
+        """Stop everything. SIGTSTP would not do: it stops nobody whose parent is in another session."""
+        while running := set(descendants(os.getpid(), but_not=(*_ENDED, *_STOPPED))) - self.paused:
+            for pid in running:
+                _sent(pid, signal.SIGSTOP)
+            self.paused |= running
+
+    def _go_on(self) -> None:
+        for pid in self.paused:
+            _sent(pid, signal.SIGCONT)
+        self.paused.clear()
 
     def _end(self, processes: list[int], seconds: float) -> None:
         """Ask the command to end, or what it has left behind; an earlier order to kill stays."""
@@ -216,21 +235,21 @@ class Shim:
                 raise
 
 
-def descendants(ancestor: int) -> list[int]:
-    """Return all processes that come of one, without those that have ended and wait to be reaped."""
+def descendants(ancestor: int, but_not: tuple[str, ...] = _ENDED) -> list[int]:
+    """Return all processes that come of one, without those that have ended and wait to be reaped, or are in another state."""
     children: dict[int, list[int]] = {}
-    ended: set[int] = set()
+    left_out: set[int] = set()
     for pid, parent, state in _processes():
         children.setdefault(parent, []).append(pid)
-        if state in _ENDED:
-            ended.add(pid)
+        if state in but_not:
+            left_out.add(pid)
     found: list[int] = []
     waiting = [ancestor]
     while waiting:
         below = children.get(waiting.pop(), [])
         found += below
         waiting += below
-    return [pid for pid in found if pid not in ended]
+    return [pid for pid in found if pid not in left_out]
 
 
 def survivors(killed: list[int]) -> list[tuple[int, str]]:
