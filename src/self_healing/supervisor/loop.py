@@ -12,7 +12,7 @@ from pathlib import Path
 from ..core.errors import ConfigError, Preempted
 from ..core.run_directory import lock_run_directory
 from ..report.announcements import ENDED
-from .attempting import Attempts, Job
+from .attempting import Attempts, Job, put_away
 from .decide import WITHOUT_PROGRESS, Again, Decision, Done, Stop, Wish, decide, is_stuck
 from .last_words import exit_reason, write_last_words
 from .outcome import EndedBy, Outcome
@@ -126,6 +126,8 @@ class Supervisor:
 
     def _begin(self) -> None:
         settings = self._settings
+        for problem in put_away(self._run_dir):
+            self._teller.say(problem, "WARNING")
         self._teller.say(f"run directory {self._run_dir}, log {self._run_dir / LOG}")
         for line in self._recipe.describe():
             self._teller.note(line)
@@ -231,7 +233,7 @@ class Supervisor:
         reason = exit_reason(last, self._desk.asked_to_end)
         self._teller.record(ENDED, {"exit_reason": reason.value, "code": code}, step=last.attempt.step or 0)
         self._teller.flush()
-        write_last_words(self._run_dir, last, reason, self._began_s, self._environ)
+        write_last_words(self._run_dir, last, reason, self._began_s, self._environ, home=self._attempts.home)
         if self._is_to_be_requeued():
             self._teller.say(requeued(self._environ))
         return code
