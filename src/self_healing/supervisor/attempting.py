@@ -111,6 +111,12 @@ class Attempts:
         for why in sound.passed_over:
             self._teller.say(f"passed over: {why}")
         if sound.path is None:
+            if recipe.resume_key is not None:
+                hint = "" if recipe.output_folder() else "; --run-dir names the folder that the command saves to"
+                folder = self._folder_of(recipe)
+                self._teller.say(
+                    f"the next attempt starts over: {folder} has no checkpoint of this job to go on from{hint}"
+                )
             return recipe, False
         changed = recipe.with_checkpoint(sound.path)
         if isinstance(changed, NoRoom):

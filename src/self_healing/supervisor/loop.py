@@ -188,7 +188,7 @@ class Supervisor:
                 if is_stuck(self._story):
                     return Stop(f"{WITHOUT_PROGRESS} attempts in a row have come no further; the last: {outcome.says}")
                 return Again(Wish.NOTHING, self._settings.backoff, decision.because)
-            return Stop(f"{outcome.says}; {changed.reason}")
+            return Stop(f"{outcome.says.rstrip('.')}; {changed.reason}")
         for change in changed.changes_since(self._recipe):
             self._teller.say(change.text())
         self._recipe = changed

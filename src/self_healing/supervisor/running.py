@@ -62,11 +62,11 @@ class Running:
         self._start = start
         self._settings = settings
         self._desk = desk
-        self._began_s = time.monotonic()
-        self._silence = Silence(fixed_s=settings.hang_timeout, began_s=self._began_s)
-        self._heard_s = self._began_s
         self._text = LiveText(start.on_lines)
         self._log = OutputLog(start.folder)
+        self._began_s = time.monotonic()  # what we read before, patterns above all, is no time of the command's
+        self._silence = Silence(fixed_s=settings.hang_timeout, began_s=self._began_s)
+        self._heard_s = self._began_s
         self._ended_by = EndedBy.ITSELF
         self._because = ""
         self._end_at: float | None = None
