@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from self_healing.core.heartbeat import read_heartbeat, write_heartbeat
 from self_healing.readers.formats.run_folder import RunFolder
 from self_healing.readers.source import Candidate, Reading
+from self_healing.report.postmortem import read_postmortem
 from self_healing.supervisor.attempting import _Beats, put_away
 
 from .test_heartbeat_file import BEAT
@@ -29,16 +31,20 @@ def leave_attempts(run_dir, count, text):
             (folder / name).write_text(text)
 
 
-def test_the_attempts_of_the_job_before_are_put_away_and_not_diagnosed(heal):
-    leave_attempts(heal.run_dir, 3, "of the first job\n")
-    assert heal.run("finish").code == 0
-    healing = heal.run_dir / "healing"
+def test_of_two_jobs_in_one_folder_each_is_told_of_by_itself(heal):
+    heal.run("exit-3", "finish")
+    (heal.run_dir / "healing" / "attempt-1" / "output.old.log").write_text("of the first job")
+    shutil.rmtree(heal.folder / "state")
+    assert heal.run("script-error").code == 1
+    healing, earlier = heal.run_dir / "healing", heal.run_dir / "healing" / "earlier"
     assert [path.relative_to(healing).as_posix() for path in healing.glob("attempt-*/*")] == ["attempt-1/output.log"]
-    earlier = healing / "earlier"
-    assert sorted(path.name for path in earlier.iterdir()) == ["attempt-1", "attempt-2", "attempt-3"]
+    assert sorted(path.name for path in earlier.rglob("*.log")) == ["output.log", "output.log", "output.old.log"]
     read = RunFolder().parts(Candidate(heal.run_dir, True, b"", 0), Reading())
     assert healing / "attempt-1" / "output.log" in read
     assert not [path for path in read if earlier in path.parents]
+    told = read_postmortem(heal.run_dir / "postmortem.json")
+    assert [each["attempt"] for each in told.attempts] == [1]
+    assert ([each["class"] for each in told.incidents], told.recovery_actions) == (heal.causes()[-1:], [])
 
 
 def test_the_job_before_that_one_is_not_kept(tmp_path):

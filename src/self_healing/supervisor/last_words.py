@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..core.ledger import LedgerReading
 from ..core.run_directory import ledger_path, supervisor_ledger_path
-from ..core.run_ledgers import iter_run
+from ..core.run_ledgers import iter_last_job, iter_run
 from ..report.environment import hardware, versions
 from ..report.postmortem import ExitReason, build_postmortem, postmortem_path
 from ..report.write import write_json_atomically
@@ -32,8 +32,10 @@ def write_last_words(
         return
     own, supervisors = _ledger_of_training(run_dir, began_s, home), supervisor_ledger_path(run_dir)
     reading = LedgerReading()
+    # Of a training that our healer looks after, the ledger itself says what goes on from what.
+    entries = iter_last_job(supervisors, reading) if own is None else iter_run(own, supervisors, reading)
     postmortem = build_postmortem(
-        iter_run(own, supervisors, reading), exit_reason=reason, exception=None, last_step=last.attempt.step or 0,
+        entries, exit_reason=reason, exception=None, last_step=last.attempt.step or 0,
         final_metrics=None, started_s=began_s, ended_s=time.time(), versions=versions(), hardware=hardware(), reading=reading,
         ledger=Path(os.path.relpath(own or supervisors, run_dir)).as_posix(), environ=environ,
     )  # fmt: skip
