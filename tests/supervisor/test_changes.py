@@ -43,6 +43,11 @@ def test_with_accumulation_the_effective_batch_stays_the_same(heal):
     assert [(batch, steps) for _, _, batch, steps in heal.attempts()] == [(32, 1), (16, 2)]
 
 
+def test_where_no_checkpoint_is_found_it_is_said_where_it_was_looked_for(heal):
+    ran = heal.run("exit-3", "finish", flags=("--resume-arg", "--state"))
+    assert f"starts over: {heal.run_dir} has no checkpoint of this job to go on from; --run-dir names" in ran.err
+
+
 CONFIGURED = """\
 import json, pathlib, sys
 from ruamel.yaml import YAML

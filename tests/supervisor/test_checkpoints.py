@@ -16,7 +16,7 @@ import pytest
 from self_healing.drills.disk_faults import cut_short, flip_bit
 from self_healing.snapshots.manifest import describe, promote, write_manifest
 from self_healing.snapshots.verdicts import NOT_JUDGED, Condition, StateVerdict
-from self_healing.supervisor.checkpoints import newest_sound
+from self_healing.supervisor.checkpoints import newest_sound, written
 
 pytestmark = pytest.mark.torch
 
@@ -72,11 +72,12 @@ def test_our_own_files_are_written_later_and_do_not_count(run):
 
 
 def test_what_another_job_has_left_is_not(run):
-    found = newest_sound(run, since_s=time.time() - 150)
-    assert name(found) == "checkpoint-12"
-    found = newest_sound(run, since_s=time.time() - 50)
+    there = written(run)
+    found = newest_sound(run, older=there)
     assert name(found) is None
     assert found.passed_over[0] == "checkpoint-12: it is older than this job"
+    aged(run / "checkpoint-8", 3600)  # written anew, after the clock was set back
+    assert name(newest_sound(run, older=there)) == "checkpoint-8"
 
 
 @pytest.mark.parametrize(

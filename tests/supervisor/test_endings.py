@@ -167,26 +167,22 @@ def test_a_command_that_uses_the_warning_for_something_else_may_still_succeed(he
     assert (process.returncode, "noted" in out, "step 59" in out) == (0, True, True)
 
 
-def test_under_slurm_a_warned_command_that_has_saved_itself_is_requeued(heal):
+@pytest.mark.parametrize(
+    ("number", "asked"), [(signal.SIGUSR1, "requeue 4711\n"), (signal.SIGTERM, "")], ids=["warned", "cancelled"]
+)
+def test_under_slurm_a_command_that_has_saved_itself_is_requeued_after_a_warning_only(heal, number, asked):
     tool = heal.folder / "bin" / "scontrol"
     tool.parent.mkdir()
     tool.write_text(f'#!/bin/sh\necho "$@" > {heal.folder}/asked\n')
     tool.chmod(0o755)
+    (heal.folder / "asked").touch()
     path = f"{tool.parent}:{os.environ['PATH']}"
-    process = heal.start("--grace", "1", command=heal.job("train"), SLURM_JOB_ID="4711", PATH=path)
+    process = heal.start("--grace", "5", command=heal.job("train"), SLURM_JOB_ID="4711", PATH=path)
     heal.wait_for_attempt()
-    process.send_signal(signal.SIGUSR1)
+    process.send_signal(number)
     _, err = process.communicate(timeout=20)
-    assert (heal.folder / "asked").read_text() == "requeue 4711\n"
-    assert "requeued" in err
-
-
-def test_a_job_that_is_cancelled_under_slurm_is_not_requeued(heal):
-    process = heal.start("--grace", "5", command=heal.job("train"), SLURM_JOB_ID="4711")
-    heal.wait_for_attempt()
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=20)
-    assert "requeue" not in err
+    assert (process.returncode, (heal.folder / "asked").read_text()) == (75, asked)
+    assert ("requeued" in err) == bool(asked)
 
 
 @pytest.mark.parametrize(

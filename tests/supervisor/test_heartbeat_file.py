@@ -108,11 +108,12 @@ def test_a_reader_never_sees_half_of_one(tmp_path):
 
 
 def test_one_that_an_earlier_process_has_left_is_recognised():
-    assert BEAT.is_of(100.0)
-    assert not BEAT.is_of(101.0), "the attempt began later"
-    assert BEAT.is_of(100.0, launch=3)
-    assert not BEAT.is_of(100.0, launch=4)
-    assert replace(BEAT, launch=None).is_of(100.0, launch=4), "whoever cleans the environment is believed by the clock"
+    assert BEAT.is_new([])
+    assert not BEAT.is_new([replace(BEAT, step=3, time_s=120.0)]), "it was there before the attempt began"
+    assert BEAT.is_new([replace(BEAT, started_s=5000.5)]), "also where the clock has gone back since"
+    assert BEAT.is_new([replace(BEAT, pid=4710)], launch=3)
+    assert not BEAT.is_new([], launch=4)
+    assert replace(BEAT, launch=None).is_new([], launch=4), "whoever cleans the environment is believed"
 
 
 def test_only_a_training_that_runs_is_looked_after():

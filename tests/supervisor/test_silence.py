@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import time
+
+from self_healing.supervisor import running
+from self_healing.supervisor.running import Running, Start
+from self_healing.supervisor.settings import RunSettings
+from self_healing.supervisor.signals import SignalDesk
+from self_healing.supervisor.watch.live_text import LiveText
 from self_healing.supervisor.watch.silence import BUSY_TIMES, LEAST_PATIENCE_S, START_UP, TRAINING, Silence
 
 
@@ -58,3 +66,16 @@ def test_what_the_user_has_set_holds_whatever_was_learned():
     silence.see_processor(54.0, 12.0)
     assert silence.hangs(52.9) is None
     assert "--hang-timeout 3" in silence.hangs(53.1)
+
+
+def test_what_we_read_before_the_command_is_started_is_no_time_of_its_own(tmp_path, monkeypatch):
+    def slowly(on_lines):
+        time.sleep(0.5)
+        return LiveText(on_lines)
+
+    monkeypatch.setattr(running, "LiveText", slowly)
+    start = Start(number=1, argv=["true"], environ=os.environ, cwd=tmp_path, folder=tmp_path / "attempt-1")
+    began_s = time.monotonic()
+    with SignalDesk() as desk:
+        attempt = Running(start, RunSettings(), desk).run()
+    assert attempt.seconds < time.monotonic() - began_s - 0.4

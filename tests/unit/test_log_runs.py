@@ -54,6 +54,11 @@ def test_the_bar_before_an_entry_gives_its_step():
     assert steps(*lines) == [(0, 10), (0, 20), (0, 30)]
 
 
+def test_the_bar_of_a_resumed_run_that_is_late_at_first_makes_no_steps_up():
+    lines = [BAR.format(p=0, n=n, of=1000) + "\r          \r" + entry(2.5, n / 100) for n in (0, 501, 501, 502)]
+    assert [step for _, step in steps(*lines)] == [0, 501, 502, 503]
+
+
 def test_the_bar_of_an_evaluation_gives_no_step():
     found = steps(
         BAR.format(p=1, n=10, of=1000) + "\r" + entry(2.5, 0.1),

@@ -11,7 +11,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
@@ -72,9 +72,18 @@ class Heartbeat:
         """Whether there is a training that is looked after from inside, if its process is alive."""
         return self.heals and self.ended is None
 
-    def is_of(self, began_s: float, launch: int | None = None) -> bool:
-        """Say whether it is of an attempt that was started at a time, and not left behind by one before it."""
-        return self.started_s >= began_s and (None in (launch, self.launch) or self.launch == launch)
+    @property
+    def training(self) -> tuple[int, str, int, float]:
+        """Which training of which process it is of."""
+        return self.rank, self.host, self.pid, self.started_s
+
+    def is_new(self, before: Iterable[Heartbeat], launch: int | None = None) -> bool:
+        """Say whether it is of an attempt, and not left behind by one before it: of those, `before` was read.
+
+        No times are compared: clocks are set back now and then.
+        """
+        is_of_launch = None in (launch, self.launch) or self.launch == launch
+        return is_of_launch and self.training not in {each.training for each in before}
 
     def to_json(self) -> dict[str, object]:
         """Return what is written."""

@@ -23,6 +23,8 @@ VARIABLE = "SELF_HEALING_RUN_DIR"
 ATTEMPT = "SELF_HEALING_ATTEMPT"
 """The environment variable by which a supervisor says for which time it starts a command, from 1."""
 _FOLDER = "healing"
+EARLIER = "earlier"
+"""Where in that folder a supervisor puts the attempts of the job that had the run directory before."""
 _NOT_FOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 _UNSUPPORTED = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _held: dict[tuple[int, int], RunLock] = {}

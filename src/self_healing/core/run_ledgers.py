@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from .ledger_lines import Entry, LedgerReading, iter_ledger
@@ -44,6 +44,21 @@ def iter_run(
     yield from _numbered(merged, up_to)
     facts.torn += theirs.torn
     facts.lost += theirs.lost
+
+
+def iter_last_job(supervisor: Path, reading: LedgerReading | None = None) -> Iterator[Entry]:
+    """Yield what a supervisor wrote of its last job, where the run directory was used for several.
+
+    Raises:
+        LedgerError: it cannot be read, is no ledger, or has a schema this version does not read.
+
+    """
+    first = 0
+    for at, entry in enumerate(iter_ledger(supervisor)):
+        if entry.kind == "note" and entry.name == BEGAN and entry.body.get("attempt") == 1:
+            first = at
+    of_job = islice(iter_ledger(supervisor, LedgerReading() if reading is None else reading), first, None)
+    yield from _numbered(((entry, True) for entry in of_job), None)
 
 
 def _numbered(merged: Iterator[tuple[Entry, bool]], up_to: int | None) -> Iterator[Entry]:

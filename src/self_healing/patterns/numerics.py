@@ -21,7 +21,7 @@ BACK_THEN_SLOWER = (rung(RollBack(), success=0.6), *BACK_AND_SLOWER[1:])
 """An exception may be a glitch: the first return changes nothing."""
 RIVALS = (("loss-printed-as-nan", "train-loss-printed-as-nan"),)
 FIXES = (
-    "Lower the learning rate; safe_train divided it by 1.5, we halve it and ramp back.",
+    "Lower the learning rate: heal run divides it by 1.5, the healer inside a run halves it and ramps back.",
     "Find the first NaN with torch.autograd.set_detect_anomaly(True).",
 )
 

@@ -214,7 +214,9 @@ class LogMetrics:
         bar = found.place or self._bar_before()
         if bar is not None and bar.of >= self._longest_bar and bar.done > last:
             self._longest_bar = bar.of
-            now.spacing = bar.done - last if now.step is not None else 1
+            now.spacing = (
+                bar.done - last if last > 0 else 1
+            )  # a bar at 0 is only late: of a resumed run, by all of its past
             return bar.done
         return last + now.spacing
 

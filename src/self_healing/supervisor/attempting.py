@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -9,10 +10,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..core.heartbeat import Heartbeat, read_heartbeats
-from ..core.run_directory import ATTEMPT, VARIABLE, healing_folder
+from ..core.run_directory import ATTEMPT, EARLIER, VARIABLE, healing_folder
 from ..core.run_ledgers import BEGAN
 from ..readers.log_text import Block
-from .checkpoints import newest_sound
+from .checkpoints import newest_sound, written
 from .outcome import Outcome, outcome_of
 from .process.terminal import is_terminal
 from .recipe import NoRoom, Recipe, Role
@@ -24,8 +25,9 @@ from .telling import Teller
 from .torchrun import Launcher, RankFailure, SummaryReader, exports, first_failure, launcher_of, read_errors
 from .wandb_runs import WandbRuns
 
-MOST_CHANGED_CLOCK_S = 1.0
-"""How much earlier than its start a process may say that it began, by the resolution of clocks and file systems."""
+COPIES = "slower"
+"""The folder of an attempt in which the checkpoint lies that was changed for it."""
+_ATTEMPT = re.compile(r"attempt-\d{1,9}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,11 +48,12 @@ class Attempts:
         self._desk = desk
         self._teller = teller
         self._wandb = WandbRuns(may_delete=job.settings.delete_wandb_runs)
-        self._began_s = time.time()
+        self.home: Path | None = None
+        """The folder of the last training that our healer has looked after from inside."""
         self._more_environ: dict[str, str] = {}
         self._copies: list[Path] = []
-        self._rates: list[tuple[float, float | None]] = []
-        """When each attempt began, and with which learning rate."""
+        self._began: list[tuple[dict[Path, float], float | None]] = []
+        """Which checkpoints there were when each attempt began, and its learning rate."""
 
     def run(self, recipe: Recipe, number: int, changes: tuple[str, ...]) -> Outcome:
         """Run one attempt to its end, and say what it came to."""
@@ -68,15 +71,19 @@ class Attempts:
         self._teller.record(BEGAN, {"attempt": number, "argv": argv, "changes": list(changes)})
         self._wandb.attempt_begins(number, self._job.cwd, environ, argv)
         lines = _Lines(self._wandb, self._teller, is_launched=launcher is not None)
-        beats = _Beats(self._job.run_dir, time.time() - MOST_CHANGED_CLOCK_S, number)
+        beats, began_s = _Beats(self._job.run_dir, number), time.time()
         start = Start(
             number=number, argv=argv, environ=environ, cwd=self._job.cwd, folder=folder, temporary=(*recipe.files.paths, *self._copies), changes=changes, on_lines=lines.see,
             beats=beats.signs, phase=beats.phase, heals_itself=beats.heals, tell=self._teller.say,
         )  # fmt: skip
-        self._rates.append((beats.since_s, _rate_of(recipe)))
+        self._began.append((written(self._folder_of(recipe)), _rate_of(recipe)))
         seen = Running(start, self._job.settings, self._desk).run()
         recipe.clean_up()  # nobody is there to do it, should we be killed while we wait
-        failure = None if launcher is None else self._first_failure(launcher, argv, environ, lines, beats.since_s)
+        self.home = beats.home() or self.home
+        since_s = (
+            0.0 if str(folder / "torchrun") in argv else began_s
+        )  # others may have written to a folder of the user's
+        failure = None if launcher is None else self._first_failure(launcher, argv, environ, lines, since_s)
         self._wandb.attempt_ended(resumed=beats.heals())
         return outcome_of(replace(seen, step=beats.step(seen.step), own_code=beats.exit_code(), rank_failure=failure))
 
@@ -100,11 +107,16 @@ class Attempts:
 
     def _with_checkpoint(self, recipe: Recipe, last: Outcome) -> tuple[Recipe, bool]:
         recipe = recipe.without_checkpoint()  # that of the last attempt: whoever starts over has none
-        folder = recipe.output_folder() or self._job.run_dir
-        sound = newest_sound(folder, last.trouble_since_s, since_s=self._began_s)
+        sound = newest_sound(self._folder_of(recipe), last.trouble_since_s, older=self._began[0][0])
         for why in sound.passed_over:
             self._teller.say(f"passed over: {why}")
         if sound.path is None:
+            if recipe.resume_key is not None:
+                hint = "" if recipe.output_folder() else "; --run-dir names the folder that the command saves to"
+                folder = self._folder_of(recipe)
+                self._teller.say(
+                    f"the next attempt starts over: {folder} has no checkpoint of this job to go on from{hint}"
+                )
             return recipe, False
         changed = recipe.with_checkpoint(sound.path)
         if isinstance(changed, NoRoom):
@@ -116,17 +128,21 @@ class Attempts:
         self._teller.say(f"the next attempt goes on from {sound.path}")
         return changed, True
 
+    def _folder_of(self, recipe: Recipe) -> Path:
+        """Return where the command puts its checkpoints."""
+        return recipe.output_folder() or self._job.run_dir
+
     def _factor(self, recipe: Recipe, path: Path) -> float | None:
         """Return by how much the rate of the next attempt differs from that with which a checkpoint was written."""
-        written_s = path.stat().st_mtime
-        then = next((rate for began_s, rate in reversed(self._rates) if began_s <= written_s), None)
+        written_s = written(self._folder_of(recipe)).get(path)
+        then = next((rate for there, rate in reversed(self._began) if there.get(path) != written_s), None)
         now = _rate_of(recipe)
         return None if then is None or now is None else now / then
 
     def _with_slower_checkpoint(self, recipe: Recipe, last: Outcome, path: Path, factor: float) -> tuple[Recipe, bool]:
         """Have the next attempt go on from a copy with its learning rate: in the checkpoint itself is the old one."""
-        copy = healing_folder(self._job.run_dir) / f"attempt-{last.attempt.number + 1}" / path.name
-        self._copies.append(copy)
+        copy = healing_folder(self._job.run_dir) / f"attempt-{last.attempt.number + 1}" / COPIES / path.name
+        self._copies.append(copy.parent)
         try:
             make_slower(path, copy, factor, recipe.argv)
         except NotMade as error:
@@ -155,6 +171,23 @@ class Attempts:
         return first_failure(lines.summary.failures, errors)
 
 
+def put_away(run_dir: Path) -> list[str]:
+    """Put the attempts of the job before into a folder of their own, so that nobody takes them for this one's; say what went wrong."""
+    healing = healing_folder(run_dir)
+    problems = []
+    try:
+        found = [path for path in healing.iterdir() if _ATTEMPT.fullmatch(path.name)]
+        if found:
+            shutil.rmtree(healing / EARLIER, ignore_errors=True)
+            (healing / EARLIER).mkdir(mode=0o700, exist_ok=True)
+        for path in found:
+            shutil.rmtree(path / COPIES, ignore_errors=True)  # its supervisor was killed before it could
+            path.replace(healing / EARLIER / path.name)
+    except OSError as error:
+        problems.append(f"{healing}: attempts of an earlier job could not be put away ({error.strerror or error})")
+    return problems
+
+
 def _rate_of(recipe: Recipe) -> float | None:
     rates = [setting.value for setting in recipe.settings(Role.RATE)]
     return float(rates[0]) if rates and isinstance(rates[0], float | int) else None
@@ -163,13 +196,16 @@ def _rate_of(recipe: Recipe) -> float | None:
 class _Beats:
     """What the trainings of one attempt say of themselves, if our healer runs in them."""
 
-    def __init__(self, run_dir: Path, since_s: float, number: int) -> None:
+    def __init__(self, run_dir: Path, number: int) -> None:
         self._run_dir = run_dir
         self._number = number
-        self.since_s = since_s
+        self._before = read_heartbeats(run_dir)
 
     def all(self) -> list[Heartbeat]:
-        return [beat for beat in read_heartbeats(self._run_dir) if beat.is_of(self.since_s, self._number)]
+        return [beat for beat in read_heartbeats(self._run_dir) if beat.is_new(self._before, self._number)]
+
+    def home(self) -> Path | None:
+        return next((Path(beat.run_dir) for beat in self.all() if beat.rank == 0), None)
 
     def signs(self) -> object:
         return [(beat.rank, beat.time_s, beat.step, beat.phase) for beat in self.all()]

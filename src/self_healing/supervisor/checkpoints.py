@@ -11,7 +11,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -64,13 +64,21 @@ class _Candidate:
     """When it was completed."""
 
 
-def newest_sound(folder: Path, before_s: float | None = None, *, since_s: float | None = None) -> Sound:
+def written(folder: Path) -> dict[Path, float]:
+    """Return the checkpoints in and below a folder, and when each was completed; one that is written anew has another time."""
+    try:
+        return {each.path: each.written_s for each in _found(folder)}
+    except OSError:
+        return {}
+
+
+def newest_sound(folder: Path, before_s: float | None = None, *, older: Mapping[Path, float] | None = None) -> Sound:
     """Return the newest checkpoint in and below a folder that can be gone on from, and why newer ones cannot.
 
     Args:
         folder: The run directory, or the folder that a script writes its checkpoints to.
         before_s: When the first sign of trouble was seen: what was completed later may hold it.
-        since_s: When the job began: what is older belongs to another one, unless the command itself resumes from it.
+        older: What was `written` when the job began: it belongs to another one. The clock is not asked: it may have gone back.
 
     """
     passed: list[str] = []
@@ -79,7 +87,8 @@ def newest_sound(folder: Path, before_s: float | None = None, *, since_s: float 
     except OSError as error:
         return Sound(None, (f"{folder} cannot be listed: {error.strerror or error}",))
     for candidate in _of_one_trainer(folder, found) or found:
-        why_not = _why_not(candidate, before_s, since_s)
+        is_older = (older or {}).get(candidate.path) == candidate.written_s
+        why_not = "it is older than this job" if is_older else _why_not(candidate, before_s)
         if why_not is None:
             return Sound(candidate.path, tuple(passed))
         passed.append(f"{candidate.path.name}: {why_not}")
@@ -97,9 +106,7 @@ def _of_one_trainer(folder: Path, found: list[_Candidate]) -> list[_Candidate]:
     return [each for each in of_trainers if each.path.parent == last.path.parent]
 
 
-def _why_not(candidate: _Candidate, before_s: float | None, since_s: float | None) -> str | None:
-    if since_s is not None and candidate.written_s < since_s:
-        return "it is older than this job"
+def _why_not(candidate: _Candidate, before_s: float | None) -> str | None:
     if before_s is not None and candidate.written_s >= before_s:
         return "it was written after the first sign of trouble"
     if candidate.step >= 0 and not _is_of_another_program(candidate.path):

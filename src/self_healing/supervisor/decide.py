@@ -77,6 +77,8 @@ def decide(story: Sequence[Outcome], settings: RunSettings) -> Decision:
         return Done()
     if last.attempt.ended_by is EndedBy.SIGNAL:
         return Stop(last.says)
+    if last.attempt.goes_on:
+        return Stop(f"{last.attempt.goes_on}; another attempt would run beside it")
     if last.fine in FOR_A_PERSON:
         return Stop(f"{last.says.rstrip('.')}; another attempt would meet the same")
     if len(story) > settings.max_retries:

@@ -8,10 +8,9 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from ..core.heartbeat import read_heartbeats
 from ..core.ledger import LedgerReading
 from ..core.run_directory import ledger_path, supervisor_ledger_path
-from ..core.run_ledgers import iter_run
+from ..core.run_ledgers import iter_last_job, iter_run
 from ..report.environment import hardware, versions
 from ..report.postmortem import ExitReason, build_postmortem, postmortem_path
 from ..report.write import write_json_atomically
@@ -19,33 +18,35 @@ from .outcome import GIVEN_UP, EndedBy, Outcome
 
 _BY_SIGNAL = {
     signal.SIGINT: ExitReason.SIGINT, signal.SIGTERM: ExitReason.SIGTERM, signal.SIGHUP: ExitReason.SIGHUP,
-    signal.SIGUSR1: ExitReason.SIGUSR1,
+    signal.SIGUSR1: ExitReason.SIGUSR1, signal.SIGUSR2: ExitReason.SIGUSR2,
 }  # fmt: skip
 
 
 def write_last_words(
-    run_dir: Path, last: Outcome, reason: ExitReason, began_s: float, environ: Mapping[str, str]
+    run_dir: Path, last: Outcome, reason: ExitReason, began_s: float, environ: Mapping[str, str], *, home: Path | None
 ) -> None:
-    """Write the postmortem, unless the last attempt has written its own."""
+    """Write the postmortem, unless the last attempt has written its own; `home` is the folder of a training that our healer has looked after."""
     path = postmortem_path(run_dir)
     last_began_s = time.time() - last.attempt.seconds
     if _written_since(path, last_began_s):
         return
-    own, supervisors = _ledger_of_training(run_dir, began_s), supervisor_ledger_path(run_dir)
+    own, supervisors = _ledger_of_training(run_dir, began_s, home), supervisor_ledger_path(run_dir)
     reading = LedgerReading()
+    # Of a training that our healer looks after, the ledger itself says what goes on from what.
+    entries = iter_last_job(supervisors, reading) if own is None else iter_run(own, supervisors, reading)
     postmortem = build_postmortem(
-        iter_run(own, supervisors, reading), exit_reason=reason, exception=None, last_step=last.attempt.step or 0,
+        entries, exit_reason=reason, exception=None, last_step=last.attempt.step or 0,
         final_metrics=None, started_s=began_s, ended_s=time.time(), versions=versions(), hardware=hardware(), reading=reading,
         ledger=Path(os.path.relpath(own or supervisors, run_dir)).as_posix(), environ=environ,
     )  # fmt: skip
     write_json_atomically(path, postmortem.to_json())
 
 
-def _ledger_of_training(run_dir: Path, began_s: float) -> Path | None:
+def _ledger_of_training(run_dir: Path, began_s: float, home: Path | None) -> Path | None:
     """Return the ledger of a training that was looked after from inside; its folder may be another than that of the job."""
-    homes = [Path(beat.run_dir) for beat in read_heartbeats(run_dir) if beat.rank == 0 and beat.is_of(began_s)]
-    own = ledger_path((homes or [run_dir])[0])
-    return own if _written_since(own, began_s) else None
+    own = ledger_path(home or run_dir)
+    is_of_this_job = own.is_file() if home is not None else _written_since(own, began_s)
+    return own if is_of_this_job else None
 
 
 def exit_reason(last: Outcome, asked_to_end: int | None) -> ExitReason:

@@ -6,19 +6,20 @@ import os
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import ConfigError, Preempted
 from ..core.run_directory import lock_run_directory
 from ..report.announcements import ENDED
-from .attempting import Attempts, Job
+from .attempting import Attempts, Job, put_away
 from .decide import WITHOUT_PROGRESS, Again, Decision, Done, Stop, Wish, decide, is_stuck
 from .last_words import exit_reason, write_last_words
 from .outcome import EndedBy, Outcome
 from .process.shim import become_subreaper
 from .recipe import NoRoom, Recipe, read_recipe
 from .settings import RunSettings
-from .signals import SignalDesk
+from .signals import SignalDesk, ToldToEnd
 from .slurm import JOB_ID, requeued
 from .telling import LOG, Teller, table
 
@@ -110,7 +111,8 @@ class Supervisor:
             decision, changes = self._decide(outcome)
             if not isinstance(decision, Again):
                 return self._end(decision)
-            self._recipe = self._attempts.to_go_on(self._recipe, outcome)
+            with suppress(ToldToEnd), self._desk.giving_up():  # which is seen next
+                self._recipe = self._attempts.to_go_on(self._recipe, outcome)
             if not self._wait(decision.wait_s):
                 return self._end(Stop("told to end while waiting for the next attempt"))
 
@@ -124,6 +126,8 @@ class Supervisor:
 
     def _begin(self) -> None:
         settings = self._settings
+        for problem in put_away(self._run_dir):
+            self._teller.say(problem, "WARNING")
         self._teller.say(f"run directory {self._run_dir}, log {self._run_dir / LOG}")
         for line in self._recipe.describe():
             self._teller.note(line)
@@ -184,7 +188,7 @@ class Supervisor:
                 if is_stuck(self._story):
                     return Stop(f"{WITHOUT_PROGRESS} attempts in a row have come no further; the last: {outcome.says}")
                 return Again(Wish.NOTHING, self._settings.backoff, decision.because)
-            return Stop(f"{outcome.says}; {changed.reason}")
+            return Stop(f"{outcome.says.rstrip('.')}; {changed.reason}")
         for change in changed.changes_since(self._recipe):
             self._teller.say(change.text())
         self._recipe = changed
@@ -204,8 +208,11 @@ class Supervisor:
             self._teller.say(f"the next attempt begins in {seconds:g} s")
         until = time.monotonic() + seconds
         while True:
-            if signal.SIGUSR1 in self._desk.taken():  # there is nothing that could save itself
+            taken = self._desk.taken()
+            if signal.SIGUSR1 in taken:  # there is nothing that could save itself
                 self._desk.told_to_end_by(signal.SIGUSR1)
+            if signal.SIGUSR2 in taken:
+                self._teller.say("SIGUSR2: there is no command now that it could be passed on to")
             if self._desk.asked_to_end is not None:
                 return False
             rest = until - time.monotonic()
@@ -226,7 +233,7 @@ class Supervisor:
         reason = exit_reason(last, self._desk.asked_to_end)
         self._teller.record(ENDED, {"exit_reason": reason.value, "code": code}, step=last.attempt.step or 0)
         self._teller.flush()
-        write_last_words(self._run_dir, last, reason, self._began_s, self._environ)
+        write_last_words(self._run_dir, last, reason, self._began_s, self._environ, home=self._attempts.home)
         if self._is_to_be_requeued():
             self._teller.say(requeued(self._environ))
         return code

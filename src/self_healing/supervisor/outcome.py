@@ -61,6 +61,8 @@ class Attempt:
     """The rank that has failed first, where a launcher has started several."""
     changes: tuple[str, ...] = field(default=())
     """What was changed before it, in words."""
+    goes_on: str = ""
+    """What of it still runs and cannot be ended, in words."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,10 +13,10 @@ from ..core.errors import Preempted
 from ..diagnosis.text_finding import TextFinding
 from ..readers.log_text import Block
 from .outcome import Attempt, EndedBy
-from .process.child import Child
+from .process.child import Child, Ending
 from .process.shim import descendants
 from .settings import RunSettings
-from .signals import ENDING, SignalDesk
+from .signals import ENDING, WARNING, SignalDesk, ToldToEnd
 from .watch.kernel import memory_kills, processor_seconds
 from .watch.live_text import LiveText, Progress
 from .watch.output_log import OutputLog
@@ -25,6 +26,8 @@ from .watch.stacks import save_stacks
 LOOK_S = 0.25
 """How often the text is asked whether all is well."""
 LOOK_AT_PROCESSES_S = 2.0
+AWAY_S = 5.0
+"""How long it may take us to look again; after more we were stopped ourselves, or the machine was."""
 STACKS_S = 2.0
 """How long python may take to write where it hangs, before anything else is sent to it."""
 
@@ -65,17 +68,17 @@ class Running:
         self._start = start
         self._settings = settings
         self._desk = desk
-        self._began_s = time.monotonic()
-        self._silence = Silence(fixed_s=settings.hang_timeout, began_s=self._began_s)
-        self._heard_s = self._began_s
         self._text = LiveText(start.on_lines)
         self._log = OutputLog(start.folder)
+        self._began_s = time.monotonic()  # what we read before, patterns above all, is no time of the command's
+        self._silence = Silence(fixed_s=settings.hang_timeout, began_s=self._began_s)
+        self._heard_s = self._began_s
         self._ended_by = EndedBy.ITSELF
         self._because = ""
         self._end_at: float | None = None
         self._kill_at: float | None = None
         self._is_asked = False
-        self._was_warned = False
+        self._warned_by: int | None = None
         self._looked_s = self._began_s
         self._beat: object = None
         self._kills_before = memory_kills()
@@ -91,6 +94,7 @@ class Running:
 
     def run(self) -> Attempt:
         """Watch the command to its end."""
+        self._desk.on_pause = self._child.pause
         try:
             for path in self._start.temporary:
                 self._child.remove_if_we_die(path)
@@ -103,23 +107,29 @@ class Running:
                 self._look_at_processes(now)
                 self._keep_time(now)
         finally:
+            self._desk.on_pause = lambda _is_paused: None
             ending = self._child.finish(lambda: not self._desk.is_to_end)
             findings = self._text.findings()
             self._log.close()
-        for trouble in filter(None, (self._log.trouble, self._text.trouble)):
+        for trouble in filter(None, (*map(str, ending.left), self._log.trouble, self._text.trouble)):
             self._start.tell(trouble)
-        return self._attempt(ending.status, findings)
+        return self._attempt(ending, findings)
 
-    def _attempt(self, status: int | None, findings: Sequence[TextFinding]) -> Attempt:
-        progress = self._text.progress
-        if self._was_warned and status in (Preempted.exit_code, -signal.SIGUSR1):  # it has ended because of the warning
-            self._ended_by, self._because = EndedBy.SIGNAL, "the command has ended after SIGUSR1"
-            self._desk.told_to_end_by(signal.SIGUSR1)
+    def _attempt(self, ending: Ending, findings: Sequence[TextFinding]) -> Attempt:
+        progress, status = self._text.progress, ending.status
+        warned_by = self._warned_by
+        if warned_by is not None and status in (Preempted.exit_code, -warned_by):  # it has ended because of the warning
+            self._ended_by, self._because = (
+                EndedBy.SIGNAL,
+                f"the command has ended after {signal.Signals(warned_by).name}",
+            )
+            self._desk.told_to_end_by(warned_by)
         return Attempt(
             number=self._start.number, status=status, ended_by=self._ended_by, because=self._because, findings=findings,
             is_nan=progress.is_nan, nan_since_s=progress.nan_since_s, step=progress.step,
             seconds=time.monotonic() - self._began_s, heals_itself=self._start.heals_itself(),
             was_killed_for_memory=memory_kills() > self._kills_before, changes=self._start.changes,
+            goes_on=next((str(each) for each in ending.left if each.is_out_of_reach), ""),
         )  # fmt: skip
 
     # -- what the command does -----------------------------------------------------------------------
@@ -139,7 +149,10 @@ class Running:
     def _look_at_processes(self, now: float) -> None:
         if now - self._looked_s < LOOK_AT_PROCESSES_S:
             return
-        self._looked_s = now
+        away_s, self._looked_s = now - self._looked_s, now
+        if away_s > AWAY_S:
+            self._heard_s = now
+            self._silence.look_away(now)
         if self._child.is_held_up:  # the reader of our output is late, not the command
             self._heard_s = now
         beat = self._start.beats()
@@ -152,7 +165,8 @@ class Running:
         self._silence.see_processor(now, processor_seconds(pids))
         why = self._silence.hangs(now) if self._ended_by is EndedBy.ITSELF else None
         if why is not None:
-            self._start.tell(save_stacks(pids, self._start.folder / "stacks.txt"))
+            with suppress(ToldToEnd), self._desk.giving_up():
+                self._start.tell(save_stacks(pids, self._start.folder / "stacks.txt"))
             self._child.signal(signal.SIGCONT)
             self._child.signal(signal.SIGABRT)  # python writes its own stacks on it, and ends
             self._end(EndedBy.HANG, why, now + STACKS_S)
@@ -197,5 +211,6 @@ class Running:
             self._kill_at = self._kill_at or time.monotonic() + self._settings.grace
             self._start.tell(f"{name}: passed on; what is left in {self._settings.grace:g} s is killed")
         else:
-            self._was_warned = True
+            assert number in WARNING
+            self._warned_by = number
             self._start.tell(f"{name}: passed on")

@@ -5,13 +5,19 @@ from __future__ import annotations
 import os
 import select
 import signal
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 from typing import Any, Self
 
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-FORWARDED = (*ENDING, signal.SIGUSR1)
-"""SIGUSR1 is a warning: whether it ends the job is the command's to say."""
+WARNING = (signal.SIGUSR1, signal.SIGUSR2)
+"""Whether they end the job is the command's to say."""
+FORWARDED = (*ENDING, *WARNING)
+
+
+class ToldToEnd(Exception):  # nothing has gone wrong
+    """Something that takes long was given up for a signal."""
 
 
 class SignalDesk:
@@ -20,6 +26,9 @@ class SignalDesk:
     def __init__(self) -> None:
         self.asked_to_end: int | None = None
         """The signal that has told the supervisor to end, the first of them."""
+        self.on_pause: Callable[[bool], None] = lambda _is_paused: None
+        """Called with True before the terminal's Ctrl-Z stops this process, and with False when it goes on."""
+        self._gives_up = False
         self._waiting: list[int] = []
         self._before: dict[int, Any] = {}
         self._woken, self._wake = os.pipe()
@@ -34,6 +43,8 @@ class SignalDesk:
             if number == signal.SIGHUP and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup: the job is to outlive its terminal
             self._before[number] = signal.signal(number, self._take)
+        if signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL:
+            self._before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, self._pause)
         return self
 
     def __exit__(
@@ -71,5 +82,32 @@ class SignalDesk:
                 while os.read(self._woken, 512):
                     pass
 
+    @contextmanager
+    def giving_up(self) -> Iterator[None]:
+        """Do something that takes long and may be left half done: a signal that ends the job ends it at once.
+
+        Raises:
+            ToldToEnd: such a signal has come, or had come before.
+
+        """
+        self._gives_up = True
+        try:
+            if self.is_to_end:
+                raise ToldToEnd
+            yield
+        finally:
+            self._gives_up = False
+
     def _take(self, number: int, _frame: FrameType | None) -> None:
         self._waiting.append(number)
+        if self._gives_up and number in ENDING:
+            self._gives_up = False
+            raise ToldToEnd
+
+    def _pause(self, number: int, _frame: FrameType | None) -> None:
+        """Stop as any program would; where that has no effect (nobody could let it go on), it goes on at once."""
+        self.on_pause(True)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+        signal.signal(number, self._pause)
+        self.on_pause(False)

@@ -9,8 +9,10 @@ The supervisor never imports torch: the program that does is this file itself.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -65,7 +67,14 @@ def python_of(argv: Sequence[str]) -> str:
     return sys.executable
 
 
+def end_with_parent() -> None:
+    """Have this process end when the supervisor does, also by `kill -9`."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+
+
 def _main() -> None:
+    end_with_parent()
     import torch  # noqa: PLC0415  # never in the supervisor's own process
 
     source, target, factor = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])

@@ -10,6 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
+from ...core.errors import ConfigError
+
 CONTEXT = {"allow_interspersed_args": False}
 """What stands behind the first word is the command's, whatever it looks like."""
 _SEED = {"train_script": "train.py", "config_path": "configs", "config_name": "config"}
@@ -59,17 +61,27 @@ def command(
     }  # fmt: skip
     from ...supervisor.settings import load_settings
 
+    cwd = _working_directory()
     given = {name: value for name, value in flags.items() if value is not None}
     settings = load_settings(policy, given | _words(words or [], given))
     if plan:
         from ...supervisor.planning import planned
 
-        for line in planned(settings, Path.cwd()):
+        for line in planned(settings, cwd):
             print(line)
         return
     from ...supervisor.loop import supervise
 
-    raise typer.Exit(supervise(settings, Path.cwd(), os.environ, _show))
+    raise typer.Exit(supervise(settings, cwd, os.environ, _show))
+
+
+def _working_directory() -> Path:
+    try:
+        return Path.cwd()
+    except OSError as error:
+        raise ConfigError(
+            f"the working directory cannot be found ({error.strerror}): it was removed or moved; change to one that is there"
+        ) from error
 
 
 def _words(words: list[str], given: dict[str, Any]) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ...core.errors import InputError
+from ...core.run_directory import EARLIER
 from ..source import READABLE, Candidate, InputFormat, Item, Reading
 
 MOST_ENTRIES = 50_000
@@ -166,7 +167,8 @@ def _files(folder: Path, reading: Reading) -> Iterator[Path]:
                 reading.damage.append(f"{folder}: holds more than {MOST_ENTRIES:,} files; the rest was not looked at")
                 return
             if entry.is_dir(follow_symlinks=False):
-                if depth < DEEPEST and entry.name not in _PASSED and entry.name[0] != ".":
+                is_of_another = entry.name == EARLIER and here.name == "healing"
+                if depth < DEEPEST and entry.name not in _PASSED and entry.name[0] != "." and not is_of_another:
                     waiting.append((Path(entry.path), depth + 1))
             elif entry.is_file():
                 yield Path(entry.path)

@@ -27,6 +27,29 @@ Watcher = Callable[[int, bytes], None]
 
 
 @dataclass(frozen=True)
+class Left:
+    """A process that SIGKILL has not ended."""
+
+    pid: int
+    state: str
+    """The kernel's letter for what it is doing."""
+
+    @property
+    def is_out_of_reach(self) -> bool:
+        """Whether it goes on; others do nothing any more but wait for the kernel."""
+        return self.state == shim.DENIED
+
+    def __str__(self) -> str:
+        """Say it in a sentence."""
+        if self.is_out_of_reach:
+            return f"process {self.pid} belongs to another user and cannot be ended: it goes on"
+        return (
+            f"process {self.pid} is killed and not gone: it is in state {self.state}, most often because it waits for a disk, a network file "
+            "system or a device, and ends when that answers"
+        )
+
+
+@dataclass(frozen=True)
 class Ending:
     """How a command has ended."""
 
@@ -34,6 +57,8 @@ class Ending:
     """The exit code, negative for a signal; None where nobody saw it end."""
     killed: int = 0
     """How many processes had to be killed, the command's own among them."""
+    left: tuple[Left, ...] = ()
+    """What could not be."""
 
 
 class Child:
@@ -62,6 +87,7 @@ class Child:
         self._status: int | None = None
         self._failure = "the process that was to start it has died"
         self._killed: int | None = None
+        self._left: list[Left] = []
         self._orders_end, self._orders = os.pipe()
         self.reports, reports_end = os.pipe()
         """Readable when there is news, see `look`."""
@@ -108,6 +134,10 @@ class Child:
         """Kill everything now."""
         self._order("kill")
 
+    def pause(self, is_paused: bool) -> None:
+        """Stop everything, or let it go on."""
+        self._order("pause" if is_paused else "go on")
+
     def remove_if_we_die(self, path: Path) -> None:
         """Have a file removed where this process cannot do so itself any more."""
         self._order(f"remove {os.fsencode(path).hex()}")
@@ -138,7 +168,7 @@ class Child:
         os.close(self._orders)
         self._shim.wait()
         if not self.look() or self._killed is None:  # somebody has killed the shim
-            self._killed = _kill_what_is_left()
+            self._killed, self._left = _kill_what_is_left()
         for number, pump in enumerate(self._pumps):
             until = time.monotonic() + READ_REST_S
             while pump.is_alive() and time.monotonic() < until:
@@ -146,7 +176,7 @@ class Child:
                 if number in self._passing_on and is_read():
                     until = time.monotonic() + READ_REST_S
         os.close(self.reports)
-        return Ending(self._status, self._killed)
+        return Ending(self._status, self._killed, tuple(self._left))
 
     def _reap_strangers(self) -> None:
         """Reap processes that have become ours: as the first of a container we inherit those that nobody else has started."""
@@ -189,6 +219,9 @@ class Child:
                 self._failure = os.strerror(int(value))
             elif word == "ended":
                 self._status = os.waitstatus_to_exitcode(int(value))
+            elif word == "left":
+                pid, _, state = value.partition(" ")
+                self._left.append(Left(int(pid), state))
             elif word == "killed":
                 self._killed = int(value)
 
@@ -206,16 +239,19 @@ class Child:
         raise ConfigError(f"{program}: cannot be started ({self._failure}); check the command behind --")
 
 
-def _kill_what_is_left() -> int:
-    """Kill the processes that have become ours, and theirs, until there are none; return how many there were."""
+def _kill_what_is_left() -> tuple[int, list[Left]]:
+    """Kill the processes that have become ours, and theirs, until there are none; return how many there were, and who does not go."""
     killed: set[int] = set()
+    until = time.monotonic() + shim.UNKILLABLE_S
     while left := [pid for pid in shim.descendants(os.getpid()) if _session(pid) != os.getsid(0)]:
         for pid in left:
             killed.add(pid)
-            with suppress(ProcessLookupError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
+        if time.monotonic() >= until:
+            return len(killed), [Left(*each) for each in shim.survivors(left)]
         time.sleep(shim.LOOK_S)
-    return len(killed)
+    return len(killed), []
 
 
 def _session(pid: int) -> int:

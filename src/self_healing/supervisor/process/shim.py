@@ -7,8 +7,10 @@ out as lines on another:
 
     signal N      send a signal to the command                        started PID
     end SECONDS   ask everything to end, kill it after so long        failed ERRNO     the program cannot be started
+    pause, go on  stop everything, and let it go on
     kill          kill everything now                                 ended STATUS     as wait() gives it
     remove PATH   a file or folder (in hex) to remove if the supervisor dies
+                                                                      left PID STATE   what could not be killed
                                                                       killed COUNT     of those that had to be, then it ends
 When the supervisor dies the pipe of orders closes, which is an order to end. A parent-death signal would reach the command
 alone. As subreaper the shim inherits what the command leaves behind, so that all of it can be found and ended.
@@ -31,11 +33,18 @@ SET_CHILD_SUBREAPER = 36
 LINGER_S = 0.5
 """How long helpers of a command that has ended may take to end by themselves."""
 LOOK_S = 0.05
+UNKILLABLE_S = 10.0
+"""How long a killed process may take to be gone: one that waits in the kernel for a disk that is away never is."""
+DENIED = "denied"
+"""In the place of its state: it belongs to another user, and goes on."""
 DEADLY = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 """Signals that are for the command, and reach it by way of the supervisor."""
 FROM_TERMINAL = frozenset({signal.SIGINT, signal.SIGQUIT, signal.SIGWINCH})
 """What a terminal sends to a whole process group. All else is for the command alone, which may need its helpers to save."""
 NOT_FOUND = 127
+_ENDED = ("Z", "X")
+"""States of those who wait to be reaped."""
+_STOPPED = ("T", "t")
 
 
 class Shim:
@@ -49,7 +58,9 @@ class Shim:
         self.command = 0
         self.has_ended = False
         self.kill_at: float | None = None
+        self.give_up_at: float | None = None
         self.killed: set[int] = set()
+        self.paused: set[int] = set()
         self.unread = b""
         self.to_remove: list[bytes] = []
         self.given_to_command: tuple[signal.Signals, ...] = DEADLY
@@ -124,6 +135,11 @@ class Shim:
                     self._end(rest, self.grace_s)
             if self.kill_at is not None and now >= self.kill_at:
                 self._kill(rest)
+                self.give_up_at = self.give_up_at or now + UNKILLABLE_S
+                if now >= self.give_up_at:
+                    for pid, state in survivors(rest):
+                        self._report(f"left {pid} {state}")
+                    return
             # Whoever waits for nothing but the command is woken by it; who counts time looks now and then.
             is_timed = self.has_ended or self.kill_at is not None
             self._listen(woken, LOOK_S if is_timed else None)
@@ -150,6 +166,10 @@ class Shim:
                 self._signal(int(value))
             elif word == "end":
                 self._end(descendants(os.getpid()), float(value))
+            elif word == "pause":
+                self._pause()
+            elif word == "go":
+                self._go_on()
             elif word == "kill":
                 self.kill_at = time.monotonic()
             elif word == "remove":
@@ -158,6 +178,18 @@ class Shim:
     def _signal(self, number: int) -> None:
         if not self.has_ended:
             (_sent_to_group if number in FROM_TERMINAL else _sent)(self.command, number)
+
+    def _pause(self) -> None:
+        """Stop everything. SIGTSTP would not do: it stops nobody whose parent is in another session."""
+        while running := set(descendants(os.getpid(), but_not=(*_ENDED, *_STOPPED))) - self.paused:
+            for pid in running:
+                _sent(pid, signal.SIGSTOP)
+            self.paused |= running
+
+    def _go_on(self) -> None:
+        for pid in self.paused:
+            _sent(pid, signal.SIGCONT)
+        self.paused.clear()
 
     def _end(self, processes: list[int], seconds: float) -> None:
         """Ask the command to end, or what it has left behind; an earlier order to kill stays."""
@@ -203,29 +235,43 @@ class Shim:
                 raise
 
 
-def descendants(ancestor: int) -> list[int]:
-    """Return all processes that come of one, without those that have ended and wait to be reaped."""
+def descendants(ancestor: int, but_not: tuple[str, ...] = _ENDED) -> list[int]:
+    """Return all processes that come of one, without those that have ended and wait to be reaped, or are in another state."""
     children: dict[int, list[int]] = {}
-    ended: set[int] = set()
-    for pid, parent, has_ended in _processes():
+    left_out: set[int] = set()
+    for pid, parent, state in _processes():
         children.setdefault(parent, []).append(pid)
-        if has_ended:
-            ended.add(pid)
+        if state in but_not:
+            left_out.add(pid)
     found: list[int] = []
     waiting = [ancestor]
     while waiting:
         below = children.get(waiting.pop(), [])
         found += below
         waiting += below
-    return [pid for pid in found if pid not in ended]
+    return [pid for pid in found if pid not in left_out]
 
 
-def _processes() -> list[tuple[int, int, bool]]:
-    """Return every process with its parent, and whether it has ended."""
+def survivors(killed: list[int]) -> list[tuple[int, str]]:
+    """Return those of the processes that are still there after SIGKILL, and the state of each."""
+    states = {pid: state for pid, _, state in _processes() if state not in _ENDED}
+    return [(pid, DENIED if _is_denied(pid) else states[pid]) for pid in killed if pid in states]
+
+
+def _is_denied(pid: int) -> bool:
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError as error:
+        return error.errno == errno.EPERM
+    return False
+
+
+def _processes() -> list[tuple[int, int, str]]:
+    """Return every process with its parent and the letter of its state."""
     if not os.path.isdir("/proc/self"):
         with subprocess.Popen(["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:  # noqa: S607
             rows = [line.split() for line in ps.communicate()[0].splitlines()]
-        return [(int(pid), int(parent), state[0] == "Z") for pid, parent, state in rows if int(pid) != ps.pid]
+        return [(int(pid), int(parent), state[0]) for pid, parent, state in rows if int(pid) != ps.pid]
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit():
@@ -235,7 +281,7 @@ def _processes() -> list[tuple[int, int, bool]]:
                 fields = file.read().rpartition(b")")[2].split()  # the name before it may hold anything
         except OSError:  # it has just ended
             continue
-        found.append((int(name), int(fields[1]), fields[0] in (b"Z", b"X")))
+        found.append((int(name), int(fields[1]), fields[0].decode()))
     return found
 
 

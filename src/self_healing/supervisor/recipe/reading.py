@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from ...core.errors import ConfigError
@@ -67,16 +68,8 @@ def _of_command(settings: RunSettings, cwd: Path, environ: Mapping[str, str]) ->
     files = config.entries() if config else []
     looked_in = f"the command and {config.label}" if config else "the command"
     found = Found(command_entries(argv), files, environ, looked_in)
-    return Recipe(
-        argv=argv,
-        cwd=cwd,
-        config=config,
-        found=tuple(chosen(found, settings)),
-        entries=(*found.command, *found.files),
-        looked_in=looked_in,
-        resume_arg=settings.resume_arg,
-        own_resume_flag=_own_resume_flag(argv, cwd),
-    )
+    recipe = _recipe(settings, argv, cwd, config, found)
+    return replace(recipe, own_resume_flag=_own_resume_flag(argv, cwd))
 
 
 def _of_hydra(settings: RunSettings, cwd: Path, environ: Mapping[str, str]) -> Recipe:
@@ -96,17 +89,20 @@ def _of_hydra(settings: RunSettings, cwd: Path, environ: Mapping[str, str]) -> R
     first = len(argv) - len(settings.overrides)
     command = command_entries(argv, first)[2:]  # without the two flags of ours
     files: list[Entry] = composed_entries(config, root, name, settings.overrides)
-    looked_in = f"the overrides and {config.label}"
-    found = Found(command, files, environ, looked_in)
+    found = Found(command, files, environ, f"the overrides and {config.label}")
+    return replace(_recipe(settings, argv, cwd, config, found), name_index=first - 1)
+
+
+def _recipe(settings: RunSettings, argv: tuple[str, ...], cwd: Path, config: ConfigFile | None, found: Found) -> Recipe:
+    """Return what both forms have in common."""
     return Recipe(
         argv=argv,
         cwd=cwd,
         config=config,
         found=tuple(chosen(found, settings)),
         entries=(*found.command, *found.files),
-        looked_in=looked_in,
+        looked_in=found.looked_in,
         resume_arg=settings.resume_arg,
-        name_index=first - 1,
     )
 
 

@@ -44,6 +44,11 @@ class Silence:
         if before is not None and since > 0 and used_s - before > BUSY_SHARE * since:
             self._busy_s = now_s
 
+    def look_away(self, now_s: float) -> None:
+        """Note that nobody has listened until now: neither silence nor its length means anything."""
+        self._heard_s = self._busy_s = now_s
+        self._processor_s = None
+
     def patience_s(self) -> float:
         """Return how long an idle command may be silent now."""
         if self.fixed_s is not None:
