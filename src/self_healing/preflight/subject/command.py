@@ -23,6 +23,8 @@ _WITHOUT_VALUE = frozenset(
     "multi_gpu use_deepspeed use_fsdp standalone no_python cpu debug quiet same_network use_xpu tpu module m".split()
 )
 """Flags of launchers that take no value: what follows them is something else."""
+_SWEEPS = frozenset({"m", "multirun"})
+"""Hydra's, before its overrides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,7 @@ def read_command(argv: Sequence[str]) -> Command:
     is_file = script_at is not None and not method and module is None and not trains
     return Command(
         argv=tuple(argv), launcher=launcher_of(argv), script=words[script_at] if is_file and script_at is not None else None,
-        flags=tuple(_flags(after)), launcher_flags=tuple(_flags(before, _WITHOUT_VALUE)), method=method, module=module,
+        flags=tuple(_flags(after, _SWEEPS)), launcher_flags=tuple(_flags(before, _WITHOUT_VALUE)), method=method, module=module,
         environ=environ, configs=tuple(word for word in after[:2] if trains and word.endswith(_CONFIGS)),
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from .arithmetic import calculated, compared
-from .gathering import AttributeSet, Change, Gathered, How, plain_name
+from .gathering import MOST, AttributeSet, Change, Gathered, How, plain_name
 from .makers import DEEPEST, NAMESPACE, Made, Makers
 from .source import Source
 from .values import UNKNOWN, Value
@@ -203,6 +203,8 @@ class Names:
 
     def _changed(self, value: object, changes: list[Change], node: ast.Name, function: str, depth: int) -> object:
         """Return a dict or list with what was done to it before it is used here."""
+        if len(changes) > MOST:
+            return UNKNOWN
         for change in changes:
             if change.function == function and change.line >= node.lineno:
                 continue
@@ -241,8 +243,9 @@ class Names:
     def _fold_attribute(self, node: ast.Attribute, function: str, depth: int) -> object:
         target = plain_name(node.value)
         if target is None:
-            return UNKNOWN
-        places = [each for each in self.gathered.attributes if each.target == target and each.name == node.attr]
+            made = self.makers.made_by(node.value, function)  # of `Settings().lr`
+            return self._fold_of_object(made, node.attr, depth) if made is not None else UNKNOWN
+        places = self.gathered.attributes.get((target, node.attr), [])
         if places and (is_set := self._set_before(places, node, function)) is not None:
             return self._fold(is_set.value, is_set.function, depth) if is_set.is_sure else UNKNOWN
         if target in self.gathered.classes:
@@ -258,7 +261,7 @@ class Names:
 
     def _set_before(self, places: list[AttributeSet], node: ast.Attribute, function: str) -> AttributeSet | None:
         """Return the setting of an attribute that holds where it is used."""
-        if any(each.function not in (function, "") for each in places):
+        if len(places) > MOST or any(each.function not in (function, "") for each in places):
             only = places[0]
             return AttributeSet(only.target, only.name, None, only.line, is_sure=False, function="", object=only.object)
         before = [each for each in places if each.function != function or each.line < node.lineno]

@@ -9,6 +9,8 @@ from enum import Enum, auto
 
 _CHANGING = frozenset({"append", "extend", "insert", "remove", "pop", "popitem", "clear", "update", "setdefault"})
 _REORDERING = frozenset({"sort", "reverse"})
+MOST = 100
+"""What is assigned or changed more often is not followed: nobody's settings are, and it would take long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class Gathered:
         """Modules of which everything is imported."""
         self.assigned: dict[tuple[str, str], list[Assignment]] = defaultdict(list)
         self.changes: dict[tuple[str, str], list[Change]] = defaultdict(list)
-        self.attributes: list[AttributeSet] = []
+        self.attributes: dict[tuple[str, str], list[AttributeSet]] = defaultdict(list)
+        """By the name of the object and of the attribute."""
         self.parameters: dict[tuple[str, str], Parameter] = {}
         self.functions: dict[str, ast.FunctionDef | ast.AsyncFunctionDef] = {}
         self.twice: set[str] = set()
@@ -196,7 +199,8 @@ class Gathered:
                 self._take_change(target.value, Change(how, target.slice, value, line, sure, scope))
             case ast.Attribute() if (name := plain_name(target.value)) is not None:
                 given = value if element is None else None
-                self.attributes.append(AttributeSet(name, target.attr, given, line, sure, scope, target.value))
+                made = AttributeSet(name, target.attr, given, line, sure, scope, target.value)
+                self.attributes[name, target.attr].append(made)
 
     def _take_change(self, target: ast.expr, change: Change) -> None:
         if isinstance(target, ast.Name):

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .gathering import Assignment, Gathered, Parameter
+from .gathering import MOST, Assignment, Gathered, Parameter
 
 DEEPEST = 40
 """Names that lead to each other."""
@@ -72,6 +72,8 @@ class Makers:
                 return None
             if len(assigned) == 1:
                 return assigned[0], scope
+            if len(assigned) > MOST:
+                return None
             if assigned:
                 is_inner = scope == "" and function != ""  # what stands at the top has been run when a function is
                 before = [each for each in assigned if is_inner or each.line < node.lineno]

@@ -15,7 +15,9 @@ from .folding import Names
 from .gathering import is_main_guard
 from .values import UNKNOWN, Value
 
-LARGEST_BYTES = 1 << 20
+LARGEST_BYTES = 256 << 10
+MOST_NODES = 60_000
+"""Of the syntax tree, some five thousand lines: more would take long, and is no script of anybody."""
 _HEADER_BEGINS, _HEADER_ENDS = "# /// script", "# ///"
 SUBPROCESS_CALLS = frozenset(
     "subprocess.run subprocess.call subprocess.check_call subprocess.check_output subprocess.Popen subprocess.getoutput "
@@ -154,9 +156,7 @@ def parse_script(
     """
     text = text_of_script(raw, named)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of escapes in texts: they are the script's own
-            tree = ast.parse(text, filename=named)
+        tree = _tree_of(text, named)
         names = Names(tree, text, flags or {}, environ)
         walk = _Walk(names)
         walk.visit(tree)
@@ -167,12 +167,23 @@ def parse_script(
     except RecursionError as error:
         raise InputError(f"{named}: is nested too deeply to be read") from error
     except (ValueError, MemoryError) as error:  # null bytes; brackets nested without end
+        if isinstance(error, InputError):
+            raise
         raise InputError(f"{named}: is not Python: {error or 'it is nested too deeply'}") from error
     header, header_line = _header(text)
     return Script(
         path=path, named=named, text=text, tree=tree, imports=tuple(walk.imports), calls=tuple(walk.calls), header=header,
         header_line=header_line, names=names, attributes=attributes, environment=environment,
     )  # fmt: skip
+
+
+def _tree_of(text: str, named: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes in texts: they are the script's own
+        tree = ast.parse(text, filename=named)
+    if sum(1 for _ in ast.walk(tree)) > MOST_NODES:
+        raise InputError(f"{named}: is longer than what is written by hand, so it is not looked at")
+    return tree
 
 
 def _header(text: str) -> tuple[str | None, int]:
@@ -194,7 +205,8 @@ def _header(text: str) -> tuple[str | None, int]:
 
 
 def _attributes(names: Names) -> Iterator[SetAttribute]:
-    for each in names.gathered.attributes:
+    found = [each for places in names.gathered.attributes.values() for each in places]
+    for each in sorted(found, key=lambda each: each.line):
         made = names.maker_of(each.object, each.function)
         value = names.value_of(each.value, each.function) if each.value is not None else Value(UNKNOWN, "", each.line)
         yield SetAttribute(
