@@ -24,6 +24,8 @@ class EnvironmentRead:
     """It is looked at whether it is set: `if not token`, `"X" in os.environ`, inside `try`."""
     target: str = ""
     """The name it is assigned to, where it is."""
+    is_demanded: bool = False
+    """The script ends by itself where it is not set: `if not token: raise ...`, `assert token`."""
 
 
 def environment_reads(tree: ast.Module, names: Names) -> tuple[EnvironmentRead, ...]:
@@ -38,6 +40,7 @@ def environment_reads(tree: ast.Module, names: Names) -> tuple[EnvironmentRead, 
             is_required=read.is_required,
             is_checked=read.is_checked or read.name in reader.asked or (read.target in reader.tested),
             target=read.target,
+            is_demanded=(read.target in reader.demanded or read.name in reader.demanded) and not read.has_default,
         )
         for read in reader.found
         if read.name not in reader.given or not read.is_required
@@ -53,6 +56,8 @@ class _Reader(ast.NodeVisitor):
         self.given: set[str] = set()
         """Variables that the script sets itself."""
         self.tested: set[str] = set()
+        self.demanded: set[str] = set()
+        """Names without which the script ends."""
         self._names = names
         self._target = ""
         self._tries = 0
@@ -87,6 +92,8 @@ class _Reader(ast.NodeVisitor):
             self.visit(each)
 
     def visit_If(self, node: ast.If) -> None:
+        if any(_ends(each, self._names) for each in node.body):
+            self.demanded |= set(self._missed(node.test))
         self._visit_test(node.test)
         for child in (*node.body, *node.orelse):
             self.visit(child)
@@ -97,6 +104,8 @@ class _Reader(ast.NodeVisitor):
         self.visit(node.orelse)
 
     def visit_Assert(self, node: ast.Assert) -> None:
+        if (name := plain_name(node.test)) is not None:
+            self.demanded.add(name)
         self._visit_test(node.test)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
@@ -152,6 +161,19 @@ class _Reader(ast.NodeVisitor):
             if isinstance(each, ast.Name | ast.Attribute) and (name := plain_name(each)) is not None:
                 self.tested.add(name)
 
+    def _missed(self, test: ast.expr) -> Iterator[str]:
+        """Yield what is not there where a test holds: `not x`, `x is None`, `"X" not in os.environ`."""
+        match test:
+            case ast.UnaryOp(op=ast.Not()) if (name := plain_name(test.operand)) is not None:
+                yield name
+            case ast.Compare(ops=[ast.Is()]) if (name := plain_name(test.left)) is not None:
+                yield name
+            case ast.Compare(ops=[ast.NotIn()]) if self._is_environ(test.comparators[0]):
+                yield str(self._names.value_of(test.left, self._function).value)
+            case ast.BoolOp(op=ast.Or()):
+                for each in test.values:
+                    yield from self._missed(each)
+
     def _note_given(self, key: ast.expr) -> None:
         if isinstance(name := self._names.value_of(key, self._function).value, str):
             self.given.add(name)
@@ -172,3 +194,10 @@ class _Reader(ast.NodeVisitor):
                 is_checked=bool(self._checked and not is_required) or bool(self._tries), target=self._target,
             )
         )  # fmt: skip
+
+
+def _ends(node: ast.stmt, names: Names) -> bool:
+    if isinstance(node, ast.Raise):
+        return True
+    is_call = isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    return is_call and names.dotted(node.value.func) in ("sys.exit", "exit", "quit", "os._exit")  # type: ignore[attr-defined]

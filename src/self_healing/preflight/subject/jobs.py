@@ -120,7 +120,8 @@ def job_of_command(argv: Sequence[str]) -> Job | None:
 def _jobs_at(argv: Sequence[str]) -> int | None:
     for place, word in enumerate(argv[:-1]):
         if PurePath(word).name in ("hf", "huggingface-cli") and argv[place + 1] == "jobs":
-            return place + 2 if any(each == "run" for each in argv[place + 2 : place + 5]) else None
+            words = [word for word in argv[place + 2 : place + 5] if word not in ("uv", "scheduled")]
+            return place + 2 if words[:1] == ["run"] else None
     return None
 
 

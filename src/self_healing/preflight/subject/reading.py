@@ -65,7 +65,10 @@ class _Reading:
         self._job = job_of_command(argv)
         if self._job is not None:
             script = [self._job.script] if self._job.script is not None else []
-            self._command = replace(read_command([*script, *self._job.arguments]), argv=tuple(argv))
+            inner = read_command([*script, *self._job.arguments])
+            before = argv[: len(argv) - len(script) - len(self._job.arguments)]
+            flags = (*read_command(before).flags, *inner.launcher_flags)
+            self._command = replace(inner, argv=tuple(argv), launcher_flags=flags)
         else:
             self._command = read_command(argv)
         command = self._command
@@ -84,8 +87,12 @@ class _Reading:
             inside = self._command.module.replace(".", "/")
             files = (f"{inside}.py", f"{inside}/__main__.py")
             found += [name for name in files if (self._cwd / name).is_file()][:1]
-        if self._job is not None and self._job.script is not None:
-            found.append(self._job.script)
+        job = self._job
+        if job is not None and job.script is not None and job.place.source != "job":  # a spec in a file
+            if job.script.startswith(_URL) or (self._cwd / job.script).is_file():
+                found.append(job.script)
+            else:
+                self._references.append(Reference(kind=Kind.FILE, name=job.script, place=job.place))
         return list(dict.fromkeys(found))
 
     def take_config(self, named: str) -> None:
