@@ -45,6 +45,7 @@ class Job:
     arguments: tuple[str, ...] = ()
     """What the script is given; of an image the whole command."""
     flavor: str = "cpu-basic"
+    flavor_place: Place | None = None
     timeout: str | None = None
     """As it is written; None where it is left at the default."""
     timeout_place: Place | None = None
@@ -131,6 +132,7 @@ class _Gathering:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._flavor = "cpu-basic"
+        self._flavor_place: Place | None = None
         self._timeout: str | None = None
         self._timeout_place: Place | None = None
         self._secrets: set[str] = set()
@@ -143,7 +145,7 @@ class _Gathering:
         where = Place("job", 0, name)
         match name:
             case "--flavor":
-                self._flavor = value
+                self._flavor, self._flavor_place = value, where
             case "--timeout":
                 self._timeout, self._timeout_place = value, where
             case "--secrets" | "-s":
@@ -176,7 +178,7 @@ class _Gathering:
             return Place(source, line_of.get(key, self._place.line), key)
 
         if isinstance(flavor := spec.get("flavor"), str):
-            self._flavor = flavor
+            self._flavor, self._flavor_place = flavor, where("flavor")
         timeout = spec.get("timeout")
         if isinstance(timeout, str | int | float) and not isinstance(timeout, bool):
             self._timeout, self._timeout_place = str(timeout), where("timeout")
@@ -193,7 +195,7 @@ class _Gathering:
     def job(self, **more: object) -> Job:
         """Return it."""
         return Job(
-            place=self._place, flavor=self._flavor, timeout=self._timeout, timeout_place=self._timeout_place,
+            place=self._place, flavor=self._flavor, flavor_place=self._flavor_place, timeout=self._timeout, timeout_place=self._timeout_place,
             secrets=frozenset(self._secrets), env=self._env, has_unknown_variables=self._has_unknown, plain=tuple(self._plain),
             **more,  # type: ignore[arg-type]
         )  # fmt: skip
