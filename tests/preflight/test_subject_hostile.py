@@ -89,7 +89,9 @@ SOUND = {
     "texts that double each other": (
         "train.py", b"a0 = 'x'\n" + b"".join(b"a%d = a%d + a%d\n" % (n + 1, n, n) for n in range(60)) + b"SFTConfig(learning_rate=1, x=a60)\n"),
     "numbers that square each other": (
-        "train.py", b"a0 = 10\n" + b"".join(b"a%d = a%d * a%d\n" % (n + 1, n, n) for n in range(60)) + b"SFTConfig(learning_rate=1, x=a60)\n"),
+        "train.py", b"a0 = 10\n" + b"".join(b"a%d = a%d * a%d\n" % (n + 1, n, n) for n in range(60)) + b"SFTConfig(learning_rate=1, x=a18)\n"),
+    "names in circles of two ways": (
+        "train.py", b"".join(b"a%d = a%d + a%d\n" % (n, (n + 1) % 30, (n + 2) % 30) for n in range(30)) + b"SFTConfig(learning_rate=1, x=a0)\n"),
     "many headers": ("train.py", b"# /// script\n" * 15_000 + b"SFTConfig(learning_rate=1)\n"),
     "a line of spaces in TOML": ("config.toml", b"learning_rate = 1\n[" + b" " * 50_000 + b"a]\nb = 1\n"),
     "many calls on one line": ("train.py", b"SFTConfig(learning_rate=1); " + b"f(a, b); " * 2_500 + b"\n"),

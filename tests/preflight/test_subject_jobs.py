@@ -7,6 +7,8 @@ import shlex
 
 import pytest
 
+from self_healing.preflight.checks import job_cost
+from self_healing.preflight.finding import Place
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import run_checks
 from self_healing.preflight.subject import Kind, read_subject
@@ -162,7 +164,7 @@ def test_time_and_cost_are_told_from_hours_and_price(tmp_path):
     assert found(tmp_path, argv=argv, duration_h=1.5)[0] == []
 
 
-def test_a_token_is_found_and_never_shown(tmp_path):
+def test_a_token_is_found_and_never_shown(tmp_path, monkeypatch):
     token = "hf_" + "QwErTyUiOpAsDfGhJkLz1234567890"
     (tmp_path / "train.py").write_text(
         f'login(token="{token}")\nSFTConfig(run_name="{token}", learning_rate="{token}")\n'
@@ -190,9 +192,17 @@ def test_a_token_is_found_and_never_shown(tmp_path):
     }
     assert token not in str(report)
     assert token not in json.dumps(report.to_json())
+
+    def quotes(self, subject, tools):
+        yield self.info(
+            Place("x"), f"it is {subject.setting('run_name').value}", f"Write {subject.setting('learning_rate').text}"
+        )
+
+    monkeypatch.setattr(job_cost.JobCost, "run", quotes)
     everything = run_checks(
         read_subject([], argv, CheckOptions(offline=True), tmp_path), Tools(options=CheckOptions(offline=True))
     )
+    assert "it is ***" in str(everything)
     assert token not in str(everything)
 
 

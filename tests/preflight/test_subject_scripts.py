@@ -89,6 +89,7 @@ NOT_KNOWN = {
     "assigned in a loop": "a = 1\nfor i in y:\n    a = i\nuse(a)",
     "added to": "a = 1\na += 1\nuse(a)",
     "changed by a function": "a = 1\ndef f():\n    global a\n    a = 2\nuse(a)",
+    "changed by an inner function": "def f():\n    a = 1\n    def g():\n        nonlocal a\n        a = 2\n    use(a)",
     "a dict set under a condition": 'c = {"lr": 1}\nif x:\n    c["lr"] = 2\nuse(c["lr"])',
     "a dict changed inside": 'c = {"a": {"lr": 1}}\nc["a"]["lr"] = 2\nuse(c["a"])',
     "a list that is extended": "t = [1]\nt.extend(x)\nuse(t)",
@@ -99,6 +100,7 @@ NOT_KNOWN = {
     "a field without a default": PARSED + "a = tyro.cli(ScriptArguments)\nuse(a.need)",
     "a default of somebody else's class": PARSED + "a, t = TrlParser((ScriptArguments, SFTConfig)).parse_args_and_config()\nuse(t.seed)",
     "an attribute set under a condition": PARSED + "c = ScriptArguments(rank=8)\nif x:\n    c.rank = 4\nuse(c.rank)",
+    "assigned more often than is followed": "a = 1\n" * 150 + "use(a)",
     "names in a circle": "a = b\nb = a\nuse(a)",
     "a huge power": "use(9 ** 9 ** 9)",
 }  # fmt: skip
@@ -211,6 +213,7 @@ REFERENCES = {
     'PeftModel.from_pretrained(model, "org/adapter")': [(Kind.ADAPTER, "org/adapter")],
     'FastLanguageModel.from_pretrained(model_name="org/m")': [(Kind.MODEL, "org/m")],
     'snapshot_download("org/d", repo_type="dataset")': [(Kind.DATASET, "org/d")],
+    'EncoderConfig(model="small", dataset_name="mine")': [],
     'LLM(model="org/m")': [(Kind.MODEL, "org/m")],
     'GRPOTrainer(model="org/m", reward_funcs="org/reward")': [(Kind.MODEL, "org/m")],
     'LlamaTokenizerFast.from_pretrained("org/m")': [(Kind.TOKENIZER, "org/m")],

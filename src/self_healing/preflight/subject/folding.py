@@ -40,7 +40,6 @@ class Names:
         self.gathered = Gathered(tree)
         self.makers = Makers(self.gathered, self.dotted)
         self._known: dict[tuple[int, str], object] = {}
-        self._busy: set[tuple[int, str]] = set()
         self._sizes: dict[int, int] = {}
         self._kept: list[object] = []
         """So that no other value gets the id of one whose size is noted."""
@@ -110,7 +109,7 @@ class Names:
     # -- folding -------------------------------------------------------------------------------------
 
     def _fold(self, node: ast.expr | None, function: str, depth: int) -> object:
-        """Return the value of an expression, or UNKNOWN; each is looked at once, and one that leads to itself is unknown."""
+        """Return the value of an expression, or UNKNOWN; each is looked at once, and one that leads to itself ends at the depth."""
         if node is None or depth > DEEPEST:
             return UNKNOWN
         if isinstance(node, ast.Constant):
@@ -118,11 +117,7 @@ class Names:
         key = (id(node), function)
         if key in self._known:
             return self._known[key]
-        if key in self._busy:
-            return UNKNOWN
-        self._busy.add(key)
         value = self._bounded(fold(node, function, depth + 1)) if (fold := self._folds.get(type(node))) else UNKNOWN
-        self._busy.discard(key)
         self._known[key] = value
         return value
 

@@ -171,8 +171,9 @@ class Gathered:
 
     def _take_other(self, node: ast.AST, scope: str, *, sure: bool) -> None:
         if isinstance(node, ast.Global | ast.Nonlocal):
+            where = self.outer.get(scope, "") if isinstance(node, ast.Nonlocal) else ""
             for name in node.names:
-                self.assigned["", name].append(Assignment(None, node.lineno, is_sure=False))
+                self.assigned[where, name].append(Assignment(None, node.lineno, is_sure=False))
         elif isinstance(node, ast.Delete):
             for target in node.targets:
                 if isinstance(target, ast.Subscript):

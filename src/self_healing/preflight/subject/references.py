@@ -24,6 +24,7 @@ _BY_SETTING = {
 }  # fmt: skip
 _LOOSE = frozenset({"model", "ref_model", "dataset_name", "model_name_or_path"})
 """Keys that stand for something else too where nothing tells whose they are: `model: resnet50`, Hydra's `model=small`."""
+_NAMES_DATA = frozenset({"trl", "transformers", "command", "ScriptArguments", "DataTrainingArguments"})
 BUILDERS = frozenset(
     "json csv parquet text arrow pandas xml webdataset imagefolder audiofolder videofolder sql hdf5 spark generator".split()
 )
@@ -174,6 +175,10 @@ def setting_references(settings: Sequence[Setting]) -> Iterator[Reference]:
 
 def _is_loose(setting: Setting) -> bool:
     """Say whether nothing tells whose a key is: a plain or Hydra config, an override of a command."""
+    if setting.name in ("model", "ref_model") and not setting.owner.endswith("Trainer"):
+        return True  # `EncoderConfig(model="small")`
+    if setting.name == "dataset_name" and setting.owner not in _NAMES_DATA:
+        return True
     is_override = setting.owner == "command" and not setting.key.startswith("-")
     return (
         is_override or setting.owner in ("", "hydra") or "." in setting.key or setting.key in ("--model", "model_name")
