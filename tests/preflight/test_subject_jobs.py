@@ -160,6 +160,7 @@ def test_time_and_cost_are_told_from_hours_and_price(tmp_path):
     assert lines == [("job-timeout-short", "warning", "job: --timeout"), ("job-cost", "info", "job")]
     assert "--timeout 3h" in str(report)
     assert "cost 5.40, and at most 6.00" in str(report)
+    assert "at most" not in str(found(tmp_path, argv=argv, duration_h=2.5, price_per_h=3.0)[1])
     assert found(tmp_path, argv=argv, duration_h=2.5)[0] == [("job-timeout-short", "error", "job: --timeout")]
     assert found(tmp_path, argv=argv, duration_h=1.5)[0] == []
 

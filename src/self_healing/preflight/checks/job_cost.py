@@ -28,7 +28,8 @@ class JobCost(Check):
         if hours is None or price is None:
             return
         limit_s = subject.job.timeout_s if subject.job is not None else None
-        most = f", and at most {limit_s / 3600 * price:.2f} where it runs until its time is up" if limit_s else ""
+        limit_h = limit_s / 3600 if limit_s is not None else 0.0
+        most = f", and at most {limit_h * price:.2f} where it runs until its time is up" if limit_h >= hours else ""
         where = subject.job.place if subject.job is not None else Place("--price")
         yield self.info(
             where, f"{hours:g} h at {price:g} an hour cost {hours * price:.2f}{most}",

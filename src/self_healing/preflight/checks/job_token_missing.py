@@ -66,5 +66,6 @@ class JobTokenMissing(Check):
 
 def _fix(job: Job, name: str) -> str:
     if job.place.source == "job":
-        return f"Add --secrets {name} to the command: the value is taken from where you are logged in, and is shown nowhere"
+        origin = "your login (hf auth login)" if name == "HF_TOKEN" else "your environment"
+        return f"Add --secrets {name} to the command, without a value: it is taken from {origin}, and is shown nowhere"
     return f'Add it to the job, without its value: secrets: {{"{name}": "${name}"}}'
