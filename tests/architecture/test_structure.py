@@ -58,6 +58,12 @@ FENCES = {
     "core/diagnosis.py": 1,  # a cause crashes: likewise
     "core/execute.py": 1,  # an action fails: recorded in the outcome
     "core/hook.py": 1,  # the user's hook crashes: recorded in a note
+    "preflight/training/fetched.py": 1,  # whatever datasets raises: the check says that it was not made, and why
+    "preflight/training/texts.py": 1,  # a tokenizer that cannot be read: tokens are estimated instead, and said to be
+    "preflight/training/trainer_samples.py": 1,  # the user's collator fails: the check was not made, and why
+    "preflight/dry_run/hook/self_healing_dry_run/rewards.py": 2,  # the user's reward function raises: an event, or raised again
+    "preflight/dry_run/hook/self_healing_dry_run/swaps.py": 1,  # the user's data cannot be loaded: an event, and tiny ones instead
+    "preflight/hub/hub.py": 1,  # a bug of ours: raised in the check that asks for the answer
     "preflight/runner.py": 1,  # a check fails: it is reported as one that was not made, and why
     "supervisor/watch/live_text.py": 1,  # a bug of ours: told at the end of the attempt, whose output is passed on all the same
     "cli/main.py": 1,  # a bug of ours: one sentence on standard error, the traceback with --debug

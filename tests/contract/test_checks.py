@@ -7,10 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from self_healing.preflight.machine import Machine
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import known_checks, run_checks
 from self_healing.preflight.subject import read_subject
 from self_healing.preflight.tools import Tools
+
+from ..preflight.hub_server import hub_server
 
 CHECKS = known_checks()
 EXAMPLES = [
@@ -21,14 +24,36 @@ EXAMPLES = [
 ]
 
 
-def checked(example, folder, name):
-    options = CheckOptions.model_validate({"offline": True, **example.options, "select": (name,)})
-    tools = Tools(options=options, environ=dict(example.environ), cwd=folder)
+HUB = "https://hub.example"
+"""In examples this stands for the Hub of the tests."""
+
+
+@pytest.fixture(scope="module")
+def hub():
+    """A Hub on this machine, for the examples of checks that ask one; hub_content.py says what it knows."""
+    with hub_server() as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def checked(example, folder, name, hub):
+    asks_the_hub = CHECKS[name].asks_the_hub
+    options = CheckOptions.model_validate({"offline": not asks_the_hub, **example.options, "select": (name,)})
+    environ = {**({"HF_ENDPOINT": hub.url} if asks_the_hub else {}), **example.environ}
+    tools = Tools(options=options, environ=environ, cwd=folder, machine=Machine(example.machine))
+    for path, text in example.files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    text = example.text.replace(HUB, hub.url)
     paths, argv = [], []
     if example.name == "command":
-        argv = shlex.split(example.text)
+        argv = shlex.split(text)
     else:
-        (folder / example.name).write_text(example.text)
+        (folder / example.name).write_text(text)
         paths = [example.name]
     return run_checks(read_subject(paths, argv, options, folder), tools)
 
@@ -44,8 +69,8 @@ def test_a_check_says_what_it_verifies_and_why_and_shows_both(name):
 
 
 @pytest.mark.parametrize(("name", "kind", "place"), EXAMPLES)
-def test_the_examples_of_a_check_hold(name, kind, place, tmp_path):
-    report = checked(getattr(CHECKS[name], kind)[place], tmp_path, name)
+def test_the_examples_of_a_check_hold(name, kind, place, tmp_path, hub):
+    report = checked(getattr(CHECKS[name], kind)[place], tmp_path, name, hub)
     assert report.not_run == []
     if kind == "passes":
         assert [str(found.message) for found in report.findings] == []
@@ -56,7 +81,16 @@ def test_the_examples_of_a_check_hold(name, kind, place, tmp_path):
             assert str(found.where)
 
 
-def test_a_check_that_breaks_is_not_a_pass(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", [name for name, cls in CHECKS.items() if cls.asks_the_hub])
+def test_a_check_that_asks_the_hub_finds_nothing_and_passes_nothing_without_it(name, tmp_path, hub):
+    """Offline there is no finding about what only the Hub knows, and what has to be asked is told not to be."""
+    for place, example in enumerate(CHECKS[name].fails):
+        (tmp_path / str(place)).mkdir()
+        report = checked(replace(example, options={"offline": True}), tmp_path / str(place), name, hub)
+        assert [each.check for each in report.not_run] == ([] if report.findings else [name]), example.text
+
+
+def test_a_check_that_breaks_is_not_a_pass(tmp_path, monkeypatch, hub):
     name, cls = next(iter(CHECKS.items()))
 
     def broken(self, subject, tools):
@@ -64,6 +98,6 @@ def test_a_check_that_breaks_is_not_a_pass(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cls, "run", broken)
     example = replace(cls.passes[0], options={})
-    report = checked(example, tmp_path, name)
+    report = checked(example, tmp_path, name, hub)
     assert [(each.check, "ZeroDivisionError: odd" in each.because) for each in report.not_run] == [(name, True)]
     assert (report.exit_code(strict=False), report.exit_code(strict=True)) == (0, 1)

@@ -30,6 +30,10 @@ class Example:
     options: Mapping[str, object] = field(default_factory=dict)
     """Fields of `CheckOptions`."""
     environ: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, str] = field(default_factory=dict)
+    """What lies beside it: the script of a command, modules, adapters."""
+    machine: Mapping[str, object] = field(default_factory=dict)
+    """Facts of the machine, by the names of `Machine`'s; the real one answers what is not here."""
 
 
 class Check(ABC):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from .hardware.devices import DEVICES, find_device, near_names
 
 
 class Scenario(StrEnum):
@@ -34,5 +36,22 @@ class CheckOptions(BaseModel):
     """How many records of a data set are fetched and looked at."""
     duration_h: float | None = Field(default=None, gt=0)
     price_per_h: float | None = Field(default=None, ge=0)
+    steps: int = Field(default=0, ge=0)
+    """Run the command for so many steps; 0 means not at all."""
+    seconds: float = Field(default=300.0, gt=0, le=86_400)
+    """How long each such trial may take."""
+    fresh_env: bool = False
+    """Run it in a new environment made from the script's header."""
+    isolate: bool = False
+    """Where it fails, find out whether code, model, data or environment is at fault."""
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
+
+    @field_validator("gpu")
+    @classmethod
+    def _is_known(cls, gpu: str | None) -> str | None:
+        if gpu is not None and find_device(gpu) is None:
+            near = near_names(gpu)
+            known = f"did you mean {near[0]}?" if near else f"known are {', '.join(each.names[0] for each in DEVICES)}"
+            raise ValueError(f"{gpu} is no GPU that is known; {known}")
+        return gpu

@@ -11,7 +11,8 @@ def lines_of(report: CheckReport) -> list[str]:
     lines = []
     for found in report.findings:
         lines.append(f"{found.where}: {found.severity}: {found.message} [{found.check}]")
-        lines.append(f"    fix: {found.fix}")
+        first, *further = found.fix.split("\n")
+        lines += [f"    fix: {first}", *(f"         {line}".rstrip() for line in further)]  # below the first word
     lines += [f"not run: {each.check}: {each.because}" for each in report.not_run]
     counts = ", ".join(
         f"{sum(str(found.severity) == name for found in report.findings)} {name}s" for name in ("error", "warning")

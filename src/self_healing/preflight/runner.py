@@ -34,6 +34,12 @@ class CheckReport:
 
         return "\n".join(lines_of(self))
 
+    def add(self, findings: Iterable[Finding], not_run: Iterable[NotRun]) -> None:
+        """Take in what came from elsewhere, and put everything in order."""
+        self.findings += findings
+        self.not_run += not_run
+        self.findings.sort(key=lambda found: (-found.severity, found.where.source, found.where.line, found.check))
+
     def exit_code(self, *, strict: bool) -> int:
         """Return 1 where there is a problem; strictly also where something was only noted or could not be looked at."""
         least = Severity.INFO if strict else Severity.WARNING
@@ -81,9 +87,7 @@ def run_checks(subject: Subject, tools: Tools) -> CheckReport:
     report = CheckReport()
     for each in made:
         each.join(LONGEST_S)
-        report.findings += each.findings()
-        report.not_run += each.not_run()
-    report.findings.sort(key=lambda found: (-found.severity, found.where.source, found.where.line, found.check))
+        report.add(each.findings(), each.not_run())
     return report
 
 

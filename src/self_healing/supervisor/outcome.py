@@ -29,6 +29,8 @@ class EndedBy(StrEnum):
     HANG = "hang"
     SIGNAL = "signal"
     """Somebody has told the supervisor to end."""
+    TIME_LIMIT = "time limit"
+    """It has run as long as it was to, in a dry run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +146,7 @@ def _of_rank(attempt: Attempt, failure: RankFailure) -> Outcome:
 def _ended_by_us(attempt: Attempt) -> Outcome:
     if attempt.ended_by is EndedBy.NAN:
         return _of_nan(attempt, attempt.because)
-    fine = "hang" if attempt.ended_by is EndedBy.HANG else "user_interrupt"
+    fine = {EndedBy.HANG: "hang", EndedBy.TIME_LIMIT: "time_limit"}.get(attempt.ended_by, "user_interrupt")
     return Outcome(attempt=attempt, succeeded=False, fine=fine, says=attempt.because)
 
 

@@ -17,7 +17,7 @@ from .process.shim import descendants
 from .settings import RunSettings
 from .signals import ENDING, SignalDesk
 from .watch.kernel import memory_kills, processor_seconds
-from .watch.live_text import LiveText
+from .watch.live_text import LiveText, Progress
 from .watch.output_log import OutputLog
 from .watch.silence import START_UP, TRAINING, Silence
 from .watch.stacks import save_stacks
@@ -50,6 +50,12 @@ class Start:
     heals_itself: Callable[[], bool] = lambda: False
     """Whether our healer runs inside the command: then what it heals ends nothing."""
     tell: Callable[[str], None] = lambda _text: None
+    is_shown: bool = True
+    """Whether its output is passed on, besides being kept."""
+    most_s: float | None = None
+    """How long it may run; then it is ended."""
+    is_enough: Callable[[Progress], bool] = lambda _progress: False
+    """Asked now and then; where what was printed is enough, it is ended as if its time were over."""
 
 
 class Running:
@@ -80,6 +86,7 @@ class Running:
             start.cwd,
             grace_s=settings.grace,
             watch=lambda at, data: self._take(streams[at], data),
+            is_shown=start.is_shown,
         )
 
     def run(self) -> Attempt:
@@ -163,6 +170,11 @@ class Running:
 
     def _keep_time(self, now: float) -> None:
         """Do what is due: ask to end, then kill."""
+        most_s = self._start.most_s
+        if self._ended_by is EndedBy.ITSELF and (
+            (most_s is not None and now - self._began_s >= most_s) or self._start.is_enough(self._text.progress)
+        ):
+            self._end(EndedBy.TIME_LIMIT, f"it was to be ended after {now - self._began_s:.0f} s", now)
         if self._end_at is not None and now >= self._end_at:
             self._end_at, self._kill_at = None, now + self._settings.grace
             self._child.end(self._settings.grace)

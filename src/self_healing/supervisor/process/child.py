@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ...core.errors import ConfigError
 from . import shim
-from .terminal import Channel, open_channels
+from .terminal import Channel, open_channels, open_silent_channel
 
 MOST_AT_ONCE = 64 * 2**10
 READ_REST_S = 5.0
@@ -40,9 +40,16 @@ class Child:
     """One command that runs; orders to it never wait."""
 
     def __init__(
-        self, argv: Sequence[str], environ: Mapping[str, str], cwd: Path, *, grace_s: float, watch: Watcher
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        cwd: Path,
+        *,
+        grace_s: float,
+        watch: Watcher,
+        is_shown: bool = True,
     ) -> None:
-        """Start the command.
+        """Start the command; what is not shown goes to the watcher alone.
 
         Raises:
             ConfigError: it cannot be started; the text says why.
@@ -59,7 +66,8 @@ class Child:
         self.reports, reports_end = os.pipe()
         """Readable when there is news, see `look`."""
         os.set_blocking(self.reports, False)
-        self._channels = open_channels()
+        self._is_shown = is_shown
+        self._channels = open_channels() if is_shown else [open_silent_channel()]
         command = [sys.executable, "-I", "-S", shim.__file__, str(self._orders_end), str(reports_end), str(grace_s)]
         try:
             self._shim = subprocess.Popen(  # noqa: S603  # the user's own command
@@ -151,7 +159,7 @@ class Child:
     # -- output --------------------------------------------------------------------------------------
 
     def _pump(self, number: int, channel: Channel) -> None:
-        is_wanted = True
+        is_wanted = self._is_shown
         try:
             while data := channel.read(MOST_AT_ONCE):
                 if is_wanted:

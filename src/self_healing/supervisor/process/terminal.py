@@ -57,6 +57,12 @@ def open_channels() -> list[Channel]:
     return [open_channel(1)] if _lead_to_one_place(1, 2) else [open_channel(1), open_channel(2)]
 
 
+def open_silent_channel() -> Channel:
+    """Make one way out for both streams of a command whose output is only watched."""
+    outer, inner = os.pipe()
+    return Channel(-1, outer, inner, is_terminal=False)
+
+
 def _lead_to_one_place(first: int, second: int) -> bool:
     try:
         return os.path.sameopenfile(first, second)

@@ -1,0 +1,58 @@
+"""The check `flash-attention-missing`: FlashAttention without its package."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..check import Example
+from ..finding import Finding
+from ..hardware.check import HardwareCheck, is_missing, said
+from ..hardware.target import Target, target_of
+from ..subject import Subject
+from ..tools import Tools
+
+_HEADER = """# /// script
+# dependencies = ["transformers", "torch"{more}]
+# ///
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("org/model-1B", attn_implementation="flash_attention_2")
+"""
+
+
+class FlashAttentionMissing(HardwareCheck):
+    """What asks for FlashAttention 2 has its package.
+
+    Without it loading the model ends with `ImportError: FlashAttention2 has been toggled on, but it cannot be used due to the
+    following error: the package flash_attn seems to be not installed`. Newer versions of transformers can take the kernel from the Hub,
+    where the package `kernels` is there.
+    """
+
+    passes = (Example(_HEADER.format(more=', "flash-attn"')), Example(_HEADER.format(more=', "kernels>=0.9"')))
+    fails = (Example(_HEADER.format(more="")),)
+    happens = "`ImportError: FlashAttention2 has been toggled on, but it cannot be used`"
+    safe = 'attn_implementation="sdpa"'
+    fast = "FlashAttention 2"
+    needs = "the package flash-attn (built for the installed torch and CUDA), or kernels"
+
+    def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
+        """Look at the header, or at what is installed where this machine is the one that runs it."""
+        yield from self.judge(subject, target_of(subject, tools), tools)
+
+    def judge(self, subject: Subject, target: Target | None, tools: Tools) -> Iterator[Finding]:
+        """Compare what is asked for with what is there."""
+        asked = said(subject, "attn_implementation")
+        if (
+            asked is None
+            or asked.value != "flash_attention_2"
+            or not is_missing(subject, target, "flash-attn", "kernels")
+        ):
+            return
+        where = (
+            "the header of the script does not list"
+            if any(each.header for each in subject.scripts)
+            else "this machine does not have"
+        )
+        yield self.error(
+            asked.place, f"flash_attention_2 needs the package flash-attn, which {where}",
+            f'{self.advice(tools)} Or add "flash-attn" to the packages, which has to be built for the torch and CUDA that are used.',
+        )  # fmt: skip

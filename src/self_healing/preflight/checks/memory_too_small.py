@@ -1,0 +1,147 @@
+"""The check `memory-too-small`: a training that does not fit the memory of its GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ..check import CannotRun, Check, Example
+from ..finding import Finding
+from ..hardware.ladder import TIGHT, Change, larger_device, smallest_change
+from ..hardware.memory import GIB, Estimate, estimate, logits_bytes
+from ..hardware.model_sources import shape_of_model, shape_of_trainer
+from ..hardware.plan import Logits, TrainingPlan
+from ..hardware.reading import Training, as_trained, read_training, trained_model
+from ..hardware.shape import ModelShape
+from ..hardware.target import Target, target_of
+from ..subject import Subject
+from ..tools import Tools
+
+_SURELY = 1.15
+"""Estimates are that exact: what is more than that above the memory will not fit."""
+_SFT = """from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+trainer = SFTTrainer(model="{model}", args=SFTConfig(per_device_train_batch_size={batch}, max_length=1024{more}))
+trainer.train()
+"""
+_LORA = ', model_init_kwargs={"dtype": "bfloat16"}), peft_config=LoraConfig(r=16'
+_GRPO = """base_model: Qwen/Qwen2.5-7B
+rl: grpo
+adapter: lora
+sequence_len: 2048
+micro_batch_size: 8
+bf16: true
+gradient_checkpointing: true
+trl:
+  num_generations: 16
+"""
+
+
+class MemoryTooSmall(Check):
+    """The weights, gradients, optimizer states, activations and logits of the training fit the memory of its GPU.
+
+    Otherwise it ends with `torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ...`, at once or at the first batch that
+    is long. The parts are added up at the moment of a step at which they are largest; against measured runs that is right to about
+    15 %. The remedy is the smallest that helps, in the order batch, checkpointing, fewer bits, length, attention, offloading.
+    """
+
+    passes = (
+        Example(
+            _SFT.format(model="Qwen/Qwen2.5-0.5B", batch=2, more=", gradient_checkpointing=True"),
+            options={"gpu": "a10g"},
+        ),
+        Example(_SFT.format(model="meta-llama/Llama-3.1-8B", batch=1, more=_LORA), options={"gpu": "a100-40"}),
+        Example(_GRPO.replace("micro_batch_size: 8", "micro_batch_size: 1"), "config.yaml", options={"gpu": "h200"}),
+    )
+    fails = (
+        Example(_SFT.format(model="meta-llama/Llama-3.1-8B", batch=8, more=""), options={"gpu": "a10g"}),
+        Example(_SFT.format(model="meta-llama/Llama-3.1-70B", batch=1, more=_LORA), options={"gpu": "h100"}),
+        Example(_GRPO, "config.yaml", options={"gpu": "a100-80"}),
+    )
+
+    def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
+        """Estimate and compare."""
+        named = trained_model(subject)
+        if named is None:
+            return
+        target = target_of(subject, tools)
+        if target is None:
+            raise CannotRun("there is no GPU here, and none is named; say which one it is for: --gpu a10g")
+        if target.device.is_cpu and target.said_by.startswith("the flavor"):
+            return
+        built = subject.trainer
+        shape = shape_of_model(named[0], tools) if built is None else shape_of_trainer(built)
+        if shape is None:
+            raise CannotRun(
+                f"the size of {named[0]} is not known: it is no folder with a config.json, and its name does not tell it"
+            )
+        training = read_training(subject, tools, target, shape)
+        if training is not None:
+            yield from self._judged(subject, training, as_trained(subject, shape), target)
+
+    def _judged(self, subject: Subject, training: Training, shape: ModelShape, target: Target) -> Iterator[Finding]:
+        estimated = estimate(shape, training.plan)
+        has = target.device.memory_gib
+        if estimated.total_gib <= TIGHT * has:
+            return
+        message, fix = _message(training, shape, target, estimated), _fix(training, shape, target)
+        is_sure = _is_sure(training, shape) and estimated.total_gib > _SURELY * has
+        is_described = bool(
+            subject.scripts or subject.configs or subject.command or subject.trainer
+        )  # else its settings are all assumed
+        if is_described and (estimated.steady_gib > has or is_sure):
+            yield self.error(training.place, message, fix)
+        elif estimated.steady_gib > has or _may_end_it(training, shape, estimated, has):
+            yield self.warning(training.place, message, fix)
+
+
+def _may_end_it(training: Training, shape: ModelShape, estimated: Estimate, has: float) -> bool:
+    """Say whether it may run out of memory: on what is only guessed it has to be far above."""
+    if training.is_length_sure and not shape.is_estimate:
+        return True
+    return estimated.total_gib > has * (1.0 if training.is_length_said else 2.0)
+
+
+def _is_sure(training: Training, shape: ModelShape) -> bool:
+    """Say whether a batch is as large as was assumed: rows that are cut at a length may all be shorter."""
+    halved = replace(training.plan, length=training.plan.length // 2, logits_length=training.plan.logits_length // 2)
+    longest = estimate(shape, training.plan).total_gib
+    return training.is_length_sure or estimate(shape, halved).total_gib > longest / 1.3 or training.plan.generations > 0
+
+
+def _message(training: Training, shape: ModelShape, target: Target, estimated: Estimate) -> str:
+    will = "will not fit" if estimated.total_gib > target.device.memory_gib else "is tight"
+    guessed = f", an estimate: its size is guessed from {shape.source}" if shape.is_estimate else ""
+    rows = f"{training.plan.rows} rows of {training.plan.length} tokens"
+    parts = [
+        f"{training.model} ({shape.parameters / 1e9:.2f} billion parameters{guessed}) {will} on {target}: {rows} take about",
+        f"{estimated.total_gib:.1f} GiB at {estimated.moment}: {estimated.table()}",
+    ]
+    if training.plan.method in ("grpo", "rloo") and training.plan.logits is Logits.WHOLE:
+        parts.append(f"({grpo_logits(training.plan, shape)})")
+    return " ".join(parts)
+
+
+def grpo_logits(plan: TrainingPlan, shape: ModelShape) -> str:
+    """Return the calculation of the logits of GRPO, as a person would write it down."""
+    length = min(plan.logits_length, plan.length) if plan.logits_length else plan.length
+    rows = f"{plan.batch} x {plan.generations}" if plan.generations > 1 else str(plan.rows)
+    size = logits_bytes(plan.rows, length, shape.vocabulary)
+    return f"the logits alone: {rows} x {length} x {shape.vocabulary} x 2 bytes = {size / GIB:.1f} GiB"
+
+
+def _fix(training: Training, shape: ModelShape, target: Target) -> str:
+    device = target.device
+    change = smallest_change(shape, training.plan, device, is_axolotl=training.is_axolotl)
+    larger = larger_device(shape, training.plan)
+    instead = (
+        f" Or leave it as it is and take a larger GPU: {larger.name} ({larger.memory_gib:.0f} GiB)." if larger else ""
+    )
+    if change is None:
+        many = f" Or shard it over more GPUs with ZeRO-3 or FSDP, for example --gpus {max(2, 2 * target.count)}."
+        return f"No setting makes it fit on {device.name}: take a smaller model.{instead or many}"
+    return _written(change) + instead
+
+
+def _written(change: Change) -> str:
+    return f"Set {'; '.join(change.steps)}: then it takes about {change.estimate.total_gib:.1f} GiB."

@@ -1,0 +1,124 @@
+"""The check `resume-from-nothing`: a resume that finds no checkpoint, or not the data it left."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+
+from ..check import Check, Example
+from ..finding import Finding, Place
+from ..subject import Call, Script, Subject
+from ..tools import Tools
+from ..training import Training, trainings
+
+
+class ResumeFromNothing(Check):
+    """A run that resumes finds its checkpoint, the optimizer in it, and the data where it left them.
+
+    `trainer.train(resume_from_checkpoint=True)` ends with `No valid checkpoint found in output directory` where there is none, so
+    the first run of such a script fails. In `TrainingArguments` the argument is only kept for scripts: the trainer does
+    not look at it. `ignore_data_skip` begins the epoch's data anew; `save_only_model` leaves out the optimizer.
+    """
+
+    passes = (
+        Example("from trl import *\nt = SFTTrainer('m', args=SFTConfig('o'))\nt.train()\n"),
+        Example(
+            "import os\nfrom trl import *\nt = SFTTrainer('m', args=SFTConfig('o'))\n"
+            "t.train(resume_from_checkpoint=True if os.path.isdir('o') else None)\n"
+        ),
+        Example(
+            "import os\nfrom trl import *\nt = SFTTrainer('m', args=SFTConfig('o'))\nif os.listdir('o'):\n"
+            "    t.train(resume_from_checkpoint=True)\n"
+        ),
+        Example(
+            "from self_healing import SelfHealingTrainer\nt = SelfHealingTrainer(m)\nt.train(resume_from_checkpoint='auto')\n"
+        ),
+        Example("base_model: m\nauto_resume_from_checkpoints: true\n", "config.yaml"),
+        Example("trl sft --output_dir out", "command"),
+    )
+    fails = (
+        Example("from trl import *\nt = SFTTrainer('m', args=SFTConfig('o'))\nt.train(resume_from_checkpoint=True)\n"),
+        Example("from trl import *\nt = SFTTrainer('m', args=SFTConfig('o'))\nt.train('o/checkpoint-500')\n"),
+        Example("from trl import *\nt = SFTTrainer('m', args=SFTConfig('o', resume_from_checkpoint='c'))\nt.train()\n"),
+        Example("base_model: m\nresume_from_checkpoint: ./out/checkpoint-100\n", "config.yaml"),
+        Example("trl sft --resume_from_checkpoint out/checkpoint-9 --ignore_data_skip", "command"),
+    )
+
+    def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
+        """Look for what is resumed from."""
+        found = trainings(subject) if subject.trainer is None else []
+        for script in subject.scripts:
+            mine = [training for training in found if training.script is script]
+            for call in script.calls_of("train"):
+                yield from self._call(script, call, mine, tools)
+        for training in found:
+            resumed = training.value("resume_from_checkpoint")
+            if not isinstance(resumed, str) or not resumed or resumed.lower() in ("auto", "latest"):
+                continue
+            where = training.where("resume_from_checkpoint")
+            if training.script is not None:
+                yield from self._unused(training, resumed)
+            elif not (tools.cwd / resumed).exists():
+                yield self._missing(where, resumed)
+            yield from self._contents(training)
+
+    def _call(self, script: Script, call: Call, mine: list[Training], tools: Tools) -> Iterator[Finding]:
+        given = call.given(0, "resume_from_checkpoint")
+        if given is None or call.is_guarded or _is_conditional(script, call):
+            return
+        where = Place(script.named, given.line)
+        if given.value == "auto" and "self_healing" in script.text:
+            return  # this package's own trainer takes what there is
+        if isinstance(given.value, str) and given.value:
+            if not (tools.cwd / given.value).exists():
+                yield self._missing(where, given.value)
+        elif given.value is True:
+            folders = [training.value("output_dir", "trainer_output") for training in mine]
+            folder = folders[0] if len(folders) == 1 else None
+            if isinstance(folder, str) and not any((tools.cwd / folder).expanduser().glob("checkpoint-*")):
+                yield self.error(
+                    where, f"resume_from_checkpoint is True, but there is no checkpoint in {folder}: the run ends with `No valid checkpoint found in output directory`",
+                    "Write trainer.train(resume_from_checkpoint=get_last_checkpoint(output_dir)) with `from transformers.trainer_utils import get_last_checkpoint`, behind os.makedirs(output_dir, exist_ok=True): it is None on the first run",
+                )  # fmt: skip
+        else:
+            return
+        for training in mine:
+            yield from self._contents(training)
+
+    def _missing(self, where: Place, path: str) -> Finding:
+        return self.error(
+            where, f"it is to resume from {path}, which is not here",
+            "Name a folder checkpoint-N that exists, or remove resume_from_checkpoint to begin anew",
+        )  # fmt: skip
+
+    def _unused(self, training: Training, resumed: str) -> Iterator[Finding]:
+        assert training.script is not None
+        calls = list(training.script.calls_of("train"))
+        if calls and not any(call.given(0, "resume_from_checkpoint") or call.has_unknown_keywords for call in calls):
+            yield self.warning(
+                training.where("resume_from_checkpoint"),
+                f"resume_from_checkpoint={resumed!r} stands in {training.owner}, where the trainer does not look at it: training begins anew",
+                f"Write trainer.train(resume_from_checkpoint={resumed!r})",
+            )
+
+    def _contents(self, training: Training) -> Iterator[Finding]:
+        if training.is_on("ignore_data_skip"):
+            yield self.warning(
+                training.where("ignore_data_skip"), "ignore_data_skip is on: a run that is resumed sees the first data of its epoch again, and never the last",
+                "Remove ignore_data_skip",
+            )  # fmt: skip
+        if training.is_on("save_only_model"):
+            yield self.warning(
+                training.where("save_only_model"), "save_only_model leaves the optimizer out of checkpoints: what resumes from one begins with a new optimizer and schedule",
+                "Remove save_only_model",
+            )  # fmt: skip
+
+
+def _is_conditional(script: Script, call: Call) -> bool:
+    """Say whether a call stands under a condition, which may ask whether there is a checkpoint."""
+    conditions = (node for node in ast.walk(script.tree) if isinstance(node, ast.If | ast.IfExp | ast.Match))
+    return any(
+        any(inner is call.node for inner in ast.walk(node))
+        for node in conditions
+        if not (isinstance(node, ast.If) and "__main__" in ast.dump(node.test))
+    )

@@ -1,0 +1,55 @@
+"""The check `torch-compile-unreliable`: torch.compile on GPUs where it is known to fail."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..check import Example
+from ..finding import Finding
+from ..hardware.check import HardwareCheck
+from ..hardware.target import Target
+from ..options import Scenario
+from ..subject import Subject
+from ..tools import Tools
+
+_SCRIPT = """from trl import SFTConfig
+args = SFTConfig(output_dir="out", {more})
+"""
+
+
+class TorchCompileUnreliable(HardwareCheck):
+    """torch.compile is used where it is reliable.
+
+    On a T4 or A10G compiled training has ended with errors of the compiler that look like faults of the data (`Triton ... out of
+    resource: shared memory`, `BackendCompilerFailed`), for a gain of some 20 % that is seen on an H100. Hours have been lost looking
+    for the cause elsewhere.
+    """
+
+    passes = (
+        Example(_SCRIPT.format(more="torch_compile=True"), options={"gpu": "h100"}),
+        Example(_SCRIPT.format(more="torch_compile=False"), options={"gpu": "t4"}),
+        Example(_SCRIPT.format(more="torch_compile=True"), options={"gpu": "a10g", "scenario": "proven"}),
+    )
+    fails = (
+        Example(_SCRIPT.format(more="torch_compile=True"), options={"gpu": "t4"}),
+        Example(_SCRIPT.format(more="torch_compile=True"), options={"gpu": "a10g"}),
+        Example("hf jobs run --flavor t4-medium image trl sft --torch_compile True", "command"),
+    )
+    happens = "errors of the compiler (`BackendCompilerFailed`, `out of resource: shared memory`) that look like faults of the data"
+    safe = "torch_compile=False"
+    fast = "torch_compile=True, some 20 % faster on an H100"
+    needs = "A100, H100 or H200, after a short run with it has worked"
+
+    def judge(self, subject: Subject, target: Target, tools: Tools) -> Iterator[Finding]:
+        """Look at the switch; a run that is proven on an A10G may keep it."""
+        device = target.device
+        asked = subject.setting("torch_compile")
+        if asked is None or asked.value is not True or not device.is_nvidia:
+            return
+        is_old = device.capability < (8, 0)
+        is_small = device.capability == (8, 6) and tools.options.scenario is not Scenario.PROVEN
+        if is_old or is_small:
+            message = (
+                f"{asked.key}={asked.text or True} is known to fail on {device.name}, with errors that do not name it"
+            )
+            yield self.warning(asked.place, message, self.advice(tools))

@@ -1,0 +1,83 @@
+"""The base of checks for what a device cannot do: each says what is safe, what is fast, and the hardware that needs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ..check import Check
+from ..finding import Finding, Place
+from ..options import Scenario
+from ..subject import Subject
+from ..tools import Tools
+from .target import Target, target_of
+from .versions import header_has, installed_version
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """A value somebody gives, wherever it stands."""
+
+    place: Place
+    value: object
+    text: str
+    name: str
+
+
+class HardwareCheck(Check):
+    """Something that is fast on some hardware and does not work on other; `docs/incompatibilities.md` has a row for each."""
+
+    happens: ClassVar[str]
+    """What happens where the hardware or the build cannot do it."""
+    safe: ClassVar[str]
+    """What to write instead: it works everywhere."""
+    fast: ClassVar[str]
+    """What is gained where it works."""
+    needs: ClassVar[str]
+    """The hardware, driver or package that it needs."""
+
+    def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
+        """Look at the device, where one is known."""
+        target = target_of(subject, tools)
+        if target is not None:
+            yield from self.judge(subject, target, tools)
+
+    @abstractmethod
+    def judge(self, subject: Subject, target: Target, tools: Tools) -> Iterator[Finding]:
+        """Yield what this device cannot do."""
+
+    def advice(self, tools: Tools, safe: str = "") -> str:
+        """Return what to do; what a run is for decides how much is said for the fast way."""
+        plain, scenario = safe or self.safe, tools.options.scenario
+        if scenario is Scenario.PROVEN:
+            return f"Write {plain} on this hardware; to keep the fast way ({self.fast}), run it on {self.needs}."
+        if scenario is Scenario.COST_CRITICAL:
+            return f"Write {plain}, and try it with a small model (Qwen/Qwen2.5-0.5B) first. Faster: {self.fast}; it needs {self.needs}."
+        return f"Write {plain}. The fast way ({self.fast}) needs {self.needs}; leave it until a run like this one has worked."
+
+
+def said(subject: Subject, *names: str) -> Said | None:
+    """Return a value that counts: of a setting, or given to `from_pretrained` directly or through `model_init_kwargs`."""
+    setting = subject.setting(*names)
+    if setting is not None:
+        return Said(setting.place, setting.value, setting.text, setting.key)
+    for script, call in subject.calls(lambda call: call.last in ("from_pretrained", "from_config")):
+        for name in names:
+            value = call.keywords.get(name)
+            if value is not None:
+                return Said(Place(script.named, value.line), value.value, value.text, name)
+    for kwargs in subject.all("model_init_kwargs"):
+        for name in names:
+            if isinstance(kwargs.value, dict) and name in kwargs.value:
+                return Said(kwargs.place, kwargs.value[name], kwargs.text, name)
+    return None
+
+
+def is_missing(subject: Subject, target: Target | None, *packages: str) -> bool:
+    """Say whether none of the packages will be there: the script's header lists none, or this machine, which runs it, has none."""
+    listed = header_has(subject, *packages)
+    if listed is not None:
+        return not listed
+    return target is not None and target.is_here and all(installed_version(name) is None for name in packages)

@@ -1,0 +1,72 @@
+"""Exact parameter counts from the headers of safetensors files; of the files only the first bytes are read."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Mapping
+from pathlib import Path
+
+LARGEST_HEADER = 100 << 20
+"""The format's own limit."""
+_DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F8_E4M3": "float8"}
+
+
+def count_in_folder(folder: Path) -> tuple[int, str] | None:
+    """Return the parameters of a model's folder and the dtype most of them have; None where no such file can be read.
+
+    A tensor that is stored in more than one file, or under two names of one file that share their place, counts once.
+    """
+    files = _files(folder)
+    if not files:
+        return None
+    total = 0
+    by_dtype: dict[str, int] = {}
+    seen: set[tuple[str, object]] = set()
+    for file in files:
+        header = read_header(file)
+        if header is None:
+            return None
+        for name, tensor in header.items():
+            if name == "__metadata__" or not isinstance(tensor, Mapping):
+                continue
+            place = (file.name, tuple(tensor.get("data_offsets", ())) or name)
+            shape = tensor.get("shape")
+            if place in seen or not isinstance(shape, list) or not all(isinstance(side, int) for side in shape):
+                continue
+            seen.add(place)
+            count = math.prod(shape)
+            total += count
+            by_dtype[str(tensor.get("dtype"))] = by_dtype.get(str(tensor.get("dtype")), 0) + count
+    most = max(by_dtype, key=lambda dtype: by_dtype[dtype], default="")
+    if most in ("U8", "I8", "I32"):  # packed: what is stored is not what is counted
+        return None
+    return (total, _DTYPES.get(most, "")) if total else None
+
+
+def read_header(file: Path) -> Mapping[str, object] | None:
+    """Return the header of a safetensors file; None where it is none."""
+    try:
+        with file.open("rb") as opened:
+            size = opened.read(8)
+            length = struct.unpack("<Q", size)[0] if len(size) == 8 else LARGEST_HEADER + 1
+            text = opened.read(length) if length <= LARGEST_HEADER else b""
+        header = json.loads(text) if text else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return header if isinstance(header, dict) else None
+
+
+def _files(folder: Path) -> list[Path]:
+    """Return the files that hold a model: those its index names, or the one there is."""
+    index = folder / "model.safetensors.index.json"
+    try:
+        if index.is_file():
+            named = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
+            files = [folder / str(name) for name in dict.fromkeys(named.values())]
+            return files if all(file.is_file() and file.parent == folder for file in files) else []
+    except (OSError, ValueError, AttributeError):
+        return []
+    single = folder / "model.safetensors"
+    return [single] if single.is_file() else []

@@ -1,0 +1,97 @@
+"""The device a training is for: what the options name, the flavor of its job, or what this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from ..finding import Place
+from ..subject import Subject
+from ..tools import Tools
+from .devices import CPU, Device, find_device, find_flavor
+from .present import host_memory_gib, present_gpu
+
+_JOBS = frozenset({"run_job", "run_uv_job", "create_scheduled_job", "create_scheduled_uv_job"})
+_PROCESSES = ("nproc_per_node", "num_processes", "gpus_per_node")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a training runs."""
+
+    device: Device
+    count: int
+    """How many of them take part."""
+    said_by: str
+    """How that is known: `--gpu`, `the flavor t4-small`, `this machine`."""
+    is_here: bool = False
+    """It is this machine, so what is installed here is what will run."""
+
+    def __str__(self) -> str:
+        """Return it as it is shown: `2 x A10G (22.0 GiB each)`."""
+        many = f"{self.count} x {self.device.name}" if self.count > 1 else self.device.name
+        return f"{many} ({self.device.memory_gib:.1f} GiB{' each' if self.count > 1 else ''})"
+
+
+def target_of(subject: Subject, tools: Tools) -> Target | None:
+    """Return the device; None where nobody says and this machine has no GPU: it may be a laptop that only submits."""
+    found = _named(tools) or _of_flavor(subject) or _of_cpu(subject) or _present(tools)
+    if found is None:
+        return None
+    if found.device.is_cpu:
+        return replace(found, device=replace(CPU, memory_gib=host_memory_gib()), count=1)
+    processes = _processes(subject)
+    return replace(found, count=processes) if processes else found
+
+
+def _named(tools: Tools) -> Target | None:
+    device = find_device(tools.options.gpu) if tools.options.gpu is not None else None
+    return Target(device, tools.options.gpus, f"--gpu {tools.options.gpu}") if device is not None else None
+
+
+def _of_flavor(subject: Subject) -> Target | None:
+    for _, flavor in flavors(subject):
+        found = find_flavor(flavor)
+        if found is not None:
+            return Target(*found, f"the flavor {flavor}")
+    return None
+
+
+def flavors(subject: Subject) -> Iterator[tuple[Place, str]]:
+    """Yield the flavors of HF Jobs that are asked for, with their places."""
+    if subject.command is not None and "jobs" in subject.command.argv:
+        for flag in (*subject.command.launcher_flags, *subject.command.flags):
+            if flag.name == "flavor":
+                yield Place("command", 0, flag.key), flag.text
+    for script, call in subject.calls(lambda call: call.last in _JOBS):
+        value = call.keywords.get("flavor")
+        if value is not None and isinstance(value.value, str):
+            yield Place(script.named, value.line), value.value
+    for setting in subject.all("flavor"):
+        if isinstance(setting.value, str) and setting.owner != "command":
+            yield setting.place, setting.value
+
+
+def _of_cpu(subject: Subject) -> Target | None:
+    if subject.is_on("use_cpu", "no_cuda"):
+        return Target(CPU, 1, "use_cpu=True")
+    return None
+
+
+def _present(tools: Tools) -> Target | None:
+    found = present_gpu(tools.environ)
+    if found is None:
+        return None
+    return Target(
+        found.device, found.count if tools.options.gpus == 1 else tools.options.gpus, "this machine", is_here=True
+    )
+
+
+def _processes(subject: Subject) -> int:
+    """Return how many processes the launcher starts; 0 where that is not said."""
+    if subject.command is None or subject.command.launcher is None:
+        return 0
+    for flag in subject.command.launcher_flags:
+        if flag.name in _PROCESSES and isinstance(flag.value, int) and not isinstance(flag.value, bool):
+            return max(flag.value, 1)
+    return 0

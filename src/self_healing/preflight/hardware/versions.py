@@ -1,0 +1,45 @@
+"""Which version of a library a training will run with: what its header pins, or what is installed; nothing is imported."""
+
+from __future__ import annotations
+
+import re
+from importlib import metadata
+
+from ..subject import Subject
+
+_PIN = r"(?i)[\"']{name}(?:\[[^\]]*\])?\s*(==|~=|<=|<|>=)?\s*(\d+(?:\.\d+)*)?"
+_NEWEST = (99,)
+
+
+def version_of(subject: Subject, name: str) -> tuple[int, ...] | None:
+    """Return the version of a library; of a header that leaves it open the newest; None where nothing says."""
+    for script in subject.scripts:
+        if script.header is not None:
+            found = re.search(_PIN.format(name=re.escape(name)), script.header)
+            if found is None:
+                continue
+            if found[1] in ("==", "~=", "<=", "<") and found[2]:
+                return _numbers(found[2])
+            return _NEWEST
+    return installed_version(name)
+
+
+def installed_version(name: str) -> tuple[int, ...] | None:
+    """Return what is installed here."""
+    try:
+        return _numbers(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def header_has(subject: Subject, *names: str) -> bool | None:
+    """Say whether a header lists one of the packages; None where there is no header."""
+    headers = [script.header for script in subject.scripts if script.header is not None]
+    if not headers:
+        return None
+    pattern = "|".join(re.escape(name).replace("_", "[-_]").replace("\\-", "[-_]") for name in names)
+    return any(re.search(rf"(?i)[\"'](?:{pattern})\b", header) is not None for header in headers)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", text)[:3])

@@ -1,0 +1,89 @@
+"""How a script is run: here, by `uv run` in an environment of its own, or as a job on another machine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+from pathlib import Path, PurePath
+
+from packaging.requirements import InvalidRequirement, Requirement
+
+from .header import Header
+from .subject import Script, Subject
+
+_JOBS = (("hf", "jobs"), ("huggingface-cli", "jobs"))
+
+
+class Way(StrEnum):
+    """Where the packages of a script come from."""
+
+    UNSAID = "unsaid"
+    """Only the file is named."""
+    HERE = "here"
+    """By an interpreter of this machine: its packages are those that are installed."""
+    UV = "uv run"
+    JOB = "job"
+    """A new container: nothing of this machine is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """How it is run."""
+
+    way: Way = Way.UNSAID
+    added: tuple[Requirement, ...] = ()
+    """What the command adds by `--with`."""
+    has_image: bool = False
+    """An image of the user's choice, which may hold anything."""
+    python: str = ""
+
+    def is_fresh(self, header: Header | None) -> bool:
+        """Say whether it starts with nothing but what the script itself asks for."""
+        if self.has_image:
+            return False
+        return self.way is Way.JOB or (header is not None and self.way is not Way.HERE)
+
+
+def how_it_runs(subject: Subject, script: Script) -> Running:
+    """Return how the command runs a script."""
+    command = subject.command
+    if command is None or command.script != script.named:
+        return Running()
+    before = command.argv[: command.argv.index(command.script)]
+    names = [PurePath(word).name for word in before]
+    is_uv = any(pair == ("uv", "run") for pair in pairwise(names))
+    is_job = any(pair in _JOBS for pair in pairwise(names))
+    way = Way.JOB if is_job else Way.UV if is_uv else Way.HERE
+    has_file = _values(before, "--with-requirements", "--with-editable") != []
+    return Running(
+        way, tuple(_requirements(_values(before, "--with"))), has_file or (is_job and not is_uv) or bool(_values(before, "--image")),
+        next(iter(_values(before, "--python", "-p")), ""),
+    )  # fmt: skip
+
+
+def has_environment_for_uv(script: Script, cwd: Path) -> bool:
+    """Say whether `uv run` finds packages without a header: a project, or a virtual environment."""
+    folders = (*script.path.resolve().parents, cwd, *cwd.resolve().parents)
+    return any((each / name).exists() for each in folders for name in ("pyproject.toml", ".venv"))
+
+
+def _values(words: Sequence[str], *flags: str) -> list[str]:
+    found = []
+    for at, word in enumerate(words):
+        name, is_joined, value = word.partition("=")
+        if name in flags:
+            found.append(value if is_joined else words[at + 1] if at + 1 < len(words) else "")
+    return found
+
+
+def _requirements(texts: Sequence[str]) -> list[Requirement]:
+    found = []
+    for text in texts:
+        for part in text.split(","):
+            try:
+                found.append(Requirement(part))
+            except InvalidRequirement:
+                continue
+    return found

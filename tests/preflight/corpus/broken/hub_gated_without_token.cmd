@@ -1,0 +1,1 @@
+trl sft --model_name_or_path meta-llama/Llama-3.2-1B --dataset_name trl-lib/Capybara --output_dir out/llama --learning_rate 1e-5 --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 1024 --logging_steps 10 --save_steps 200 --save_total_limit 2

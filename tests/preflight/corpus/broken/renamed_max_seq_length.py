@@ -1,0 +1,18 @@
+"""SFT with the length under its former name."""
+
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer
+
+args = SFTConfig(
+    output_dir="sft-length",
+    max_seq_length=1024,
+    learning_rate=2e-5,
+    per_device_train_batch_size=2,
+    gradient_accumulation_steps=8,
+    max_steps=500,
+    logging_steps=10,
+    save_steps=100,
+    save_total_limit=2,
+)
+print(args)
+SFTTrainer(model="Qwen/Qwen2.5-0.5B", args=args, train_dataset=load_dataset("trl-lib/Capybara", split="train")).train()

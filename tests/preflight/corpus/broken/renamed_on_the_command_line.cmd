@@ -1,0 +1,1 @@
+trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name trl-lib/Capybara --output_dir out/cli --learning_rate 2e-5 --per_device_train_batch_size 4 --max_length 1024 --evaluation_strategy steps --eval_steps 200 --logging_steps 10 --save_steps 200

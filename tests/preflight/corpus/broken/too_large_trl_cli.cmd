@@ -1,0 +1,1 @@
+trl sft --model_name_or_path Qwen/Qwen2.5-14B --dataset_name trl-lib/Capybara --output_dir out/qwen14b --learning_rate 1e-5 --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 2048 --dtype bfloat16 --logging_steps 10 --save_steps 200 --save_total_limit 1

@@ -1,0 +1,1 @@
+hf jobs uv run job_in_the_header.py

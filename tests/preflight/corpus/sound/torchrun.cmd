@@ -1,0 +1,1 @@
+torchrun --standalone --nproc_per_node 4 from_flags.py --output_dir out/four --learning_rate 1e-5 --per_device_train_batch_size 4 --gradient_accumulation_steps 2 --max_length 1024 --max_steps 2000 --warmup_steps 100 --bf16 true --logging_steps 10 --save_steps 500 --save_total_limit 2

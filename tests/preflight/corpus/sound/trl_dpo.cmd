@@ -1,0 +1,1 @@
+trl dpo --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --dataset_name trl-lib/ultrafeedback_binarized --output_dir out/dpo --learning_rate 1e-6 --beta 0.1 --per_device_train_batch_size 4 --gradient_accumulation_steps 8 --max_length 1024 --num_train_epochs 1 --logging_steps 10 --eval_strategy steps --eval_steps 200 --save_steps 200 --save_total_limit 2

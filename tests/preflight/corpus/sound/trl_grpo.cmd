@@ -1,0 +1,1 @@
+accelerate launch --num_processes 2 grpo_flags.py --output_dir out/grpo --per_device_train_batch_size 8 --generation_batch_size 32 --num_generations 8 --learning_rate 1e-6 --max_completion_length 256 --max_steps 400 --logging_steps 5 --save_steps 100 --save_total_limit 2

@@ -1,0 +1,145 @@
+"""Checks of this machine: real files, a real port, a real limit; and silence where the run is for another one."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import socket
+import time
+
+import pytest
+
+from self_healing.preflight.here import GIB, model_bytes
+from self_healing.preflight.machine import Machine
+from self_healing.preflight.options import CheckOptions
+from self_healing.preflight.runner import run_checks
+from self_healing.preflight.subject import read_subject
+from self_healing.preflight.tools import Tools
+
+
+@pytest.fixture
+def check(tmp_path):
+    def checked(name, command, *, environ=None, machine=None, **options):
+        chosen = CheckOptions.model_validate({"offline": True, **options, "select": (name,)})
+        tools = Tools(options=chosen, environ=environ or {}, cwd=tmp_path, machine=Machine(machine))
+        report = run_checks(read_subject([], shlex.split(command), chosen, tmp_path), tools)
+        assert report.not_run == []
+        return [(str(found.severity), found.message, found.fix) for found in report.findings]
+
+    return checked
+
+
+def test_what_a_machine_says_of_itself_can_be_true(tmp_path):
+    machine = Machine()
+    assert machine.free_bytes(tmp_path) > 0
+    assert machine.memory_bytes > 2**20
+    assert machine.open_files >= 20
+    assert abs(machine.now_s - time.time()) < 5
+    assert machine.version("pydantic")[0].isdigit()
+    assert not machine.can_import("no_module_of_that_name")
+
+
+def test_a_port_that_somebody_listens_at_is_taken_and_another_is_offered(check):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        [(severity, message, fix)] = check("port-taken", f"torchrun --master_port {port} -m sft")
+        by_variable = check("port-taken", "torchrun -m sft", environ={"MASTER_PORT": str(port)})
+    assert severity == "error"
+    assert str(port) in message
+    offered = int(fix.split()[2])
+    assert offered != port
+    assert not Machine().is_port_taken(offered)
+    assert len(by_variable) == 1
+    assert check("port-taken", f"torchrun --master_port {port} -m sft") == []
+
+
+def test_checkpoints_are_counted_and_weighed_by_the_folder_of_the_model(check, tmp_path):
+    (tmp_path / "model").mkdir()
+    with (tmp_path / "model" / "model.safetensors").open("wb") as file:
+        file.truncate(2 * GIB)  # sparse: it takes no room
+    command = "python -m sft --model_name_or_path model --output_dir out --max_steps 1000 --save_steps 100"
+    [(severity, message, fix)] = check("disk-too-small", command, machine={"free_bytes": 50 * GIB})
+    assert (severity, message.split(" go to")[0]) == ("error", "10 checkpoints of 6.0 GiB")
+    assert "save_total_limit=7" in fix  # 8 fit, and one more is written before the oldest goes
+    assert check("disk-too-small", f"{command} --save_total_limit 7", machine={"free_bytes": 50 * GIB}) == []
+    assert check("disk-too-small", f"{command} --save_only_model true", machine={"free_bytes": 50 * GIB}) == []
+    assert check("disk-too-small", command, machine={"free_bytes": 60 * GIB}) == []
+    assert len(check("disk-too-small", f"{command} --save_total_limit 8", machine={"free_bytes": 50 * GIB})) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "size"), [("org/model-7B", 14e9), ("org/SmolLM2-135M", 0.27e9), ("org/v2-model", None), ("org/4bit", None)]
+)
+def test_the_size_of_a_model_is_read_from_its_name_where_it_says_one(name, size, tmp_path):
+    subject = read_subject([], ["python", "-m", "sft", "--model_name_or_path", name], CheckOptions(), tmp_path)
+    found = model_bytes(subject, Tools(cwd=tmp_path))
+    assert found == (None if size is None else (size, False))
+
+
+def test_an_output_folder_below_a_file_cannot_be_made(check, tmp_path):
+    (tmp_path / "runs").write_text("")
+    [(severity, message, _)] = check("output-not-writable", "python -m sft --output_dir runs/one")
+    assert severity == "error"
+    assert "is a file" in message
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_an_output_folder_of_somebody_else_cannot_be_written_to(check, tmp_path):
+    (tmp_path / "runs").mkdir(mode=0o500)
+    assert len(check("output-not-writable", "python -m sft --output_dir runs/one")) == 1
+
+
+def test_files_from_the_future_mean_that_the_clock_is_behind(check, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "checkpoint-5").mkdir()
+    assert check("clock-wrong", "python -m sft --output_dir out") == []
+    future = time.time() + 40 * 86_400
+    os.utime(tmp_path / "out" / "checkpoint-5", (future, future))
+    [(severity, message, _)] = check("clock-wrong", "python -m sft --output_dir out")
+    assert severity == "warning"
+    assert "40 days" in message
+
+
+def test_logins_are_found_where_the_libraries_look_for_them(check, tmp_path):
+    wandb, hub = "python -m sft --report_to wandb", "python -m sft --push_to_hub true"
+    home = {"HOME": str(tmp_path)}
+    assert [found[0] for found in check("wandb-not-logged-in", wandb, environ=home)] == ["error"]
+    assert [found[0] for found in check("hub-token-missing", hub, environ=home)] == ["error"]
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai\n  login user\n  password x\n")
+    (tmp_path / ".cache" / "huggingface").mkdir(parents=True)
+    (tmp_path / ".cache" / "huggingface" / "token").write_text("hf_x")
+    assert check("wandb-not-logged-in", wandb, environ=home) == []
+    assert check("hub-token-missing", hub, environ=home) == []
+    own_server = {**home, "WANDB_BASE_URL": "https://wandb.example.org"}
+    assert len(check("wandb-not-logged-in", wandb, environ=own_server)) == 1
+
+
+def test_a_script_without_a_command_may_run_elsewhere_so_a_missing_login_is_only_noted(tmp_path):
+    (tmp_path / "config.yaml").write_text("report_to: wandb\n")
+    options = CheckOptions(select=("wandb-not-logged-in",))
+    tools = Tools(options=options, environ={}, cwd=tmp_path)
+    report = run_checks(read_subject(["config.yaml"], [], options, tmp_path), tools)
+    assert [str(found.severity) for found in report.findings] == ["info"]
+    assert report.exit_code(strict=False) == 0
+
+
+@pytest.mark.parametrize(
+    ("command", "gpu", "gpus", "is_here"),
+    [
+        ("python -m sft", None, [], True),
+        ("python -m sft", "cpu", [], True),
+        ("python -m sft", "t4", [], False),
+        ("python -m sft", "t4", ["Tesla T4"], True),
+        ("python -m sft", "a100-80", ["NVIDIA A100-SXM4-80GB"], True),
+        ("python -m sft", "l4", ["NVIDIA L40S"], False),
+        ("hf jobs uv run train.yaml", None, [], False),
+        ("docker run image python -m sft", None, [], False),
+    ],
+)
+def test_nothing_is_said_of_this_machine_where_the_run_is_for_another(command, gpu, gpus, is_here, check):
+    small = {"gpus": gpus, "shm_bytes": 2**26, "open_files": 256, "memory_bytes": GIB}
+    for name in ("shared-memory-small", "open-file-limit-low", "host-memory-small"):
+        words = f"{command} --dataloader_num_workers 16"
+        assert bool(check(name, words, machine=small, gpu=gpu)) is is_here, name

@@ -1,0 +1,182 @@
+"""Checks on records: of local files, and of a trainer that is built."""
+
+from __future__ import annotations
+
+import json
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from self_healing.preflight.finding import Severity
+from self_healing.preflight.options import CheckOptions
+from self_healing.preflight.runner import run_checks
+from self_healing.preflight.subject import Subject, read_subject
+from self_healing.preflight.tools import Tools
+from self_healing.preflight.training import fetched
+
+SAMPLES = ("missing-columns", "masked-samples", "cut-samples", "useless-samples")
+LOAD = "from datasets import load_dataset\nfrom trl import *\nd = load_dataset({}, split='train')\n"
+
+
+def checked(folder, script, select=SAMPLES, **options):
+    (folder / "train.py").write_text(script)
+    given = CheckOptions(**{"offline": True, "select": select, **options})
+    return run_checks(read_subject(["train.py"], [], given, folder), Tools(options=given, environ={}, cwd=folder))
+
+
+def of_trainer(trainer, folder, select=SAMPLES):
+    options = CheckOptions(select=select)
+    return run_checks(Subject(trainer=trainer, options=options), Tools(options=options, environ={}, cwd=folder))
+
+
+def sft(folder, data, arguments="'o'", name="d.jsonl", kind="json"):
+    (folder / name).write_text(data)
+    load = LOAD.format(f"'{kind}', data_files='{name}'")
+    return checked(folder, f"{load}SFTTrainer('m', args=SFTConfig({arguments}), train_dataset=d)\n")
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def found(report):
+    return {each.check: each for each in report.findings}
+
+
+def test_records_of_every_local_format_are_read(tmp_path):
+    rows = [{"text": "hello"}, {"text": " "}]
+    formats = {
+        "d.jsonl": (lines(*rows), "json"),
+        "d.json": (json.dumps(rows), "json"),
+        "e.json": (json.dumps({"data": rows}, indent=1), "json"),
+        "f.json": (lines(*rows), "json"),
+        "d.csv": ("id,text\n1,hello\n2,\n", "csv"),
+    }
+    for name, (data, kind) in formats.items():
+        assert "1 of 2 records" in found(sft(tmp_path, data, name=name, kind=kind))["useless-samples"].message, name
+
+
+def test_records_of_a_parquet_file_are_read(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    table = pyarrow.Table.from_pylist([{"content": "a"}])
+    parquet.write_table(table, tmp_path / "d.parquet")
+    script = (
+        LOAD.format("'parquet', data_files={'train': 'd.parquet'}")
+        + "SFTTrainer('m', args=SFTConfig('o'), train_dataset=d)\n"
+    )
+    assert "has the columns content" in found(checked(tmp_path, script))["missing-columns"].message
+
+
+def test_a_file_that_cannot_be_read_is_no_finding(tmp_path):
+    for data in ("{broken", "[1, 2", "", "[" * 100_000):
+        report = sft(tmp_path, data)
+        assert (report.findings, {"the check itself" in each.because for each in report.not_run} - {False}) == (
+            [],
+            set(),
+        )
+
+
+def test_what_has_no_records_here_is_not_a_pass(tmp_path):
+    hub = LOAD.format("'trl-lib/Capybara'") + "SFTTrainer('m', args=SFTConfig('o'), train_dataset=d)\n"
+    report = checked(tmp_path, hub)
+    assert {each.check for each in report.not_run} == set(SAMPLES)
+    assert "--samples 64" in report.not_run[0].because
+    assert checked(tmp_path, "from trl import *\nSFTTrainer('m', args=SFTConfig('o'))\n").not_run == []
+
+
+def test_records_that_cannot_be_fetched_are_told_with_the_reason(tmp_path, monkeypatch):
+    asked = []
+
+    def streamed(*key):
+        asked.append(key)
+        return fetched.CannotRun("the records of org/x could not be fetched, ConnectionError: no network")
+
+    monkeypatch.setattr(fetched, "_streamed", streamed)
+    hub = LOAD.format("'org/x'") + "SFTTrainer('m', args=SFTConfig('o'), train_dataset=d)\n"
+    report = checked(tmp_path, hub, samples=8, offline=False)
+    assert {each.because for each in report.not_run} == {
+        "the records of org/x could not be fetched, ConnectionError: no network"
+    }
+    assert asked == [("org/x", None, "train", None, 8)], "all checks share what was fetched"
+
+
+def test_data_that_the_script_changes_is_not_judged_by_its_columns(tmp_path):
+    (tmp_path / "d.jsonl").write_text(lines({"question": "a"}))
+    script = (
+        LOAD.format("'json', data_files='d.jsonl'")
+        + "d = d.map(f)\nGRPOTrainer('m', args=GRPOConfig('o'), train_dataset=d)\n"
+    )
+    assert checked(tmp_path, script).findings == []
+
+
+def test_tokens_are_counted_with_the_tokenizer_of_a_local_model(tmp_path):
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    (tmp_path / "model").mkdir()
+    tokenizer.save(str(tmp_path / "model" / "tokenizer.json"))
+    (tmp_path / "d.jsonl").write_text(lines({"text": "a " * 30}))
+    script = LOAD.format("'json', data_files='d.jsonl'") + "m = AutoModelForCausalLM.from_pretrained('model')\n{}\n"
+    cut = checked(tmp_path, script.format("SFTConfig('o', max_length=29)"))
+    assert "more than 29 tokens:" in found(cut)["cut-samples"].message
+    assert "cut-samples" not in found(checked(tmp_path, script.format("SFTConfig('o', max_length=30)")))
+
+
+# -- a trainer that is built: what is asked of one are these attributes, whatever made them ------------
+
+
+class SFTConfig(SimpleNamespace):
+    """Known by its name, as the real one is."""
+
+
+def trainer(rows, collate=None, **arguments):
+    def plain(batch):
+        random.random()  # collators of masked language models draw
+        return {"labels": [row["labels"] for row in batch]}
+
+    return SimpleNamespace(
+        args=SFTConfig(max_length=8, packing=False, remove_unused_columns=False, **arguments), train_dataset=rows,
+        data_collator=collate or plain, model=None,
+    )  # fmt: skip
+
+
+def test_records_of_a_trainer_without_a_trained_token_are_found(tmp_path):
+    good = {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]}
+    bad = {"input_ids": [1, 2, 3], "labels": [-100, -100, -100]}
+    some = of_trainer(trainer([good, bad, good]), tmp_path)
+    assert (found(some)["masked-samples"].severity, some.not_run) == (Severity.WARNING, [])
+    assert "1 of 3 records" in found(some)["masked-samples"].message
+    assert found(of_trainer(trainer([bad]), tmp_path))["masked-samples"].severity is Severity.ERROR
+    assert of_trainer(trainer([good]), tmp_path).findings == []
+
+
+def test_records_of_a_trainer_that_fill_the_length_were_cut(tmp_path):
+    full = {"input_ids": list(range(8)), "labels": list(range(8))}
+    assert "1 of 1 records" in found(of_trainer(trainer([full]), tmp_path))["cut-samples"].message
+
+
+def test_looking_at_a_trainer_changes_no_random_numbers(tmp_path):
+    random.seed(7)
+    before = random.getstate()
+    of_trainer(trainer([{"input_ids": [1], "labels": [1]}]), tmp_path)
+    assert random.getstate() == before
+
+
+def test_an_iterable_is_not_read_from(tmp_path):
+    class Stream:
+        def __iter__(self):
+            raise AssertionError("it was read from")
+
+    report = of_trainer(trainer(Stream()), tmp_path)
+    assert report.findings == []
+    assert "is an iterable" in report.not_run[0].because
+
+
+def test_a_collator_that_fails_is_not_a_pass(tmp_path):
+    def collate(batch):
+        raise KeyError("pixel_values")
+
+    report = of_trainer(trainer([{"input_ids": [1], "labels": [1]}], collate), tmp_path)
+    assert [(each.check, "pixel_values" in each.because) for each in report.not_run] == [("masked-samples", True)]
