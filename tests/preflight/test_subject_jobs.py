@@ -147,6 +147,17 @@ def test_what_a_job_lacks_is_found_and_a_sound_one_is_not_bothered(tmp_path):
     assert "--secrets HF_TOKEN" in str(report)
 
 
+def test_a_header_of_the_script_may_say_what_the_job_needs(tmp_path):
+    header = (
+        '# /// script\n# [tool.hf-jobs]\n# flavor = "l4x1"\n# timeout = "3h"\n# secrets = ["HF_TOKEN"]\n'
+        '# [tool.hf-jobs.env]\n# DATASET = "org/d"\n# RUN = "1"\n# ///\n'
+    )
+    (tmp_path / "train.py").write_text(header + SCRIPT)
+    assert found(tmp_path, argv=["hf", "jobs", "uv", "run", "train.py"])[0] == []
+    job = read(tmp_path, argv=shlex.split("hf jobs uv run --timeout 5h train.py")).job
+    assert (job.gpu, job.timeout_s, job.env["DATASET"]) == ("l4", 18000.0, "org/d")
+
+
 def test_variables_of_a_file_may_be_any(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     line = "hf jobs uv run --timeout 1h --env-file .env train.py"

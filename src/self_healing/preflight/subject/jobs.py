@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from ..finding import Place
@@ -116,6 +117,30 @@ def job_of_command(argv: Sequence[str]) -> Job | None:
         found.flag(name, value)
     rest = words[here:]
     return found.job(script=rest[0] if is_uv and rest else None, arguments=tuple(rest[1:] if is_uv else rest))
+
+
+def with_header(job: Job, header: str | None, named: str) -> Job:
+    """Return a job of `hf jobs uv run` with what `[tool.hf-jobs]` in the header of its script says; the command goes first."""
+    try:
+        table = tomllib.loads(header or "").get("tool", {}).get("hf-jobs")
+    except (ValueError, AttributeError, RecursionError):  # there is a check for headers
+        return job
+    if not isinstance(table, dict):
+        return job
+    found = _Gathering(Place(named))
+    found.take(table, {})
+    said = found.job()
+    return replace(
+        job,
+        flavor=job.flavor if job.flavor_place is not None else said.flavor,
+        flavor_place=job.flavor_place or said.flavor_place,
+        timeout=job.timeout if job.timeout is not None else said.timeout,
+        timeout_place=job.timeout_place or said.timeout_place,
+        secrets=job.secrets | said.secrets,
+        env={**said.env, **job.env},
+        has_unknown_variables=job.has_unknown_variables or said.has_unknown_variables,
+        plain=(*job.plain, *said.plain),
+    )
 
 
 def _jobs_at(argv: Sequence[str]) -> int | None:

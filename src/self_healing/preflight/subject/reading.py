@@ -12,7 +12,7 @@ from ..options import CheckOptions
 from . import hydra
 from .command import Command, read_command
 from .config import SUFFIXES, Config, read_config
-from .jobs import Job, job_of_command, job_of_config, jobs_of_script
+from .jobs import Job, job_of_command, job_of_config, jobs_of_script, with_header
 from .references import config_references, script_references, setting_references
 from .script import Script, parse_script, read_script
 from .settings import command_settings, config_settings, script_settings
@@ -69,12 +69,16 @@ class _Reading:
             before = argv[: len(argv) - len(script) - len(self._job.arguments)]
             flags = (*read_command(before).flags, *inner.launcher_flags)
             self._command = replace(inner, argv=tuple(argv), launcher_flags=flags)
+            named = self._job.script
+            if named is not None and named.endswith(".py") and not named.startswith(_URL):
+                header = read_script(self._cwd / named, named).header  # read again below, with what the job sets
+                self._job = with_header(self._job, header, named)
         else:
             self._command = read_command(argv)
         command = self._command
-        named = [flag.text for flag in (command.flag("config", "config_file"),) if flag is not None]
-        named += [flag.text for flag in command.launcher_flags if flag.name in ("config_file", "deepspeed_config_file")]
-        for name in (*named, *command.configs):
+        files = [flag.text for flag in (command.flag("config", "config_file"),) if flag is not None]
+        files += [flag.text for flag in command.launcher_flags if flag.name in ("config_file", "deepspeed_config_file")]
+        for name in (*files, *command.configs):
             if Path(name).suffix.lower() in SUFFIXES:
                 self.take_config(name)
 
