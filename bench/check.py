@@ -46,7 +46,7 @@ UNUSABLE = "unusable-input"
 RIGHT_CHECKS: dict[str, tuple[str, ...]] = {
     "missing-name": (
         "missing-model", "missing-dataset", "missing-dataset-part", "missing-dataset-columns", "missing-adapter",
-        "missing-revision", "missing-repository-file", "unwritable-repository", "unknown-flavor",
+        "missing-revision", "missing-repository-file", "unwritable-repository", "job-flavor-unknown",
     ),
     "missing-file": ("missing-path", "missing-module", "missing-model", UNUSABLE),
     "adapter-base": ("adapter-on-another-base", "unfit-adapter"),
@@ -83,9 +83,9 @@ RIGHT_CHECKS: dict[str, tuple[str, ...]] = {
     "logging-interval": ("rare-logging",),
     "training-data": ("missing-columns", "masked-samples", "cut-samples", "useless-samples"),
     "reward-function": ("reward-column-dropped", "missing-module"),
-    "job-timeout": ("job-timeout",),
-    "job-secret": ("job-secret",),
-    "job-environment": ("job-environment",),
+    "job-timeout": ("job-timeout-unset", "job-timeout-short"),
+    "job-secret": ("job-token-missing",),
+    "job-environment": ("job-variable-unset",),
     "disk-space": ("disk-too-small",),
 }  # fmt: skip
 """Which checks are right for a topic of the corpus: the one place that knows the names of both."""

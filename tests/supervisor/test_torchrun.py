@@ -13,16 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from self_healing.supervisor.torchrun import (
-    Kind,
-    Launcher,
-    RankFailure,
-    SummaryReader,
-    exports,
-    first_failure,
-    launcher_of,
-    read_errors,
-)
+from self_healing.supervisor.launcher import Kind, Launcher, launcher_of
+from self_healing.supervisor.torchrun import RankFailure, SummaryReader, exports, first_failure, read_errors
 
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
 

@@ -20,6 +20,7 @@ from .given import given_config, given_trainer
 from .own_loop.recognised import has_own_loop
 from .own_loop.train import train_own_loop
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
+from .rehearsal.trainer_check import check_trainer
 from .rollback.going_on import GoingOn
 from .rollback.left_state import StateDoesNotFitError
 from .trainer.device_errors import is_device_lost
@@ -33,6 +34,7 @@ from .trainer.wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ..config import HealingConfig
+    from ..preflight.runner import CheckReport
     from .rehearsal.dry_run_report import DryRunReport
 
 logger = logging.getLogger("self_healing.trainer")
@@ -70,6 +72,15 @@ class SelfHealingTrainer:
         if has_own_loop(self.trainer):
             raise ValueError(f"a {type(self.trainer).__name__} runs a loop of its own, which cannot be rehearsed")
         return dry_run(self.trainer, num_steps)
+
+    def check(self, **options: Any) -> CheckReport:
+        """Make the checks of `heal check` on this trainer, without training anything; `options` are the command's own.
+
+        Example:
+            >>> print(SelfHealingTrainer(trainer).check(gpu="t4"))  # doctest: +SKIP
+
+        """
+        return check_trainer(self.trainer, **options)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name in OWN:  # a copy under construction has no trainer yet

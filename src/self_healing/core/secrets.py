@@ -11,6 +11,7 @@ MASK = "***"
 """What stands in a record where a secret stood."""
 
 _SHORTEST_SECRET = 8
+_STANDS_IN = ("your", "token", "example", "placeholder", "xxxx", "secret", "here")
 _REMEMBERED_KEYS = 4096
 _SECRET_VARIABLE = re.compile(r"(?:^|_)(?:TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIALS?)$", re.IGNORECASE)
 
@@ -126,6 +127,7 @@ _SHAPES = (
     r"SG\.[\w-]{16,80}+\.[\w-]{16,}+",
     r"bot\d{6,12}:[\w-]{30,}+",
 )
+_TOKEN = re.compile(r"(?<![A-Za-z0-9])(?:" + "|".join(_SHAPES) + ")")
 _AFTER = r"[\"']?\s{0,4}[:=]\s{0,4}[\"']?"
 """What stands between a name and its value: `password: x`, `"token"="x"`."""
 
@@ -163,7 +165,7 @@ _RULES = (
     _rule(
         "hf_ api_org_ sk- ghp_ gho_ ghu_ ghs_ ghr_ github_pat_ glpat- xox xapp- akia asia aiza ya29. wandb_v1_ npm_ "
         "pypi- nvapi- gsk_ r8_ sg. bot",
-        r"(?<![A-Za-z0-9])(?:" + "|".join(_SHAPES) + ")",
+        _TOKEN.pattern,
         MASK,
         any_case=False,
     ),
@@ -251,6 +253,25 @@ def _forms_of(name: str, value: str) -> Iterator[str]:
     yield repr(value)[1:-1]
     # A private key is shown line by line in logs.
     yield from (line for line in value.split("\n") if len(line) >= 2 * _SHORTEST_SECRET)
+
+
+def tokens_in(text: str) -> Iterator[str]:
+    """Yield the tokens that a text holds, known by their shape; what only stands in for one (`hf_xxxxxxxx`) is none.
+
+    Example:
+        >>> list(tokens_in("token='hf_" + "x" * 34 + "'"))
+        []
+    """
+    for found in _TOKEN.finditer(text):
+        token = found[0]
+        kinds = sum(any(test(char) for char in token) for test in (str.isupper, str.islower, str.isdigit))
+        if len(set(token)) >= 12 and kinds >= 2 and not any(word in token.lower() for word in _STANDS_IN):
+            yield token
+
+
+def without_tokens(text: str) -> str:
+    """Return a text with everything masked in it that has the shape of a token."""
+    return _TOKEN.sub(MASK, text)
 
 
 # --- addresses that are secrets themselves -----------------------------------------------------------------------

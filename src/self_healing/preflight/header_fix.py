@@ -17,6 +17,7 @@ from .dependencies import available, bound_for, missing_imports, missing_needs
 from .header import CLOSES, OPENS, Header, read_header
 from .running import how_it_runs
 from .subject import Script, Subject
+from .subject.files import text_of_script
 from .subject.script import parse_script
 from .toml_array import Array, find_array
 
@@ -68,7 +69,7 @@ def fix_header(subject: Subject, script: Script) -> HeaderFix | None:
     if not wanted.added and not wanted.bounds and not wanted.renamed:
         return None
     raw = script.path.read_bytes()
-    if raw.decode("utf-8-sig", errors="replace").replace("\r\n", "\n") != script.text:
+    if text_of_script(raw, script.named) != script.text:
         raise InputError(f"{script.named}: has changed while it was checked; run it again")
     changes = [f"added {each.text} ({each.why})" for each in wanted.added]
     changes += [f"{name}: bound {bound}" for name, bound in wanted.bounds.items()]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..core.discover import discover_classes
 from ..core.errors import ConfigError
+from ..core.secrets import without_tokens
 from .check import CannotRun, Check
 from .finding import Finding, NotRun, Severity
 from .options import CheckOptions
@@ -26,6 +27,12 @@ class CheckReport:
 
     findings: list[Finding] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        """Return it as the command prints it."""
+        from .rendering import lines_of  # noqa: PLC0415  # which needs this class
+
+        return "\n".join(lines_of(self))
 
     def add(self, findings: Iterable[Finding], not_run: Iterable[NotRun]) -> None:
         """Take in what came from elsewhere, and put everything in order."""
@@ -110,6 +117,8 @@ class _Making(threading.Thread):
 
 
 def _gather(findings: Iterable[Finding], into: list[Finding]) -> None:
-    for finding in findings:
+    for each in findings:
+        message, fix = without_tokens(each.message), without_tokens(each.fix)  # whatever a check quotes of a script
+        finding = replace(each, message=message, fix=fix)
         if finding not in into:
             into.append(finding)

@@ -14,6 +14,7 @@ from ..core.run_directory import ATTEMPT, EARLIER, VARIABLE, healing_folder
 from ..core.run_ledgers import BEGAN
 from ..readers.log_text import Block
 from .checkpoints import newest_sound, written
+from .launcher import Launcher, launcher_of
 from .outcome import Outcome, outcome_of
 from .process.terminal import is_terminal
 from .recipe import NoRoom, Recipe, Role
@@ -22,7 +23,7 @@ from .settings import RunSettings
 from .signals import SignalDesk
 from .slower_checkpoint import NotMade, make_slower
 from .telling import Teller
-from .torchrun import Launcher, RankFailure, SummaryReader, exports, first_failure, launcher_of, read_errors
+from .torchrun import RankFailure, SummaryReader, exports, first_failure, read_errors
 from .wandb_runs import WandbRuns
 
 COPIES = "slower"

@@ -4,15 +4,27 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
-from ...supervisor.torchrun import Launcher, launcher_of
+from ...supervisor.launcher import Launcher, launcher_of
 
 _FLAG = re.compile(r"--?([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 TRL_METHODS = frozenset({"sft", "dpo", "grpo", "kto", "reward", "rloo"})
+_TRAINERS = frozenset({"axolotl", "llamafactory-cli", "lmf"})
+_TRAINER_MODULES = frozenset({"axolotl.cli.train", "axolotl.cli.preprocess", "llamafactory.cli", "axolotl.cli.main"})
+_LAUNCHER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
+_CONFIGS = (".yaml", ".yml", ".json", ".toml")
+_URL = ("http://", "https://")
+_WITHOUT_VALUE = frozenset(
+    "multi_gpu use_deepspeed use_fsdp standalone no_python cpu debug quiet same_network use_xpu tpu module m".split()
+)
+"""Flags of launchers that take no value: what follows them is something else."""
+_SWEEPS = frozenset({"m", "multirun"})
+"""Hydra's, before its overrides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +37,14 @@ class Flag:
     """Without dashes, with underscores: `learning_rate`, `training.lr`."""
     text: str
     """Its value as it is written; empty for a switch."""
+    more: tuple[str, ...] = ()
+    """The other words of its value: `--report_to wandb trackio`."""
 
     @property
     def value(self) -> object:
-        """Its value, as a program that reads numbers and truth values sees it."""
+        """Its value, as a program that reads numbers and truth values sees it; a list where it has several words."""
+        if self.more:
+            return [read_value(word) for word in (self.text, *self.more)]
         return read_value(self.text) if self.text else True
 
 
@@ -39,48 +55,110 @@ class Command:
     argv: tuple[str, ...]
     launcher: Launcher | None
     script: str | None
-    """The Python script that is run, as it is named."""
+    """The Python script that is run, as it is named: a path, or an address."""
     flags: tuple[Flag, ...] = field(default=())
     """Those of the script; of a flag that is given twice the last counts."""
     launcher_flags: tuple[Flag, ...] = field(default=())
     method: str = ""
     """Of TRL's own command line: `sft`, `dpo`, ..."""
+    module: str | None = None
+    """What `python -m` runs, launchers aside."""
+    environ: Mapping[str, str] = field(default_factory=dict)
+    """What is set before it: `env A=b`, `A=b python ...`."""
+    configs: tuple[str, ...] = ()
+    """The configs that are named without a flag: `axolotl train config.yml`."""
 
     def flag(self, *names: str) -> Flag | None:
         """Return the flag of one of the names."""
         return next((flag for flag in reversed(self.flags) if flag.name in names), None)
 
+    @property
+    def is_sweep(self) -> bool:
+        """Whether Hydra starts several runs of it."""
+        return any(word in ("-m", "--multirun") for word in self.argv) and any(not flag.key.startswith("-") for flag in self.flags)  # fmt: skip
+
+    @property
+    def processes(self) -> int | None:
+        """How many processes its launcher starts, where the command says so."""
+        given = {flag.name: flag.value for flag in self.launcher_flags}
+        each = next((given[name] for name in ("nproc_per_node", "num_processes", "num_gpus") if name in given), None)
+        nodes = given.get("nnodes", 1) if "num_processes" not in given else 1
+        return each * nodes if isinstance(each, int) and isinstance(nodes, int) and each * nodes > 0 else None
+
 
 def read_command(argv: Sequence[str]) -> Command:
     """Take a command line apart."""
-    script_at = next((at for at, word in enumerate(argv) if word.endswith(".py") and not word.startswith("-")), None)
-    method = ""
-    for at, word in enumerate(argv[:-1]):
-        if PurePath(word).name == "trl" and argv[at + 1] in TRL_METHODS:
-            method, script_at = argv[at + 1], at + 1
-    split = len(argv) if script_at is None else script_at + 1
-    if script_at is None and len(argv) > 1:
-        split = 1
-    script = argv[script_at] if script_at is not None and not method else None
+    environ, begins = _assignments(argv)
+    words = argv[begins:]
+    script_at = next((at for at, word in enumerate(words) if _is_script(word)), None)
+    method, module, trains = "", None, False
+    ends = script_at if script_at is not None else len(words)
+    for at, word in enumerate(words[: ends + 1]):
+        following = words[at + 1] if at + 1 < len(words) else ""
+        name = PurePath(word).name
+        if name == "trl" and following in TRL_METHODS:
+            method, script_at = following, at + 1
+            break
+        if name in _TRAINERS and following and not following.startswith("-"):
+            script_at, trains = at + 1, True
+            break
+        if word in ("-m", "--module") and following and following not in _LAUNCHER_MODULES:
+            module, script_at, trains = following, at + 1, following in _TRAINER_MODULES
+            break
+        if name == "heal" and following == "run" and "--" in words[at:]:
+            inner = read_command(words[words.index("--", at) + 1 :])
+            return replace(inner, argv=tuple(argv), environ={**environ, **inner.environ})
+    before = words[:script_at] if script_at is not None else words[:1]
+    after = words[script_at + 1 :] if script_at is not None else words[1:]
+    is_file = script_at is not None and not method and module is None and not trains
     return Command(
-        argv=tuple(argv), launcher=launcher_of(argv), script=script, flags=tuple(_flags(argv[split:])),
-        launcher_flags=tuple(_flags(argv[:split])), method=method,
+        argv=tuple(argv), launcher=launcher_of(argv), script=words[script_at] if is_file and script_at is not None else None,
+        flags=tuple(_flags(after, _SWEEPS)), launcher_flags=tuple(_flags(before, _WITHOUT_VALUE)), method=method, module=module,
+        environ=environ, configs=tuple(word for word in after[:2] if trains and word.endswith(_CONFIGS)),
     )  # fmt: skip
 
 
-def _flags(words: Sequence[str]) -> list[Flag]:
+def _is_script(word: str) -> bool:
+    if word.startswith(_URL):
+        return word.partition("?")[0].endswith(".py")
+    return word.endswith(".py") and not word.startswith("-") and "=" not in word
+
+
+def _assignments(argv: Sequence[str]) -> tuple[dict[str, str], int]:
+    """Return what is set before the program, and where the program stands."""
+    environ: dict[str, str] = {}
+    at = 0
+    is_env = bool(argv) and PurePath(argv[0]).name == "env"
+    at += is_env
+    while at < len(argv):
+        found = _ASSIGNMENT.fullmatch(argv[at])
+        if found is not None:
+            environ[found[1]] = found[2]
+        elif is_env and argv[at] in ("-u", "--unset"):
+            at += 1
+        elif not (is_env and argv[at].startswith("-")):
+            break
+        at += 1
+    return environ, at
+
+
+def _flags(words: Sequence[str], switches: frozenset[str] = frozenset()) -> list[Flag]:
     found: list[Flag] = []
     at = 0
     while at < len(words):
         word = words[at]
         at += 1
         if (flag := _FLAG.fullmatch(word)) is not None and not _is_number(word):
-            text = flag[2]
+            text, more = flag[2], []
             if text is None:
                 has_value = at < len(words) and (not words[at].startswith("-") or _is_number(words[at]))
+                has_value = has_value and flag[1].replace("-", "_") not in switches
                 text = words[at] if has_value else ""
                 at += has_value
-            found.append(Flag(word.partition("=")[0], flag[1].replace("-", "_"), text))
+                while has_value and at < len(words) and not words[at].startswith("-") and "=" not in words[at]:
+                    more.append(words[at])
+                    at += 1
+            found.append(Flag(word.partition("=")[0], flag[1].replace("-", "_"), text, tuple(more)))
         elif (override := _OVERRIDE.fullmatch(word)) is not None:
             found.append(Flag(override[1], override[1].replace("-", "_"), override[2]))
     return found

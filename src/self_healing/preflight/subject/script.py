@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 import ast
-import re
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.errors import InputError
+from .environment import EnvironmentRead, environment_reads
+from .files import read_bytes, text_of_script
 from .folding import Names
-from .values import Value
+from .gathering import is_main_guard
+from .values import UNKNOWN, Value
 
-LARGEST_BYTES = 4 << 20
-_HEADER = re.compile(r"(?m)^# /// script\s*$\n(?P<body>(?:^#(?: .*)?$\n?)+?)^# ///\s*$")
+LARGEST_BYTES = 256 << 10
+MOST_NODES = 60_000
+"""Of the syntax tree, some five thousand lines: more would take long, and is no script of anybody."""
+_HEADER_BEGINS, _HEADER_ENDS = "# /// script", "# ///"
+SUBPROCESS_CALLS = frozenset(
+    "subprocess.run subprocess.call subprocess.check_call subprocess.check_output subprocess.Popen subprocess.getoutput "
+    "subprocess.getstatusoutput os.system os.popen".split()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +70,23 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class SetAttribute:
+    """An attribute that is set after its object was made: `args.learning_rate = 1e-3`, `tokenizer.pad_token = ...`."""
+
+    target: str
+    """The object as it is written: `args`, `model.config`."""
+    name: str
+    value: Value
+    """UNKNOWN also where it is set under a condition."""
+    line: int
+    is_sure: bool
+    """Set under no condition."""
+    maker: str
+    """What made the object, with what is imported resolved: `trl.SFTConfig`; empty where that is not known."""
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
 class Script:
     """A script."""
 
@@ -77,57 +103,116 @@ class Script:
     header_line: int
     names: Names = field(repr=False, compare=False)
     """For checks that have to know the value of another expression."""
+    attributes: tuple[SetAttribute, ...] = ()
+    environment: tuple[EnvironmentRead, ...] = ()
+    """The variables of the environment that it reads."""
 
     def calls_of(self, *last: str) -> Iterator[Call]:
         """Yield the calls of functions and classes by the last part of their names."""
         return (call for call in self.calls if call.last in last)
 
+    def subprocess_calls(self) -> Iterator[Call]:
+        """Yield the calls that start other programs."""
+        return (call for call in self.calls if call.name in SUBPROCESS_CALLS)
 
-def read_script(path: Path, named: str, flags: Mapping[str, object] | None = None) -> Script:
-    """Return a script that was read; `flags` are those of the command that starts it.
+    def maker_of(self, call: Call, name: str, place: int = -1) -> str:
+        """Return what made an argument of a call: of `SFTTrainer(args=config)` it is `trl.SFTConfig`; empty if unknown."""
+        nodes = {each.arg: each.value for each in call.node.keywords}
+        node = nodes.get(name) or (call.node.args[place] if 0 <= place < len(call.node.args) else None)
+        made = self.names.maker_of(node, call.function) if node is not None else None
+        return made.maker if made is not None else ""
+
+
+def read_script(
+    path: Path, named: str, flags: Mapping[str, object] | None = None, environ: Mapping[str, str] | None = None
+) -> Script:
+    """Return a script that was read.
+
+    Args:
+        path: Where it is.
+        named: As the user named it.
+        flags: Those of the command that starts it.
+        environ: What the command or the job sets.
 
     Raises:
         InputError: it cannot be read, or is no Python.
 
     """
-    try:
-        if not path.is_file():
-            raise InputError(f"{named}: there is no such file" if not path.exists() else f"{named}: is no regular file")
-        with path.open("rb") as file:
-            raw = file.read(LARGEST_BYTES + 1)
-    except OSError as error:
-        raise InputError(f"{named}: cannot be read ({error.strerror})") from error
-    if len(raw) > LARGEST_BYTES:
-        raise InputError(f"{named}: has more than {LARGEST_BYTES:,} bytes, so it is hardly a script")
-    return parse_script(raw, path, named, flags)
+    return parse_script(read_bytes(path, named, "a script", LARGEST_BYTES), path, named, flags, environ)
 
 
-def parse_script(raw: bytes, path: Path, named: str, flags: Mapping[str, object] | None = None) -> Script:
+def parse_script(
+    raw: bytes,
+    path: Path,
+    named: str,
+    flags: Mapping[str, object] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Script:
     """Return a script of its text.
 
     Raises:
         InputError: it is no Python.
 
     """
+    text = text_of_script(raw, named)
     try:
-        tree = ast.parse(raw, filename=named)
-        text = raw.decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
-    except SyntaxError as error:
-        raise InputError(f"{named}:{error.lineno or 1}: is not Python of this version: {error.msg}") from error
-    except (ValueError, RecursionError, MemoryError) as error:  # null bytes; brackets nested without end
-        raise InputError(f"{named}: is not Python: {error}") from error
-    header = _HEADER.search(text)
-    body = None if header is None else "\n".join(line[2:] for line in header["body"].splitlines())
-    names = Names(tree, text, flags or {})
-    try:
+        tree = _tree_of(text, named)
+        names = Names(tree, text, flags or {}, environ)
         walk = _Walk(names)
         walk.visit(tree)
+        attributes = tuple(_attributes(names))
+        environment = environment_reads(tree, names)
+    except SyntaxError as error:
+        raise InputError(f"{named}:{error.lineno or 1}: is not Python of this version: {error.msg}") from error
     except RecursionError as error:
         raise InputError(f"{named}: is nested too deeply to be read") from error
+    except (ValueError, MemoryError) as error:  # null bytes; brackets nested without end
+        if isinstance(error, InputError):
+            raise
+        raise InputError(f"{named}: is not Python: {error or 'it is nested too deeply'}") from error
+    header, header_line = _header(text)
     return Script(
-        path=path, named=named, text=text, tree=tree, imports=tuple(walk.imports), calls=tuple(walk.calls), header=body,
-        header_line=0 if header is None else text.count("\n", 0, header.start()) + 1, names=names,
+        path=path, named=named, text=text, tree=tree, imports=tuple(walk.imports), calls=tuple(walk.calls), header=header,
+        header_line=header_line, names=names, attributes=attributes, environment=environment,
     )  # fmt: skip
+
+
+def _tree_of(text: str, named: str) -> ast.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of escapes in texts: they are the script's own
+        tree = ast.parse(text, filename=named)
+    if sum(1 for _ in ast.walk(tree)) > MOST_NODES:
+        raise InputError(f"{named}: is longer than what is written by hand, so it is not looked at")
+    return tree
+
+
+def _header(text: str) -> tuple[str | None, int]:
+    """Return the PEP 723 block and its line; it ends at the last `# ///` of the comment that it begins."""
+    lines = text.split("\n")
+    first = next((place for place, line in enumerate(lines) if line.rstrip() == _HEADER_BEGINS), None)
+    if first is None:
+        return None, 0
+    last = None
+    for place in range(first + 1, len(lines)):
+        line = lines[place].rstrip()
+        if line != "#" and not line.startswith("# "):
+            break
+        if line == _HEADER_ENDS:
+            last = place
+    if last is None:
+        return None, 0
+    return "\n".join(line[2:] for line in lines[first + 1 : last]), first + 1
+
+
+def _attributes(names: Names) -> Iterator[SetAttribute]:
+    found = [each for places in names.gathered.attributes.values() for each in places]
+    for each in sorted(found, key=lambda each: each.line):
+        made = names.maker_of(each.object, each.function)
+        value = names.value_of(each.value, each.function) if each.value is not None else Value(UNKNOWN, "", each.line)
+        yield SetAttribute(
+            target=each.target, name=each.name, line=each.line, is_sure=each.is_sure, function=each.function,
+            value=value if each.is_sure else Value(UNKNOWN, value.text, value.line), maker=made.maker if made is not None else "",
+        )  # fmt: skip
 
 
 class _Walk(ast.NodeVisitor):
@@ -161,7 +246,7 @@ class _Walk(ast.NodeVisitor):
 
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
-        is_main = isinstance(node.test, ast.Compare) and "__main__" in ast.dump(node.test)
+        is_main = is_main_guard(node)
         self._conditions += not is_main
         for child in (*node.body, *node.orelse):
             self.visit(child)

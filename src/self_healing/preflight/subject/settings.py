@@ -7,60 +7,72 @@ from collections.abc import Iterator
 from ..finding import Place
 from .command import Command
 from .config import Config
-from .script import Script
-from .values import Setting
+from .frameworks import SYNONYMS, normal, setting_name
+from .script import Call, Script
+from .values import UNKNOWN, Setting
 
-SYNONYMS = {
-    "lr": "learning_rate", "base_lr": "learning_rate", "max_lr": "learning_rate",
-    "micro_batch_size": "per_device_train_batch_size", "batch_size": "per_device_train_batch_size",
-    "train_batch_size": "per_device_train_batch_size", "per_gpu_train_batch_size": "per_device_train_batch_size",
-    "eval_batch_size": "per_device_eval_batch_size", "grad_accum": "gradient_accumulation_steps",
-    "accumulate_grad_batches": "gradient_accumulation_steps", "num_epochs": "num_train_epochs", "epochs": "num_train_epochs",
-    "optimizer": "optim", "lr_scheduler": "lr_scheduler_type", "max_seq_length": "max_length",
-    "max_seq_len": "max_length", "sequence_len": "max_length", "base_model": "model_name_or_path",
-    "model_name": "model_name_or_path", "model_id": "model_name_or_path", "wd": "weight_decay",
-    "grad_clip": "max_grad_norm", "gradient_clip_val": "max_grad_norm", "lora_rank": "lora_r", "output_folder": "output_dir",
-}  # fmt: skip
-"""Other spellings of the same setting; a setting keeps its own in `key`."""
-_GIVEN_SETTINGS = ("Config", "Arguments")
+__all__ = ["SYNONYMS", "command_settings", "config_settings", "is_configuration", "normal", "script_settings"]
+_GIVEN_SETTINGS = ("Config", "Arguments", "Args")
 
 
-def normal(name: str) -> str:
-    """Return a setting's name as transformers spells it."""
-    plain = name.replace("-", "_")
-    return SYNONYMS.get(plain, plain)
+def is_configuration(owner: str) -> bool:
+    """Say whether a class is one of settings by its name: `SFTConfig`, `TrainingArguments`; trainers too."""
+    return owner.endswith(_GIVEN_SETTINGS) or owner.endswith("Trainer")
 
 
 def script_settings(script: Script) -> Iterator[Setting]:
-    """Yield what a script gives to configurations: `SFTConfig(...)`, `TrainingArguments(...)`, `LoraConfig(...)`, trainers."""
-    for call in script.calls:
-        owner = call.last
-        if not owner.endswith(_GIVEN_SETTINGS) and not (owner.endswith("Trainer") and owner != "Trainer.train"):
-            continue
+    """Yield what a script gives to configurations: `SFTConfig(...)`, `TrainingArguments(...)`, `LoraConfig(...)`, trainers.
+
+    What is set after an object was made comes after it, with the class of the object as its owner.
+    """
+    made = [call for call in script.calls if is_configuration(call.last) and call.last[:1].isupper()]
+    used = _used(script, made)
+    for call in sorted(made, key=lambda each: id(each.node) in used):  # one that is given to a trainer counts more
         for name, value in call.keywords.items():
             yield Setting(
-                name=name,
-                key=name,
-                value=value.value,
-                text=value.text,
-                place=Place(script.named, value.line),
-                owner=owner,
-            )
+                name=name, key=name, value=value.value, text=value.text, place=Place(script.named, value.line), owner=call.last
+            )  # fmt: skip
+    for each in script.attributes:
+        owner = each.maker.rpartition(".")[2]
+        if is_configuration(owner):
+            yield Setting(
+                name=each.name, key=f"{each.target}.{each.name}", value=each.value.value, text=each.value.text,
+                place=Place(script.named, each.line), owner=owner,
+            )  # fmt: skip
 
 
-def config_settings(config: Config, framework: str) -> Iterator[Setting]:
+def _used(script: Script, made: list[Call]) -> set[int]:
+    """Return the calls whose objects are given to a trainer; all, where that is not known of any."""
+    found = set()
+    for call in made:
+        if not call.last.endswith("Trainer"):
+            continue
+        found.add(id(call.node))
+        for keyword in call.node.keywords:
+            origin = script.names.maker_of(keyword.value, call.function)
+            if origin is not None and origin.call is not None:
+                found.add(id(origin.call))
+    return found
+
+
+def config_settings(config: Config) -> Iterator[Setting]:
     """Yield what a config file holds."""
     for value in config.values:
+        key = ".".join(value.path)
         yield Setting(
-            name=normal(value.path[-1]), key=".".join(value.path), value=value.value, text=value.text,
-            place=Place(config.named, value.line, ".".join(value.path)), owner=framework,
+            name=setting_name(config.framework, value.path, value.value), key=key, value=value.value, text=value.text,
+            place=Place(config.named, value.line, key), owner=config.framework,
         )  # fmt: skip
 
 
 def command_settings(command: Command) -> Iterator[Setting]:
     """Yield what a command gives."""
     for flag in command.flags:
+        name, value = normal(flag.name.rpartition(".")[2]), flag.value
+        if not flag.text and name.startswith("no_") and name != "no_cuda":  # how HfArgumentParser spells a false one
+            name, value = name.removeprefix("no_"), False
+        if command.is_sweep and "," in flag.text:  # several runs, each with another value
+            value = UNKNOWN
         yield Setting(
-            name=normal(flag.name.rpartition(".")[2]), key=flag.key, value=flag.value, text=flag.text,
-            place=Place("command", 0, flag.key), owner="command",
-        )  # fmt: skip
+            name=name, key=flag.key, value=value, text=flag.text, place=Place("command", 0, flag.key), owner="command"
+        )

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from ...core.errors import InputError
-from ..finding import Place
 from ..options import CheckOptions
-from .command import Command, read_command
-from .config import SUFFIXES, Config, read_config
-from .references import script_references, setting_references
-from .script import Call, Script, read_script
-from .settings import command_settings, config_settings, script_settings
-from .values import Kind, Reference, Setting
+from .command import Command
+from .config import Config
+from .jobs import Job
+from .script import Call, Script
+from .values import Reference, Setting
 
 _METHODS = {
     "SFT": "sft", "DPO": "dpo", "GRPO": "grpo", "KTO": "kto", "ORPO": "orpo", "CPO": "cpo", "PPO": "ppo", "RLOO": "rloo",
@@ -31,9 +27,11 @@ class Subject:
     configs: tuple[Config, ...] = ()
     command: Command | None = None
     settings: tuple[Setting, ...] = ()
-    """The weakest first: what a script writes, then configs, then the command."""
+    """The weakest first: configs of accelerate and DeepSpeed, what a script writes, other configs, the command."""
     references: tuple[Reference, ...] = ()
     options: CheckOptions = field(default_factory=CheckOptions)
+    job: Job | None = None
+    """The job on the Hub that it is run by."""
     trainer: Any = None
     """A trainer that is built, where `SelfHealingTrainer.check()` asks."""
 
@@ -73,52 +71,28 @@ class Subject:
             for prefix, method in _METHODS.items():
                 if call.last in (f"{prefix}Trainer", f"{prefix}Config"):
                     return method
-        rl = self.setting("rl")
-        return rl.value.lower() if rl is not None and isinstance(rl.value, str) else ""
+        for setting in (self.setting("rl"), self.setting("stage")):
+            if (
+                setting is not None
+                and isinstance(setting.value, str)
+                and setting.owner in ("axolotl", "llama-factory", "")
+            ):
+                return setting.value.lower()
+        if self.trainer is not None:
+            name = next((cls.__name__ for cls in type(self.trainer).__mro__ if cls.__name__ != "Trainer"), "")
+            return _METHODS.get(name.removesuffix("Trainer"), "")
+        return "sft" if any(config.framework == "axolotl" for config in self.configs) else ""
 
+    @property
+    def gpu(self) -> str | None:
+        """The GPU it is for: the one that is named, or that of the job's machine; None means the one that is here."""
+        return self.options.gpu or (self.job.gpu if self.job is not None else None)
 
-def read_subject(inputs: Sequence[str], argv: Sequence[str], options: CheckOptions, cwd: Path) -> Subject:
-    """Read everything that is named: files, and the command behind `--`.
-
-    Raises:
-        InputError: something cannot be read, or is nothing that can be checked.
-
-    """
-    command = read_command(argv) if argv else None
-    flags = {flag.name: flag.value for flag in command.flags} if command is not None else {}
-    scripts: list[Script] = []
-    configs: list[Config] = []
-    for named in dict.fromkeys((*inputs, *_files_of(command))):
-        path = cwd / named
-        suffix = path.suffix.lower()
-        if suffix in SUFFIXES:
-            configs.append(read_config(path, named))
-        elif suffix == ".py":
-            scripts.append(read_script(path, named, flags))
-        else:
-            raise InputError(f"{named}: is neither a Python script (.py) nor a config (.yaml, .toml, .json)")
-    settings = [setting for script in scripts for setting in script_settings(script)]
-    settings += [setting for config in configs for setting in config_settings(config, "")]
-    settings += list(command_settings(command)) if command is not None else []
-    references = [each for script in scripts for each in script_references(script)]
-    references += setting_references(tuple(settings))
-    references += _of_options(options)
-    return Subject(
-        scripts=tuple(scripts), configs=tuple(configs), command=command, settings=tuple(settings),
-        references=tuple(dict.fromkeys(references)), options=options,
-    )  # fmt: skip
-
-
-def _files_of(command: Command | None) -> list[str]:
-    if command is None:
-        return []
-    config = command.flag("config", "config_file")
-    names = [command.script or "", config.text if config is not None else ""]
-    return [name for name in names if name and "://" not in name]  # a script may be named by its address
-
-
-def _of_options(options: CheckOptions) -> Iterator[Reference]:
-    if options.model is not None:
-        yield Reference(kind=Kind.MODEL, name=options.model, place=Place("--model"))
-    if options.dataset is not None:
-        yield Reference(kind=Kind.DATASET, name=options.dataset, place=Place("--dataset"))
+    @property
+    def gpus(self) -> int:
+        """How many of them: as asked, or as many as the job's machine has or the command starts processes."""
+        if self.options.gpus > 1:
+            return self.options.gpus
+        if self.job is not None and self.job.gpu not in (None, "cpu"):
+            return self.job.gpus
+        return (self.command.processes if self.command is not None else None) or 1
