@@ -73,7 +73,9 @@ def _set_for(subject: Subject, script: Script, tools: Tools) -> set[str]:
     running = how_it_runs(subject, script)
     words = subject.command.argv if subject.command is not None else ()
     named = {word.partition("=")[0] for word in words}
-    return {*_LAUNCHER, *named, *(tools.environ if running.way is Way.HERE else ())}
+    job = subject.job if running.way is Way.JOB else None
+    of_job = (*job.secrets, *job.env) if job is not None else ()
+    return {*_LAUNCHER, *named, *of_job, *(tools.environ if running.way is Way.HERE else ())}
 
 
 def _must_be_there(call: Call) -> Iterator[ast.expr]:
