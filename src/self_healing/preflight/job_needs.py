@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .hub.wire import HUB_TOKENS
 from .subject import EnvironmentRead, Job, Place, Script, Subject
 from .subject.jobs import jobs_of_script
 
-HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _PUSHES = frozenset(
     {"push_to_hub", "create_repo", "upload_folder", "upload_file", "upload_large_folder", "create_commit"}
 )
