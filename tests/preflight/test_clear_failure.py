@@ -12,6 +12,10 @@ from .checked_scripts import checked, header
 
 RUN = "import os, subprocess, sys\n"
 BUILD = "['cmake', '--build', 'build']"
+LOOP = (
+    "for batch in loader:\n    try:\n        loss = model(batch).loss\n{}    except {}:\n        {}\n    print(loss)\n"
+)
+REWARD = "def score(completions, **kwargs):\n    out = []\n    for t in completions:\n        try:\n            out.append(float(t))\n        {}\n    return out\n"  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -30,10 +34,17 @@ BUILD = "['cmake', '--build', 'build']"
         ("swallowed-error", "def main():\n    try:\n        trainer.train()\n    except Exception:\n        import traceback\n        traceback.print_exc()\n", 5),
         ("swallowed-error", "for name in names:\n    try:\n        data = load_dataset(name)\n    except:\n        continue\n", 5),
         ("swallowed-error", "try:\n    api.upload_folder(repo_id='a/b')\nexcept (OSError, Exception) as e:\n    logger.warning(e)\n", 4),
+        ("swallowed-error", LOOP.format("        loss.backward()\n        optimizer.step()\n        if loss < best:\n            break\n", "Exception as e", "print(e)"), 9),
+        ("swallowed-error", LOOP.format("        accelerator.backward(loss)\n", "BaseException", "continue"), 6),
+        ("swallowed-error", REWARD.format("except (IndexError, ValueError):\n            continue"), 7),
+        ("swallowed-error", REWARD.format("except:\n            logger.warning('no number')"), 7),
+        ("swallowed-error", "def score(texts, **kwargs):\n    out = []\n    for t in texts:\n        with contextlib.suppress(ValueError):\n            out.append(float(t))\n    return out\nGRPOTrainer(reward_funcs=[score])\n", 5),
+        ("command-output-dropped", "subprocess.check_output(['df', '-h'], stderr=subprocess.STDOUT)\n", 2),
+        ("command-output-dropped", "subprocess.run('nvidia-smi', shell=True, check=True, capture_output=True)\n", 2),
     ],
 )  # fmt: skip
 def test_what_would_fail_unseen_is_found_in_its_line(tmp_path, check, body, line):
-    (found,) = checked(tmp_path, RUN + body)
+    (found,) = (each for each in checked(tmp_path, RUN + body) if each.severity > Severity.INFO)
     assert (found.check, found.where.line) == (check, line)
 
 
@@ -59,6 +70,17 @@ def test_what_would_fail_unseen_is_found_in_its_line(tmp_path, check, body, line
         "def load():\n    try:\n        return load_dataset('a')\n    except Exception as e:\n        print(e)\n",
         "try:\n    model.train()\nexcept Exception:\n    pass\n",
         "try:\n    trainer.push_to_hub()\nexcept Exception as e:\n    failed.append(e)\n",
+        LOOP.format("        loss.backward()\n        optimizer.step()\n", "torch.OutOfMemoryError", "continue"),
+        LOOP.format("        loss.backward()\n", "Exception", "failed += 1\n        if failed > 9:\n            raise"),
+        LOOP.format("        loss.backward()\n        break\n", "Exception", "print('again')"),
+        REWARD.format("except ValueError:\n            out.append(0.0)"),
+        REWARD.format("except ValueError:\n            pass").replace("completions", "rows"),
+        REWARD.replace("out.append(float(t))", "one = float(t)").format(
+            "except ValueError:\n            pass\n        out.append(one)"
+        ),
+        "subprocess.run(['which', 'cmake'], check=True, capture_output=True)\n",
+        "try:\n    subprocess.run(['nvidia-smi'], check=True, capture_output=True)\n    gpu = True\nexcept Exception:\n    gpu = False\n",
+        "subprocess.run(['nvidia-smi'], check=True)\n",
     ],
 )
 def test_what_is_seen_to_is_left_alone(tmp_path, body):
@@ -72,6 +94,41 @@ def test_a_variable_that_the_command_or_this_machine_sets_is_there(tmp_path):
     job = ["hf", "jobs", "uv", "run", "--env", "DATA=a/b", "train.py"]
     assert checked(tmp_path, None, "unchecked-environment", argv=job) == []
     assert checked(tmp_path, None, "unchecked-environment", argv=["hf", "jobs", "uv", "run", "train.py"], environ={"DATA": "x"}) != []  # fmt: skip
+
+
+SH = "import subprocess, sys\nfrom pathlib import Path\n{}\nL = Path('/w/llama.cpp')\n{}\n"
+CONVERTS = "sh({}sys.executable, L / 'convert_hf_to_gguf.py', 'm'{})"
+
+
+@pytest.mark.parametrize(
+    ("function", "call"),
+    [
+        ("def sh(*words):\n    subprocess.run([str(w) for w in words], check=True)", CONVERTS.format("", "")),
+        ("def sh(words):\n    subprocess.run(list(map(str, words)), check=True)", CONVERTS.format("[", "]")),
+        ("def sh(title, words):\n    print(title)\n    subprocess.run(words, check=True)", CONVERTS.format("'convert', [", "]")),
+        ("def sh(title, *words):\n    print(title)\n    subprocess.check_call(words)", CONVERTS.format("'convert', ", "")),
+        ("def sh(*words):\n    subprocess.run(['nice', *words], check=True)", CONVERTS.format("", "")),
+        ("class Steps:\n    def sh(self, *words):\n        subprocess.run(words, check=True)\n    def go(self):\n        self." + CONVERTS.format("", "").replace("L /", "'/w/' +"), ""),
+        ("def main(root):\n    subprocess.run([sys.executable, f'{root}/convert_hf_to_gguf.py', 'm'], check=True)", ""),
+        ("def main(root):\n    script = root / 'convert_hf_to_gguf.py'\n    subprocess.run([sys.executable, str(script), 'm'], check=True)", ""),
+    ],
+)  # fmt: skip
+def test_what_a_conversion_needs_is_known_however_it_is_started(tmp_path, function, call):
+    listed = header("torch>=2.6", "transformers>=5.0", "protobuf>=4.25", "gguf>=0.16", "numpy>=1.26")
+    (found,) = checked(tmp_path, listed + SH.format(function, call), "need-not-in-header")
+    assert "sentencepiece" in found.message
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def main(root):\n    print('next: run', 'convert_hf_to_gguf.py')\n    subprocess.run([root], check=True)",
+        "def sh(*words):\n    subprocess.run(words, check=True)\nsh('uv', 'run', '--with', 'gguf', '/w/convert_hf_to_gguf.py')",
+        "NAME = 'convert_hf_to_gguf.py'\nsubprocess.run(['git', 'pull'], check=True)",
+    ],
+)
+def test_a_conversion_that_is_not_started_with_the_packages_of_the_script_needs_none(tmp_path, body):
+    assert checked(tmp_path, header() + SH.format(body, ""), "need-not-in-header") == []
 
 
 APT = "subprocess.run(['apt-get', 'install', '-y', 'build-essential', 'cmake'], check=True)\n"

@@ -8,11 +8,11 @@ import sys
 from pathlib import Path, PurePath
 
 from .finding import Place
+from .hardware.memory import GIB
 from .subject import Command, Kind, Subject
 from .subject.command import Flag
 from .tools import Tools
 
-GIB = 2**30
 _ELSEWHERE = frozenset({
     "hf", "huggingface-cli", "sbatch", "srun", "salloc", "ssh", "docker", "podman", "apptainer", "singularity", "kubectl", "sky",
     "modal", "ray", "dstack", "gcloud", "aws", "az",
@@ -24,8 +24,7 @@ _SIZE_IN_NAME = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)([BbMm])(?![A-Za-z])")
 def starts_elsewhere(subject: Subject) -> bool:
     """Say whether it is a job, or a command that has something else do the work."""
     command = subject.command
-    is_job = getattr(subject, "job", None) is not None
-    return is_job or (command is not None and PurePath(command.argv[0]).name in _ELSEWHERE)
+    return subject.job is not None or (command is not None and PurePath(command.argv[0]).name in _ELSEWHERE)
 
 
 def runs_here(subject: Subject, tools: Tools) -> bool:

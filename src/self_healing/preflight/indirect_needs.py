@@ -6,13 +6,14 @@ they are asked to use them, so they are missed only after the model was loaded, 
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .finding import Place
-from .script_commands import started_by
+from .script_commands import name_of, started_by
 from .subject import Call, Script, Subject, Value
-from .syntax import texts_in
+from .syntax import SAYING, Syntax, last_of, syntax_of, texts_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ _METRICS = {
     "recall": ("scikit-learn",), "chrf": ("sacrebleu",), "ter": ("sacrebleu",), "roc_auc": ("scikit-learn",),
 }  # fmt: skip
 _GGUF = "convert_hf_to_gguf"
+_OWN_PACKAGES = frozenset({"uv", "uvx", "pipx", "conda", "mamba", "docker", "podman", "ssh"})
+"""What starts a program with packages of its own."""
 
 
 def indirect_needs(subject: Subject, script: Script) -> Iterator[Need]:
@@ -176,19 +179,46 @@ def _of_tables(call: Call, place: Place) -> Iterator[Need]:
 
 def _of_text(script: Script) -> Iterator[Need]:
     """Yield what commands and variables of the environment need."""
-    for started in started_by(script):
-        if any(_GGUF in word for words in started.programs for word in words):
-            place = Place(script.named, started.call.line)
-            for name in ("sentencepiece", "protobuf", "gguf"):
-                yield Need((name,), f"{_GGUF}.py", place, is_certain=False)
-            for name in ("transformers", "torch", "numpy"):
-                yield Need((name,), f"{_GGUF}.py", place)
+    line = _converts_at(script)
+    if line:
+        place = Place(script.named, line)
+        for name in ("sentencepiece", "protobuf", "gguf"):
+            yield Need((name,), f"{_GGUF}.py", place, is_certain=False)
+        for name in ("transformers", "torch", "numpy"):
+            yield Need((name,), f"{_GGUF}.py", place)
     for node in script.tree.body:
         texts = set(texts_in(node))
         if "HF_HUB_ENABLE_HF_TRANSFER" in texts and "1" in texts:
             yield Need(
                 ("hf-transfer",), "HF_HUB_ENABLE_HF_TRANSFER=1", Place(script.named, node.lineno), is_certain=False
             )
+
+
+def _converts_at(script: Script) -> int:
+    """Return the line that starts a conversion to GGUF with the packages of the script; 0 where none does."""
+    commands = [(started.call.line, words) for started in started_by(script) for words in started.programs]
+    converting = [(line, words) for line, words in commands if any(_GGUF in word for word in words)]
+    if converting:
+        return next((line for line, words in converting if name_of(words) not in _OWN_PACKAGES), 0)
+    if not any(not started.programs or "?" in started.text for started in started_by(script)):
+        return 0
+    syntax = syntax_of(script)  # its path is put together from what is not known: `f"{root}/convert_hf_to_gguf.py"`
+    for node in syntax.nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_path = node.value.endswith(f"{_GGUF}.py") and " " not in node.value
+            if is_path and not _is_only_said(syntax, node):
+                return node.lineno
+    return 0
+
+
+def _is_only_said(syntax: Syntax, node: ast.AST) -> bool:
+    """Say whether a text is printed, or stands by itself."""
+    for over in syntax.above(node):
+        if isinstance(over, ast.Call) and last_of(over.func) != "join":
+            return last_of(over.func) in SAYING
+        if isinstance(over, ast.stmt):
+            return isinstance(over, ast.Expr)
+    return False
 
 
 def _given(call: Call, name: str) -> Value | None:

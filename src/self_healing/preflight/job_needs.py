@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from .hub.wire import HUB_TOKENS
 from .subject import EnvironmentRead, Job, Place, Script, Subject
+from .subject.jobs import jobs_of_script
 
-HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _PUSHES = frozenset(
     {"push_to_hub", "create_repo", "upload_folder", "upload_file", "upload_large_folder", "create_commit"}
 )
@@ -76,7 +77,7 @@ def unset_variables(subject: Subject, job: Job) -> Iterator[tuple[Script, Enviro
     """Yield the variables that a script cannot do without and the job does not set, each once."""
     seen: set[str] = set()
     for script in subject.scripts:
-        if any(True for _ in script.calls_of("run_uv_job", "run_job", "hf_jobs")):  # it submits the job, and runs here
+        if any(True for _ in jobs_of_script(script)):  # it submits the job, and runs here
             continue
         for read in script.environment:
             is_set = job.has(read.name) or read.name in _ALWAYS_SET or read.name in seen

@@ -13,8 +13,6 @@ from packaging.requirements import InvalidRequirement, Requirement
 from .header import Header
 from .subject import Script, Subject
 
-_JOBS = (("hf", "jobs"), ("huggingface-cli", "jobs"))
-
 
 class Way(StrEnum):
     """Where the packages of a script come from."""
@@ -47,20 +45,35 @@ class Running:
 
 
 def how_it_runs(subject: Subject, script: Script) -> Running:
-    """Return how the command runs a script."""
-    command = subject.command
+    """Return how the command or the job runs a script."""
+    command, job = subject.command, subject.job
+    if job is not None and is_sent(subject, script):
+        has_image = job.has_unknown_packages or bool(job.image) or not job.is_uv
+        return Running(Way.JOB, tuple(_requirements(job.dependencies)), has_image, job.python)
     if command is None or command.script != script.named:
         return Running()
     before = command.argv[: command.argv.index(command.script)]
-    names = [PurePath(word).name for word in before]
-    is_uv = any(pair == ("uv", "run") for pair in pairwise(names))
-    is_job = any(pair in _JOBS for pair in pairwise(names))
-    way = Way.JOB if is_job else Way.UV if is_uv else Way.HERE
-    has_file = _values(before, "--with-requirements", "--with-editable") != []
+    is_uv = any(pair == ("uv", "run") for pair in pairwise(PurePath(word).name for word in before))
+    added = [part for text in _values(before, "--with") for part in text.split(",")]
     return Running(
-        way, tuple(_requirements(_values(before, "--with"))), has_file or (is_job and not is_uv) or bool(_values(before, "--image")),
+        Way.UV if is_uv else Way.HERE, tuple(_requirements(added)), bool(_values(before, "--with-requirements", "--with-editable")),
         next(iter(_values(before, "--python", "-p")), ""),
     )  # fmt: skip
+
+
+def is_sent(subject: Subject, script: Script) -> bool:
+    """Say whether a script is the one that a job runs; one that submits the job runs here."""
+    job = subject.job
+    if job is None:
+        return False
+    if job.inline is not None:
+        source = job.place.source
+        is_in_config = script.named == source and any(config.named == source for config in subject.configs)
+        return is_in_config or script.named == f"{source} (script)"
+    names = [job.script]
+    if subject.command is not None and job.place.source == "job":  # of `hf jobs run image python train.py` too
+        names.append(subject.command.script)
+    return any(name is not None and PurePath(name) == PurePath(script.named) for name in names)
 
 
 def has_environment_for_uv(script: Script, cwd: Path) -> bool:
@@ -81,9 +94,8 @@ def _values(words: Sequence[str], *flags: str) -> list[str]:
 def _requirements(texts: Sequence[str]) -> list[Requirement]:
     found = []
     for text in texts:
-        for part in text.split(","):
-            try:
-                found.append(Requirement(part))
-            except InvalidRequirement:
-                continue
+        try:
+            found.append(Requirement(text))
+        except InvalidRequirement:
+            continue
     return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -56,15 +56,18 @@ def _started(script: Script) -> Iterator[Started]:
         how = _how(call, own)
         if not how:
             continue
-        given = call.given(0, "args" if how not in ("system", "own") else "command")
-        value = given.value if given is not None else UNKNOWN
-        if how == "own" and not _is_command(value):
-            continue
+        if how == "own":
+            value = own[call.name].command_of(call)
+            if not _is_command(value):
+                continue
+        else:
+            given = call.given(0, "args" if how != "system" else "command")
+            value = given.value if given is not None else UNKNOWN
         programs = tuple(tuple(words) for words in _programs(value))
         yield Started(call, how, programs, "; ".join(" ".join(words) for words in programs))
 
 
-def _how(call: Call, own: frozenset[str]) -> str:
+def _how(call: Call, own: Mapping[str, _Own]) -> str:
     if call.name == "os.system":
         return "system"
     if call.name.startswith("subprocess.") and call.last in STARTERS:
@@ -72,23 +75,71 @@ def _how(call: Call, own: frozenset[str]) -> str:
     return "own" if call.name in own else ""
 
 
-def _own_starters(script: Script) -> frozenset[str]:
-    """Return the functions of a script that start a command they are given."""
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """A function of the script that starts a command it is given."""
+
+    place: int
+    """Of the argument that is the command, or its first word."""
+    name: str
+    takes_words: bool
+    """`def sh(*words)`: each argument is a word."""
+    before: tuple[str, ...] = ()
+    """The words that it sets in front: `["git", *words]`."""
+
+    def command_of(self, call: Call) -> object:
+        """Return the command that a call of it starts."""
+        if self.takes_words:
+            words = [value.value for value in call.arguments[self.place :]]
+            if len(words) == 1 and not self.before and (isinstance(words[0], list | tuple) or _is_line(words[0])):
+                return words[0]
+            return [*self.before, *words]
+        given = call.given(self.place, self.name)
+        value = given.value if given is not None else UNKNOWN
+        return [*self.before, *value] if self.before and isinstance(value, list | tuple) else value
+
+
+def _own_starters(script: Script) -> dict[str, _Own]:
+    """Return the functions of a script that start a command they are given, by the names they are called by."""
     syntax = syntax_of(script)
-    found = set()
+    found: dict[str, _Own] = {}
     for call in script.calls:
         function = syntax.scope(call.node)
-        if call.name.startswith(("subprocess.", "os.system")) and not isinstance(function, ast.Module):
-            used = {each.id for each in ast.walk(call.node) if isinstance(each, ast.Name)}
-            if used & {each.arg for each in (*function.args.posonlyargs, *function.args.args)}:
-                found.add(function.name)
-    return frozenset(found)
+        if isinstance(function, ast.Module) or _how(call, {}) == "":
+            continue
+        written = call.node.args[0] if call.node.args else next((each.value for each in call.node.keywords if each.arg == "args"), None)  # fmt: skip
+        used = {each.id for each in ast.walk(written) if isinstance(each, ast.Name)} if written is not None else set()
+        is_method = isinstance(syntax.parent(function), ast.ClassDef)
+        is_static = any(getattr(each, "id", "") == "staticmethod" for each in function.decorator_list)
+        named = [each.arg for each in (*function.args.posonlyargs, *function.args.args)][is_method and not is_static :]
+        before = tuple(_first_words(written))
+        rest = function.args.vararg
+        own = next((_Own(place, name, False, before) for place, name in enumerate(named) if name in used), None)
+        if rest is not None and rest.arg in used:
+            own = _Own(len(named), rest.arg, True, before)
+        if own is not None:
+            for name in (f"self.{function.name}", f"cls.{function.name}") if is_method else (function.name,):
+                found[name] = own
+    return found
+
+
+def _first_words(node: ast.expr | None) -> Iterator[str]:
+    """Yield the words that stand at the front of a command whatever is put behind them."""
+    if isinstance(node, ast.BinOp):
+        node = node.left
+    for each in node.elts if isinstance(node, ast.List | ast.Tuple) else ():
+        if not isinstance(each, ast.Constant) or not isinstance(each.value, str):
+            return
+        yield each.value
+
+
+def _is_line(value: object) -> bool:
+    return isinstance(value, str) and " " in value.strip()
 
 
 def _is_command(value: object) -> bool:
-    if isinstance(value, str):
-        return " " in value.strip()
-    return isinstance(value, list | tuple) and bool(value) and isinstance(value[0], str)
+    """Say whether something reads as a command: a line, or words of which some are known (the first may be `sys.executable`)."""
+    return _is_line(value) or (isinstance(value, list | tuple) and any(isinstance(each, str) for each in value))
 
 
 def _programs(value: object) -> Iterator[list[str]]:
@@ -145,11 +196,10 @@ def installs_by_pip(script: Script) -> tuple[list[str], bool]:
     return names, may_be_more
 
 
-_QUESTIONS = frozenset(
-    """
-    which hostname uname nvidia-smi rocm-smi nvcc df free du ls cat id whoami lscpu echo date env printenv true false pwd tput stty clear
-    test ps pgrep lsof ulimit getconf rm rmdir kill pkill sync sleep
-    """.split()
+TELLERS = frozenset("hostname uname nvidia-smi rocm-smi nvcc df free du ls cat lscpu env printenv ps lsof".split())
+"""Commands whose output is the answer; of others that ask it is the exit code."""
+_QUESTIONS = TELLERS | frozenset(
+    "which id whoami echo date true false pwd tput stty clear test pgrep ulimit getconf rm rmdir kill pkill sync sleep".split()
 )
 """Commands that only ask, or that may fail without harm."""
 _GIT_WORK = frozenset({"clone", "pull", "push", "checkout", "submodule", "fetch", "commit"})

@@ -9,6 +9,13 @@ from typing import Any
 
 from .subject import Script
 
+SAYING = frozenset(
+    """
+    print pprint print_exc format_exc warning warn error exception info debug log critical write echo secho rule
+    """.split()
+)
+"""The last names of functions that tell people something."""
+
 
 class Syntax:
     """The tree of a script, with the way up."""
@@ -110,3 +117,8 @@ def texts_in(node: ast.AST) -> Iterator[str]:
     for each in ast.walk(node):
         if isinstance(each, ast.Constant) and isinstance(each.value, str):
             yield each.value
+
+
+def last_of(node: ast.expr | None) -> str:
+    """Return the last part of the name of a function or an object: `step` of `optimizer.step`; empty where it has none."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..script_commands import Started, only_asks, started_by
+from ..script_commands import TELLERS, Started, only_asks, started_by
 from ..subject import Script, Subject
 from ..syntax import Syntax, syntax_of
 from ..tools import Tools
@@ -35,11 +35,13 @@ class CommandOutputDropped(Check):
             "if done.returncode:\n    raise RuntimeError(done.stderr)\n"
         ),
         Example(_RUN + "head = subprocess.run(['git', 'rev-parse', 'HEAD'], check=True, capture_output=True, text=True).stdout\n"),
+        Example(_RUN + "subprocess.run(['which', 'cmake'], check=True, capture_output=True)\n"),
     )  # fmt: skip
     fails = (
         Example(_RUN + f"subprocess.run({_BUILD}, check=True, capture_output=True)\n"),
         Example(_RUN + f"done = subprocess.run({_BUILD}, capture_output=True)\nif done.returncode != 0:\n    raise SystemExit(1)\n"),
         Example(_RUN + f"subprocess.run({_BUILD}, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)\n"),
+        Example(_RUN + "subprocess.run(['nvidia-smi'], check=True, capture_output=True)\n"),
         Example(_RUN + f"job = subprocess.Popen({_BUILD}, stdout=subprocess.PIPE, stderr=subprocess.PIPE)\njob.wait()\n"),
     )  # fmt: skip
 
@@ -50,7 +52,9 @@ class CommandOutputDropped(Check):
             if _handler_shows(syntax):  # somewhere an exception's output is printed: it may be that of any command
                 continue
             for started in started_by(script):
-                if started.how in ("own", "system") or only_asks(started) or not _hides(started):
+                if started.how in ("own", "system") or not _hides(started):
+                    continue
+                if only_asks(started) and not _asks_for_nobody(syntax, started):
                     continue
                 if not _is_seen(syntax, started):
                     yield self._finding(script, started)
@@ -87,8 +91,7 @@ def _hides(started: Started) -> bool:
 
 def _is_seen(syntax: Syntax, started: Started) -> bool:
     call = started.call.node
-    checks = started.call.keywords.get("check")
-    raises = (checks is not None and checks.value is not False) or started.how in ("check_call", "check_output")
+    raises = _raises(started)
     kept = syntax.kept_as(call)
     if kept:
         looked, is_handed_on = syntax.attributes_of(kept, syntax.scope(call))
@@ -103,6 +106,20 @@ def _is_seen(syntax: Syntax, started: Started) -> bool:
     if isinstance(parent, ast.Attribute) and parent.attr in ("stdout", "returncode"):
         return not raises and parent.attr == "returncode" and _is_silenced(started)
     return True
+
+
+def _asks_for_nobody(syntax: Syntax, started: Started) -> bool:
+    """Say whether a question must be answered, and both the answer and the reason why there is none are thrown away.
+
+    Of `which cmake` the exit code is the answer; inside `try` it is asked whether there is one at all.
+    """
+    is_answered = started.call.is_guarded or _is_silenced(started) or started.first not in TELLERS
+    return syntax.is_dropped(started.call.node) and _raises(started) and not is_answered
+
+
+def _raises(started: Started) -> bool:
+    checks = started.call.keywords.get("check")
+    return (checks is not None and checks.value is not False) or started.how in ("check_call", "check_output")
 
 
 def _is_silenced(started: Started) -> bool:

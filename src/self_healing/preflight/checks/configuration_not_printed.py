@@ -1,45 +1,75 @@
-"""The check `configuration-not-printed`: a job whose log does not say what it was run with."""
+"""The check `configuration-not-printed`: a run whose log does not say what it was run with."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..running import Way, how_it_runs
-from ..subject import Script, Subject
+from ..subject import Call, Script, Subject
+from ..syntax import SAYING
 from ..tools import Tools
 
 _TRAINS = "from trl import SFTConfig, SFTTrainer\nargs = SFTConfig(output_dir='out')\n{}SFTTrainer(model='m', args=args).train()\n"
 _JOB = "hf jobs uv run --with trl train.py"
 
 
-class ConfigurationNotPrinted(Check):
-    """A job prints its configuration before it trains.
+_SAYS = SAYING | {"dump", "init", "log_hyperparams", "save_config"}
 
-    When a job has failed its log is what is left of it. Without the configuration in it nobody can say afterwards which
-    model, data and rates it was.
+
+class ConfigurationNotPrinted(Check):
+    """A training prints its configuration before it begins.
+
+    When a run has failed its log is what is left of it. Without the configuration in it nobody can say afterwards which
+    model, data and rates it was: flags and variables are gone, and the script has been changed since.
     """
 
     passes = (
         Example(_JOB, "command", files={"train.py": _TRAINS.format("print(args)\n")}),
-        Example("train.py", "command", files={"train.py": _TRAINS.format("")}),
+        Example(_TRAINS.format("print(f'{args}')\n")),
+        Example(_TRAINS.replace("'out'", "'out', report_to='wandb'").format("")),
+        Example("for batch in loader:\n    model(batch).backward()\n    print(batch)\n"),
     )
-    fails = (Example(_JOB, "command", files={"train.py": _TRAINS.format("")}),)
+    fails = (
+        Example(_JOB, "command", files={"train.py": _TRAINS.format("")}),
+        Example(_TRAINS.format("")),
+        Example(_TRAINS.format("print('training begins')\n")),
+        Example(
+            "import os\nlr = float(os.environ.get('LR', '1'))\nfor batch in loader:\n    model(batch).backward()\n"
+        ),
+    )
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
-        """Look for anything that prints or logs above the training."""
+        """Look for anything that prints or logs a value above the training."""
+        if _is_tracked(subject):
+            return
         for script in subject.scripts:
-            if how_it_runs(subject, script).way is not Way.JOB:
-                continue
-            trains = next((call for call in script.calls if call.last == "train" and "rainer" in call.name), None)
-            if trains is not None and not _says_something(script, trains.line):
+            trains = _training(script)
+            if trains is not None and not any(_says(call, trains) for call in script.calls):
                 yield self.info(
-                    Place(script.named, trains.line), "nothing is printed before training begins: the job's log will not say what it was run with",
+                    Place(script.named, trains.line), "no setting is printed before training begins: the log will not say what it was run with",
                     "Print the configuration above this line:\nprint(args)",
                 )  # fmt: skip
 
 
-def _says_something(script: Script, before: int) -> bool:
-    says = ("print", "info", "pprint", "log", "dump", "init", "warning")
-    return any(call.last in says and call.line <= before for call in script.calls)
+def _is_tracked(subject: Subject) -> bool:
+    """Say whether a tracker keeps the configuration, or may do so."""
+    report = subject.setting("report_to")
+    return report is not None and report.value not in (None, "none", [], ["none"], ("none",))
+
+
+def _training(script: Script) -> Call | None:
+    """Return the call that begins to train; a loop of one's own counts where its settings come from outside."""
+    for call in script.calls_of("train"):
+        if "rainer" in call.name:
+            return call
+    is_set_outside = script.environment or any(True for _ in script.calls_of("parse_args", "parse_known_args"))
+    return next(script.calls_of("backward"), None) if is_set_outside else None
+
+
+def _says(call: Call, trains: Call) -> bool:
+    """Say whether a call tells a value before the training begins, or may do so in a function of its own."""
+    is_before = call.line <= trains.line or call.function not in ("", trains.function)
+    is_value = not call.arguments or any(not isinstance(each, ast.Constant) for each in call.node.args)
+    return call.last in _SAYS and is_before and is_value

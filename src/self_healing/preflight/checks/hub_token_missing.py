@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from ..check import Check, Example
 from ..finding import Finding, Place
 from ..here import runs_here
+from ..hub.wire import token_of
 from ..subject import Subject
 from ..tools import Tools
-
-_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 
 
 class HubTokenMissing(Check):
@@ -36,7 +34,7 @@ class HubTokenMissing(Check):
         if not tools.options.offline:  # who may ask the Hub also asks it whose the token is: see unwritable-repository
             return
         where = _push(subject)
-        if where is None or not runs_here(subject, tools) or _has_token(tools) or _brings_its_own(subject):
+        if where is None or not runs_here(subject, tools) or token_of(tools.environ)[0] or _brings_its_own(subject):
             return
         # Without a command nobody knows whether it will run in this very environment.
         say = self.info if subject.command is None else self.error
@@ -63,16 +61,3 @@ def _brings_its_own(subject: Subject) -> bool:
         if "HF_TOKEN" in script.text:  # it reads or sets the variable itself, in a way of its own
             return True
     return False
-
-
-def _has_token(tools: Tools) -> bool:
-    if any(tools.environ.get(name) for name in _VARIABLES):
-        return True
-    home = tools.environ.get("HOME", "")
-    places = [
-        tools.environ.get("HF_TOKEN_PATH"),
-        f"{tools.environ['HF_HOME']}/token" if tools.environ.get("HF_HOME") else None,
-        f"{tools.environ['XDG_CACHE_HOME']}/huggingface/token" if tools.environ.get("XDG_CACHE_HOME") else None,
-        f"{home}/.cache/huggingface/token" if home else None,
-    ]
-    return any(place and Path(place).is_file() for place in places)

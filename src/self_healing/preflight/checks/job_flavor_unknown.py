@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding
+from ..hardware.devices import FLAVORS
 from ..subject import Subject
-from ..subject.jobs import FLAVORS
 from ..tools import Tools
 
 _SPEC = "flavor: {}\ntimeout: 4h\nscript: |\n  import torch\n  print(torch.ones(1))\n"

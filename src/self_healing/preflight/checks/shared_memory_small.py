@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..here import GIB, gib, runs_here, workers
+from ..hardware.memory import GIB
+from ..here import gib, runs_here, workers
 from ..subject import Subject
 from ..tools import Tools
 

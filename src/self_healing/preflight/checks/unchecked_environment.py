@@ -10,11 +10,11 @@ from ..check import Check, Example
 from ..finding import Finding, Place
 from ..running import Way, how_it_runs
 from ..subject import Call, Script, Subject
+from ..subject.folding import ENVIRONMENT_CALLS
 from ..syntax import Syntax, syntax_of
 from ..tools import Tools
 
 _OS = "import os\nfrom datasets import load_dataset\n"
-_GETTERS = frozenset({"os.environ.get", "os.getenv", "environ.get", "getenv"})
 _FIRST = frozenset(
     {"load_dataset", "load_dataset_builder", "load_from_disk", "snapshot_download", "hf_hub_download", "create_repo", "open", "Path",
      "int", "float", "join", "listdir", "makedirs", "login"}
@@ -73,7 +73,9 @@ def _set_for(subject: Subject, script: Script, tools: Tools) -> set[str]:
     running = how_it_runs(subject, script)
     words = subject.command.argv if subject.command is not None else ()
     named = {word.partition("=")[0] for word in words}
-    return {*_LAUNCHER, *named, *(tools.environ if running.way is Way.HERE else ())}
+    job = subject.job if running.way is Way.JOB else None
+    of_job = (*job.secrets, *job.env) if job is not None else ()
+    return {*_LAUNCHER, *named, *of_job, *(tools.environ if running.way is Way.HERE else ())}
 
 
 def _must_be_there(call: Call) -> Iterator[ast.expr]:
@@ -109,7 +111,7 @@ def _variables(script: Script, syntax: Syntax, node: ast.expr) -> Iterator[str]:
 
 
 def _read_by(script: Script, node: ast.Call) -> Iterator[str]:
-    is_read = script.names.dotted(node.func) in _GETTERS
+    is_read = script.names.dotted(node.func) in ENVIRONMENT_CALLS
     if is_read and len(node.args) == 1 and not node.keywords and isinstance(node.args[0], ast.Constant):
         yield str(node.args[0].value)
 

@@ -99,16 +99,17 @@ CPU = DEVICES[-1]
 RENTED = ("T4", "L4", "A10G", "A100 40 GB", "L40S", "A100 80 GB", "H100 80 GB", "H200", "MI300X")
 """What a larger device is looked for in: those that are commonly rented, the smallest first."""
 
-_FLAVORS = {
-    "cpu-basic": ("cpu", 1), "cpu-upgrade": ("cpu", 1), "cpu-performance": ("cpu", 1), "cpu-xl": ("cpu", 1),
-    "t4-small": ("t4", 1), "t4-medium": ("t4", 1), "l4x1": ("l4", 1), "l4x4": ("l4", 4),
-    "l40sx1": ("l40s", 1), "l40sx4": ("l40s", 4), "l40sx8": ("l40s", 8),
-    "a10g-small": ("a10g", 1), "a10g-large": ("a10g", 1), "a10g-largex2": ("a10g", 2), "a10g-largex4": ("a10g", 4),
-    "a100-large": ("a100-80", 1), "a100x4": ("a100-80", 4), "a100x8": ("a100-80", 8),
-    "h100": ("h100", 1), "h100x8": ("h100", 8),
-    "h200": ("h200", 1), "h200x2": ("h200", 2), "h200x4": ("h200", 4), "h200x8": ("h200", 8),
+
+FLAVORS = {
+    "t4-small": ("t4", 1), "t4-medium": ("t4", 1), "l4x1": ("l4", 1), "l4x4": ("l4", 4), "l40sx1": ("l40s", 1),
+    "l40sx4": ("l40s", 4), "l40sx8": ("l40s", 8), "a10g-small": ("a10g", 1), "a10g-large": ("a10g", 1),
+    "a10g-largex2": ("a10g", 2), "a10g-largex4": ("a10g", 4), "a100-large": ("a100-80", 1), "a100x4": ("a100-80", 4),
+    "a100x8": ("a100-80", 8), "h100": ("h100", 1), "h100x8": ("h100", 8), "h200": ("h200", 1), "h200x2": ("h200", 2),
+    "h200x4": ("h200", 4), "h200x8": ("h200", 8), "cpu-basic": ("cpu", 0), "cpu-upgrade": ("cpu", 0),
+    "cpu-performance": ("cpu", 0), "cpu-xl": ("cpu", 0), "rtx-pro-6000": ("rtx-pro-6000", 1),
+    "rtx-pro-6000x2": ("rtx-pro-6000", 2), "rtx-pro-6000x4": ("rtx-pro-6000", 4), "rtx-pro-6000x8": ("rtx-pro-6000", 8),
 }  # fmt: skip
-"""The flavors of HF Jobs: which device, and how many."""
+"""The machines that jobs on the Hub run on: which GPU, and how many of them."""
 
 
 def find_device(name: str) -> Device | None:
@@ -119,9 +120,9 @@ def find_device(name: str) -> Device | None:
 
 def find_flavor(flavor: str) -> tuple[Device, int] | None:
     """Return the device of a flavor of HF Jobs, and how many there are; None where the flavor is not known."""
-    found = _FLAVORS.get(flavor.strip().lower())
+    found = FLAVORS.get(flavor.strip().lower())
     device = find_device(found[0]) if found is not None else None
-    return (device, found[1]) if found is not None and device is not None else None
+    return (device, max(1, found[1])) if found is not None and device is not None else None
 
 
 def near_names(name: str) -> list[str]:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ..finding import Place
 from ..subject import Subject
 from ..tools import Tools
 from .devices import CPU, Device, find_device, find_flavor
 from .present import host_memory_gib, present_gpu
 
-_JOBS = frozenset({"run_job", "run_uv_job", "create_scheduled_job", "create_scheduled_uv_job"})
 _PROCESSES = ("nproc_per_node", "num_processes", "gpus_per_node")
 
 
@@ -50,26 +47,9 @@ def _named(tools: Tools) -> Target | None:
 
 
 def _of_flavor(subject: Subject) -> Target | None:
-    for _, flavor in flavors(subject):
-        found = find_flavor(flavor)
-        if found is not None:
-            return Target(*found, f"the flavor {flavor}")
-    return None
-
-
-def flavors(subject: Subject) -> Iterator[tuple[Place, str]]:
-    """Yield the flavors of HF Jobs that are asked for, with their places."""
-    if subject.command is not None and "jobs" in subject.command.argv:
-        for flag in (*subject.command.launcher_flags, *subject.command.flags):
-            if flag.name == "flavor":
-                yield Place("command", 0, flag.key), flag.text
-    for script, call in subject.calls(lambda call: call.last in _JOBS):
-        value = call.keywords.get("flavor")
-        if value is not None and isinstance(value.value, str):
-            yield Place(script.named, value.line), value.value
-    for setting in subject.all("flavor"):
-        if isinstance(setting.value, str) and setting.owner != "command":
-            yield setting.place, setting.value
+    job = subject.job
+    found = find_flavor(job.flavor) if job is not None and job.flavor_place is not None else None
+    return Target(*found, f"the flavor {job.flavor}") if job is not None and found is not None else None
 
 
 def _of_cpu(subject: Subject) -> Target | None:

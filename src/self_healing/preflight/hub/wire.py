@@ -108,9 +108,13 @@ class Wire:
         )  # fmt: skip
 
 
+HUB_TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
+"""The variables that a token for the Hub is looked for in."""
+
+
 def token_of(environ: Mapping[str, str]) -> tuple[str | None, str]:
     """Return the token that huggingface_hub would use, and where it stands; the file is only read."""
-    for name in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
+    for name in HUB_TOKENS:
         if environ.get(name, "").strip():
             return environ[name].strip(), name
     home = environ.get("HF_HOME") or _under(environ.get("XDG_CACHE_HOME"), "huggingface")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from .folding import ENVIRONMENT_CALLS, Names
 from .gathering import plain_name
+from .visiting import Visitor
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +49,9 @@ def environment_reads(tree: ast.Module, names: Names) -> tuple[EnvironmentRead, 
     return tuple(sorted(found, key=lambda read: read.line))
 
 
-class _Reader(ast.NodeVisitor):
+class _Reader(Visitor, ast.NodeVisitor):  # the second is there already; the linter knows the names of its methods
     def __init__(self, names: Names) -> None:
+        super().__init__()
         self.found: list[EnvironmentRead] = []
         self.asked: set[str] = set()
         """Variables of which it is asked whether they are set."""
@@ -60,17 +62,8 @@ class _Reader(ast.NodeVisitor):
         """Names without which the script ends."""
         self._names = names
         self._target = ""
-        self._tries = 0
         self._checked = 0
         self._has_default = False
-        self._functions: list[str] = []
-
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:  # named by ast
-        self._functions.append(node.name)
-        self.generic_visit(node)
-        self._functions.pop()
-
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
 
     def visit_Assign(self, node: ast.Assign) -> None:
         for target in node.targets:
@@ -81,15 +74,6 @@ class _Reader(ast.NodeVisitor):
         self._target = plain_name(node.targets[0]) or ""
         self.visit(node.value)
         self._target = ""
-
-    def visit_Try(self, node: ast.Try) -> None:
-        self._tries += 1
-        for child in node.body:
-            self.visit(child)
-        self._tries -= 1
-        after: list[ast.AST] = [*node.handlers, *node.orelse, *node.finalbody]
-        for each in after:
-            self.visit(each)
 
     def visit_If(self, node: ast.If) -> None:
         if any(_ends(each, self._names) for each in node.body):
@@ -142,10 +126,6 @@ class _Reader(ast.NodeVisitor):
         self.generic_visit(node)
 
     # -- notes ---------------------------------------------------------------------------------------
-
-    @property
-    def _function(self) -> str:
-        return self._functions[-1] if self._functions else ""
 
     def _is_environ(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name | ast.Attribute) and self._names.dotted(node) == "os.environ"

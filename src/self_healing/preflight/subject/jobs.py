@@ -9,23 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from ..finding import Place
+from ..hardware.devices import FLAVORS
 from .config import Config
 from .frameworks import job_of
 from .script import Call, Script
 
 DEFAULT_TIMEOUT_S = 30 * 60.0
 """What a job gets that asks for no time."""
-_GPUS = {
-    "t4-small": ("t4", 1), "t4-medium": ("t4", 1), "l4x1": ("l4", 1), "l4x4": ("l4", 4), "l40sx1": ("l40s", 1),
-    "l40sx4": ("l40s", 4), "l40sx8": ("l40s", 8), "a10g-small": ("a10g", 1), "a10g-large": ("a10g", 1),
-    "a10g-largex2": ("a10g", 2), "a10g-largex4": ("a10g", 4), "a100-large": ("a100-80", 1), "a100x4": ("a100-80", 4),
-    "a100x8": ("a100-80", 8), "h100": ("h100", 1), "h100x8": ("h100", 8), "h200": ("h200", 1), "h200x2": ("h200", 2),
-    "h200x4": ("h200", 4), "h200x8": ("h200", 8), "cpu-basic": ("cpu", 0), "cpu-upgrade": ("cpu", 0),
-    "cpu-performance": ("cpu", 0), "cpu-xl": ("cpu", 0), "rtx-pro-6000": ("rtx-pro-6000", 1),
-    "rtx-pro-6000x2": ("rtx-pro-6000", 2), "rtx-pro-6000x4": ("rtx-pro-6000", 4), "rtx-pro-6000x8": ("rtx-pro-6000", 8),
-}  # fmt: skip
-"""The machines that jobs run on: which GPU, and how many of them."""
-FLAVORS = frozenset(_GPUS)
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhd]?)")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SWITCHES = frozenset({"-d", "--detach", "--dry-run", "--ssh", "--suspend", "--concurrency", "--no-suspend", "--no-concurrency", "-v", "--verbose", "-q", "--quiet"})  # fmt: skip
@@ -54,8 +44,20 @@ class Job:
     env: Mapping[str, str] = field(default_factory=dict)
     has_unknown_variables: bool = False
     """A file or a program gives others."""
+    image: str = ""
+    """The image it runs in, where another than that of uv is asked for."""
+    dependencies: tuple[str, ...] = ()
+    """What it adds to the header of its script."""
+    has_unknown_packages: bool = False
+    """It adds others, which are not known here."""
+    python: str = ""
     plain: tuple[tuple[Place, str], ...] = ()
     """Values that stand in it for everybody to read, and where."""
+
+    @property
+    def is_uv(self) -> bool:
+        """Whether uv runs a script; else it is a program in an image."""
+        return self.script is not None or self.inline is not None
 
     @property
     def timeout_s(self) -> float | None:
@@ -65,12 +67,12 @@ class Job:
     @property
     def gpu(self) -> str | None:
         """The GPU of its machine, `cpu` where it has none; None for a machine that is not known."""
-        return _GPUS[self.flavor][0] if self.flavor in _GPUS else None
+        return FLAVORS[self.flavor][0] if self.flavor in FLAVORS else None
 
     @property
     def gpus(self) -> int:
         """How many."""
-        return _GPUS.get(self.flavor, ("", 1))[1]
+        return FLAVORS.get(self.flavor, ("", 1))[1]
 
     def has(self, variable: str) -> bool:
         """Say whether the job sets a variable, or may do so."""
@@ -139,6 +141,10 @@ def with_header(job: Job, header: str | None, named: str) -> Job:
         secrets=job.secrets | said.secrets,
         env={**said.env, **job.env},
         has_unknown_variables=job.has_unknown_variables or said.has_unknown_variables,
+        image=job.image or said.image,
+        dependencies=(*said.dependencies, *job.dependencies),
+        has_unknown_packages=job.has_unknown_packages or said.has_unknown_packages,
+        python=job.python or said.python,
         plain=(*job.plain, *said.plain),
     )
 
@@ -164,6 +170,9 @@ class _Gathering:
         self._env: dict[str, str] = {}
         self._has_unknown = False
         self._plain: list[tuple[Place, str]] = []
+        self._image = self._python = ""
+        self._dependencies: list[str] = []
+        self._has_unknown_packages = False
 
     def flag(self, name: str, value: str) -> None:
         """Take a flag of the command."""
@@ -182,6 +191,19 @@ class _Gathering:
                 self._has_unknown = True
             case "--token":
                 self._plain.append((where, value))
+            case _:
+                self._flag_of_packages(name, value)
+
+    def _flag_of_packages(self, name: str, value: str) -> None:
+        match name:
+            case "--image":
+                self._image = value
+            case "--python" | "-p":
+                self._python = value
+            case "--with":
+                self._dependencies += value.split(",")
+            case "--with-requirements" | "--with-editable":
+                self._has_unknown_packages = True
 
     def secret(self, text: str, where: Place) -> None:
         """Take a secret, `NAME` or `NAME=value`."""
@@ -209,6 +231,10 @@ class _Gathering:
             self._timeout, self._timeout_place = str(timeout), where("timeout")
         elif "timeout" in spec and timeout is not None:  # something that only the program knows
             self._timeout, self._timeout_place = "unknown", where("timeout")
+        self._image, self._python = (
+            each if isinstance(each := spec.get(key), str) else "" for key in ("image", "python")
+        )
+        self._take_packages(spec.get("dependencies", spec.get("with")))
         for name, value in _pairs(spec.get("secrets")):
             self.secret(f"{name}={value}" if value else name, where("secrets"))
         for name, value in _pairs(spec.get("env")):
@@ -217,11 +243,17 @@ class _Gathering:
         self._has_unknown |= any(not isinstance(spec.get(key), known) for key in ("env", "secrets"))
         self._has_unknown |= bool({"env_file", "secrets_file"} & set(spec))
 
+    def _take_packages(self, given: object) -> None:
+        listed = given if isinstance(given, list | tuple) else [given] if given is not None else []
+        self._dependencies += [each for each in listed if isinstance(each, str)]
+        self._has_unknown_packages |= any(not isinstance(each, str) for each in listed)
+
     def job(self, **more: object) -> Job:
         """Return it."""
         return Job(
             place=self._place, flavor=self._flavor, flavor_place=self._flavor_place, timeout=self._timeout, timeout_place=self._timeout_place,
             secrets=frozenset(self._secrets), env=self._env, has_unknown_variables=self._has_unknown, plain=tuple(self._plain),
+            image=self._image, dependencies=tuple(self._dependencies), has_unknown_packages=self._has_unknown_packages, python=self._python,
             **more,  # type: ignore[arg-type]
         )  # fmt: skip
 
@@ -286,7 +318,7 @@ def _job_of_call(script: Script, call: Call) -> Job:
     first = call.given(0, "script") if "uv" in call.last else None
     name = first.value if first is not None else None
     if call.has_unknown_keywords:
-        found.take({"timeout": object(), "env": object()}, {})
+        found.take({"timeout": object(), "env": object(), "dependencies": object()}, {})
     given = call.keywords.get("script_args")
     words = given.value if given is not None and isinstance(given.value, list) else []
     return found.job(script=name if isinstance(name, str) else None, arguments=tuple(map(str, words)))

@@ -14,6 +14,7 @@ from .files import read_bytes, text_of_script
 from .folding import Names
 from .gathering import is_main_guard
 from .values import UNKNOWN, Value
+from .visiting import Visitor
 
 LARGEST_BYTES = 256 << 10
 MOST_NODES = 60_000
@@ -215,16 +216,15 @@ def _attributes(names: Names) -> Iterator[SetAttribute]:
         )  # fmt: skip
 
 
-class _Walk(ast.NodeVisitor):
+class _Walk(Visitor, ast.NodeVisitor):  # the second is there already; the linter knows the names of its methods
     """Gathers imports and calls in the order of the text."""
 
     def __init__(self, names: Names) -> None:
+        super().__init__()
         self.imports: list[Import] = []
         self.calls: list[Call] = []
         self._names = names
-        self._tries = 0
         self._conditions = 0
-        self._functions: list[str] = []
 
     def visit_Import(self, node: ast.Import) -> None:  # named by ast
         guarded = bool(self._tries or self._conditions)
@@ -235,15 +235,6 @@ class _Walk(ast.NodeVisitor):
         guarded = bool(self._tries or self._conditions)
         self.imports += [Import(module, alias.name, node.lineno, guarded) for alias in node.names]
 
-    def visit_Try(self, node: ast.Try) -> None:
-        self._tries += 1
-        for child in node.body:
-            self.visit(child)
-        self._tries -= 1
-        after: list[ast.AST] = [*node.handlers, *node.orelse, *node.finalbody]
-        for each in after:
-            self.visit(each)
-
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
         is_main = is_main_guard(node)
@@ -252,15 +243,8 @@ class _Walk(ast.NodeVisitor):
             self.visit(child)
         self._conditions -= not is_main
 
-    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
-        self._functions.append(node.name)
-        self.generic_visit(node)
-        self._functions.pop()
-
-    visit_AsyncFunctionDef = visit_FunctionDef  # noqa: N815
-
     def visit_Call(self, node: ast.Call) -> None:
-        function = self._functions[-1] if self._functions else ""
+        function = self._function
         keywords, has_unknown = self._names.keywords_of(node, function)
         self.calls.append(
             Call(
