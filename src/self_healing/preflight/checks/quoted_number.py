@@ -86,11 +86,13 @@ def _deepspeed(subject: Subject, tools: Tools) -> Iterator[Setting]:
     """Yield what DeepSpeed takes as it is: sizes, and the parameters of the optimizer and the schedule."""
     for batches in deepspeed_batches(subject, tools.cwd):
         found: list[tuple[tuple[str, ...], object]] = [((name,), batches.content.get(name)) for name in _DEEPSPEED]
-        for path in _PARAMS:
-            section = batches.content.get(path[0])
-            params = section.get(path[1]) if isinstance(section, Mapping) else None
+        for first, second in _PARAMS:
+            section = batches.content.get(first)
+            params = section.get(second) if isinstance(section, Mapping) else None
             for name, value in params.items() if isinstance(params, Mapping) else ():
-                found += [((*path, str(name)), each) for each in (value if isinstance(value, list) else [value])]
+                found += [
+                    ((first, second, str(name)), each) for each in (value if isinstance(value, list) else [value])
+                ]
         for path, value in found:
             key = ".".join(path)
             yield Setting(

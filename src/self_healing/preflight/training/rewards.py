@@ -45,7 +45,8 @@ def _definitions(tree: ast.Module) -> dict[str, _Definition | None]:
     found: dict[str, _Definition | None] = {}
     methods = {id(inner) for node in ast.walk(tree) if isinstance(node, ast.ClassDef) for inner in node.body}
     for node in ast.walk(tree):
-        name, value = "", None
+        name = ""
+        value: _Definition | None = None
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and id(node) not in methods:
             name, value = node.name, node
         elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
@@ -90,9 +91,9 @@ def _made(node: ast.Call, known: dict[str, _Definition | None], depth: int) -> I
     elif isinstance(definition, ast.FunctionDef) and not definition.decorator_list:
         inner = {each.name: each for each in definition.body if isinstance(each, ast.FunctionDef)}
         returned = [each.value for each in ast.walk(definition) if isinstance(each, ast.Return)]
-        for each in returned:
-            if isinstance(each, ast.Name) and each.id in inner:
-                yield from _function(inner[each.id])
+        for value in returned:
+            if isinstance(value, ast.Name) and value.id in inner:
+                yield from _function(inner[value.id])
 
 
 def _function(

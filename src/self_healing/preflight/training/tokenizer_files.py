@@ -15,7 +15,7 @@ from .signatures import source_of
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
 _LONGEST_TEMPLATE = 1 << 20
 _CHAT_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
-_OF_FAMILIES = (
+_OF_FAMILIES: tuple[tuple[str, frozenset[str]], ...] = (
     (r"(^|/)(distil)?gpt2(-medium|-large|-xl)?$|(^|/)pythia-|(^|/)opt-[\d.]+[mb]$|(^|/)bloom(-|$)", frozenset()),
     (r"(^|/)llama-2-\d+b(-chat)?-hf$|(^|/)mistral-7b-(instruct-)?v0\.[123]$|(^|/)tinyllama-1\.1b", frozenset()),
     (r"(^|/)(meta-)?llama-3(\.[123])?-\d+b(-instruct)?$", frozenset({"<|eot_id|>"})),
