@@ -57,6 +57,14 @@ def test_sizes_that_are_not_known_agree_with_deepspeed(tmp_path):
     assert found(tmp_path, "odd-batch", "train.py", gpus=4) == []
 
 
+def test_axolotl_has_a_batch_of_one_where_it_says_none(tmp_path):
+    (tmp_path / "ds.json").write_text(json.dumps(ZERO | {"train_micro_batch_size_per_gpu": 1}))
+    (tmp_path / "c.yaml").write_text("base_model: m\nadapter: lora\ndeepspeed: ds.json\n")
+    assert found(tmp_path, "odd-batch", "c.yaml", gpus=4) == []
+    (tmp_path / "c.yaml").write_text("base_model: m\nadapter: lora\ndeepspeed: ds.json\nmicro_batch_size: 2\n")
+    assert len(found(tmp_path, "odd-batch", "c.yaml", gpus=4)) == 1
+
+
 @pytest.mark.parametrize(
     ("content", "count"),
     [
@@ -164,6 +172,7 @@ def test_the_end_token_is_one_of_the_tokenizer(tmp_path, given, more, count):
         {"tokenizer_config": {"added_tokens_decoder": {"5": {"content": "<e>"}}}},
         {"tokenizer": {}},
         {"tokenizer": {"model": {"vocab": None}}},
+        {"tokenizer": {"added_tokens": [7], "model": {"vocab": [7, [], None, ["<e>"]]}}},
     ],
 )
 def test_a_token_is_looked_for_in_all_files_of_a_tokenizer(tmp_path, files):

@@ -92,10 +92,9 @@ class OddBatch(Check):
     def _differing(self, batches: Batches) -> Iterator[Finding]:
         """Compare a DeepSpeed config with the arguments of its training, as transformers does."""
         training = batches.training
-        default = {MICRO: 8, STEPS: 1}
         for theirs, ours in ((MICRO, "per_device_train_batch_size"), (STEPS, "gradient_accumulation_steps")):
             size = batches.size(theirs)
-            own = training.number(ours, default[theirs]) if training is not None else None
+            own = _size(training, ours) if training is not None else None
             if training is not None and size is not None and own is not None and size != own:
                 yield self.error(
                     batches.where(theirs), f"{theirs} is {size} in the DeepSpeed config, and {training.shown(ours)} of the training is {own:g}",
@@ -107,8 +106,8 @@ class OddBatch(Check):
         total, training = batches.size(TOTAL), batches.training
         size, steps = batches.size(MICRO), batches.size(STEPS)
         if training is not None:  # which fills in what is `auto`; what is missing too
-            size = size or _whole(training.number("per_device_train_batch_size", 8))
-            steps = steps or _whole(training.number("gradient_accumulation_steps", 1))
+            size = size or _size(training, "per_device_train_batch_size")
+            steps = steps or _size(training, "gradient_accumulation_steps")
         given = [(each, word) for each, word in ((size, "per GPU"), (steps, "accumulated")) if each is not None]
         if total is None or size is None:
             return
@@ -123,5 +122,8 @@ class OddBatch(Check):
         )  # fmt: skip
 
 
-def _whole(value: float | None) -> int | None:
+def _size(training: Training, name: str) -> int | None:
+    """Return a size of a training: what is given, or the default of transformers or Axolotl."""
+    default = 8 if name == "per_device_train_batch_size" and training.owner != "axolotl" else 1
+    value = training.number(name, default)
     return int(value) if value is not None and value >= 1 and value == int(value) else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,7 +36,7 @@ def tokenizer_name(subject: Subject) -> str | None:
 def knows_token(name: str, cwd: Path, token: str) -> bool | None:
     """Say whether a tokenizer has a token; None where that cannot be said."""
     folder = cwd / name
-    if folder.is_dir():
+    if os.path.isdir(folder):  # noqa: PTH112  # which takes any name
         words = _vocabulary(folder / "tokenizer.json")
         return None if words is None else token in words or token in _added(folder)
     for pattern, ends in _OF_FAMILIES if token in _CHAT_ENDS else ():
@@ -52,7 +53,8 @@ def _vocabulary(path: Path) -> frozenset[str] | None:
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if content is None or not isinstance(vocab, dict | list):
         return None
-    words = {each if isinstance(each, str) else str(each[0]) for each in vocab if each}  # Unigram has pairs with scores
+    first = (each[0] if isinstance(each, list) and each else each for each in vocab)  # Unigram has pairs with scores
+    words = {each for each in first if isinstance(each, str)}
     added = content.get("added_tokens")
     for each in added if isinstance(added, list) else ():
         if isinstance(each, dict):
