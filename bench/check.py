@@ -82,7 +82,7 @@ RIGHT_CHECKS: dict[str, tuple[str, ...]] = {
     "fsdp-mix": ("mixed-sharding",),
     "logging-interval": ("rare-logging",),
     "training-data": ("missing-columns", "masked-samples", "cut-samples", "useless-samples"),
-    "reward-function": ("reward-column-dropped", "missing-module"),
+    "reward-function": ("reward-column-dropped", "narrow-reward", "missing-module"),
     "job-timeout": ("job-timeout-unset", "job-timeout-short"),
     "job-secret": ("job-token-missing",),
     "job-environment": ("job-variable-unset",),

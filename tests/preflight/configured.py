@@ -15,7 +15,7 @@ CHECKS = tuple(
     nothing-saved rare-logging nan-filter resume-from-nothing unclear-run-length quoted-number unknown-argument unknown-choice \
     needless-deepspeed wrong-reentrance mixed-sharding cached-checkpointing odd-data-loading leaky-packing too-long-sequences \
     pad-token missing-chat-template odd-lora missing-lora-target odd-preferences odd-sampling missing-columns masked-samples \
-    cut-samples useless-samples removed-name number-is-text".split()
+    cut-samples useless-samples removed-name number-is-text narrow-reward".split()
 )
 
 

@@ -13,7 +13,10 @@ def lines_of(report: CheckReport) -> list[str]:
         lines.append(f"{found.where}: {found.severity}: {found.message} [{found.check}]")
         first, *further = found.fix.split("\n")
         lines += [f"    fix: {first}", *(f"         {line}".rstrip() for line in further)]  # below the first word
-    lines += [f"not run: {each.check}: {each.because}" for each in report.not_run]
+    because: dict[str, list[str]] = {}
+    for each in report.not_run:
+        because.setdefault(each.because, []).append(each.check)
+    lines += [f"not run: {', '.join(checks)}: {reason}" for reason, checks in because.items()]
     counts = ", ".join(
         f"{sum(str(found.severity) == name for found in report.findings)} {name}s" for name in ("error", "warning")
     )

@@ -9,6 +9,7 @@ from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
+from ..training.sharding import uses_fsdp
 
 
 class LostBestModel(Check):
@@ -16,7 +17,8 @@ class LostBestModel(Check):
 
     `load_best_model_at_end requires the save and eval strategy to match` and `requires the saving steps to be a round multiple
     of the evaluation steps`, says transformers. `EarlyStoppingCallback requires metric_for_best_model to be defined` comes
-    only when training begins. A metric without evaluation is never looked at.
+    only when training begins. A metric without evaluation is never looked at. Under DeepSpeed and FSDP the best model is put
+    together from what `save_only_model` leaves out.
     """
 
     passes = (
@@ -48,13 +50,25 @@ class LostBestModel(Check):
         Example("from transformers import TrainingArguments\nTrainingArguments('o', save_strategy='best', eval_strategy='epoch')\n"),
         Example("model_name_or_path: m\nload_best_model_at_end: true\neval_strategy: epoch\n", "config.yaml"),
         Example("base_model: m\nearly_stopping_patience: 3\nval_set_size: 0.1\n", "config.yaml"),
+        Example("trl sft --load_best_model_at_end --eval_strategy epoch --save_strategy epoch --save_only_model --fsdp full_shard", "command"),
         Example("trl sft --load_best_model_at_end True --eval_strategy steps --eval_steps 30 --save_steps 100", "command"),
     )  # fmt: skip
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Do what `TrainingArguments` and the callback do when they look at each other."""
         for training in trainings(subject):
+            yield from self._incomplete(training)
             yield from self._axolotl(training) if training.owner == "axolotl" else self._of(training)
+
+    def _incomplete(self, training: Training) -> Iterator[Finding]:
+        """Look for checkpoints of a sharded model from which it cannot be put together again."""
+        is_sharded = uses_fsdp(training) or bool(training.setting("deepspeed") and training.value("deepspeed"))
+        if training.is_on("save_only_model") and training.is_on("load_best_model_at_end") and is_sharded:
+            by = "FSDP" if uses_fsdp(training) else "DeepSpeed"
+            yield self.error(
+                training.where("save_only_model"), f"{by} can't be used with `save_only_model` along with `load_best_model_at_end`",
+                "Remove save_only_model",
+            )  # fmt: skip
 
     def _of(self, training: Training) -> Iterator[Finding]:
         evaluates, saves = training.text("eval_strategy", "no"), training.text("save_strategy", "steps")

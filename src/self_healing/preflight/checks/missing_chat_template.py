@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..subject import Subject
+from ..subject import UNKNOWN, Subject
 from ..tools import Tools
 from ..training import Training, trainings
 from ..training.models import only_model
 from ..training.samples import local_rows
+from ..training.tokenizer_files import marks_answers, template_of, tokenizer_name
 
 _GIVEN = ("chat_template", "setup_chat_format", "clone_chat_template", "get_chat_template")
 
+_TEMPLATES = (".jinja", ".jinja2", ".j2", ".txt")
+_ANSWERS = "from trl import *\nSFTTrainer(model='m', args=SFTConfig('o', assistant_only_loss=%s))\n"
+
 
 class MissingChatTemplate(Check):
-    """A model that is given conversations has a chat template.
+    """A model that is given conversations has a chat template, which marks the answers where only these are learned.
 
     Base models have none: `Cannot use chat template functions because tokenizer.chat_template is not set`. A template that does
-    not belong to the model trains it on marks it will not see later, so one is chosen on purpose.
+    not belong to the model trains it on marks it will not see later, so one is chosen on purpose. `assistant_only_loss` needs
+    one with `{% generation %}` around the answers, or one of those that TRL has such a version of: `The chat template is not
+    training-compatible`.
     """
 
     passes = (
@@ -27,14 +34,18 @@ class MissingChatTemplate(Check):
         Example("m = AutoModelForCausalLM.from_pretrained('gpt2')\nt.chat_template = open('c.jinja').read()\nt.apply_chat_template(x)\n"),
         Example("base_model: gpt2\nchat_template: chatml\ndatasets:\n  - path: d\n    type: chat_template\n", "config.yaml"),
         Example("trl sft --model_name_or_path gpt2 --chat_template_path c.jinja", "command"),
+        Example(_ANSWERS % "True", files={"m/chat_template.jinja": "{%- generation -%}{{ m }}{%- endgeneration -%}"}),
+        Example(_ANSWERS % "False", files={"m/chat_template.jinja": "{{ messages }}"}),
     )  # fmt: skip
     fails = (
         Example("m = AutoModelForCausalLM.from_pretrained('gpt2')\nt.apply_chat_template(x)\n"),
         Example("base_model: gpt2\ndatasets:\n  - path: d\n    type: chat_template\n", "config.yaml"),
+        Example(_ANSWERS % "True", files={"m/chat_template.jinja": "{{ messages }}"}),
     )
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Look where conversations are used with a model that is known to have no template."""
+        yield from self._unmarked(subject, tools)
         model = only_model(subject, tools.cwd)
         if model is None or model.has_template is not False:
             return
@@ -47,6 +58,33 @@ class MissingChatTemplate(Check):
                 "Take the -Instruct model, or give a template: SFTConfig(chat_template_path=...), tokenizer.chat_template = ..., chat_template: chatml for Axolotl",
             )  # fmt: skip
             return
+
+    def _unmarked(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
+        """Look where only answers are to be learned, and the template is at hand."""
+        if subject.trainer is not None or any(word in script.text for script in subject.scripts for word in _GIVEN):
+            return
+        name = tokenizer_name(subject)
+        for training in trainings(subject):
+            if not training.is_on("assistant_only_loss"):
+                continue
+            chosen = training.value("chat_template_path")
+            path = tools.cwd / (chosen if isinstance(chosen, str) else name or "")
+            if chosen is UNKNOWN or not (chosen or name):
+                continue
+            template = _text_of(path) if path.suffix in _TEMPLATES else template_of(path)
+            if template is not None and marks_answers(template) is False:
+                yield self.error(
+                    training.where("assistant_only_loss"),
+                    f"assistant_only_loss is on, but the chat template of {chosen or name} does not mark the answers with {{% generation %}}",
+                    "Write {% generation %} before and {% endgeneration %} behind the assistant's content in the template, with its end token inside, and give it as chat_template_path; or turn assistant_only_loss off",
+                )  # fmt: skip
+
+
+def _text_of(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8") if path.is_file() else None
+    except (OSError, ValueError):
+        return None
 
 
 def _uses(subject: Subject) -> Iterator[Place]:

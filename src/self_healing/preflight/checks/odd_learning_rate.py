@@ -7,9 +7,10 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..subject import Subject
+from ..subject import Script, Subject
 from ..tools import Tools
 from ..training import Training, trainings
+from ..training.optimizers import Optimizer, optimizers
 
 _FULL = {
     "sft": (1e-6, 1e-4), "dpo": (1e-7, 1e-5), "kto": (1e-7, 1e-5), "orpo": (1e-6, 5e-5), "cpo": (1e-7, 5e-5),
@@ -20,9 +21,14 @@ _LORA = {
     "sft": (1e-5, 2e-3), "dpo": (5e-7, 5e-5), "kto": (5e-7, 5e-5), "orpo": (1e-6, 2e-4), "cpo": (5e-7, 5e-5),
     "simpo": (5e-7, 5e-5), "ipo": (5e-7, 5e-5), "grpo": (1e-6, 1e-4), "rloo": (1e-6, 1e-4), "reward": (1e-5, 2e-3),
 }  # fmt: skip
+_ANY_FULL, _ANY_LORA = (1e-7, 1e-4), (5e-7, 2e-3)
+"""Where one of TRL's methods trains and it is not said which."""
+_PRETRAINED = (1e-7, 1e-3)
+"""The whole of a model that was trained before, by transformers' own trainer or in a loop; also small ones for images."""
 FACTOR = 10.0
 """So far beyond the range it is hardly meant."""
-LARGEST = 0.1
+LARGEST, LARGEST_OWN = 0.1, 1.0
+"""With AdamW; in loops of one's own toys have more."""
 _ADAM = ("adamw", "adam", "paged_adam", "stable_adamw")
 _FROM_SCRATCH = frozenset(
     {"from_config", "LlamaForCausalLM", "GPT2LMHeadModel", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
@@ -45,6 +51,8 @@ class OddLearningRate(Check):
         Example("from transformers import TrainingArguments\nTrainingArguments('o', optim='sgd', learning_rate=0.1)\n"),
         Example("base_model: m\nadapter: qlora\nlearning_rate: 0.0002\n", "config.yaml"),
         Example("trl grpo --learning_rate 1e-6", "command"),
+        Example("model_name_or_path: m\ndataset_name: d\nlearning_rate: 0.0005\n", "config.yaml"),
+        Example("import torch\ntorch.optim.Adam(net.parameters(), lr=0.05)\n"),
     )
     fails = (
         Example("from trl import SFTConfig\nSFTConfig('o', learning_rate=2e-2)\n"),
@@ -57,6 +65,11 @@ class OddLearningRate(Check):
         ),
         Example("base_model: m\nadapter: lora\nlearning_rate: 0.2\n", "config.yaml"),
         Example("trl dpo --learning_rate 0", "command"),
+        Example("model_name_or_path: m\ndataset_name: d\nlearning_rate: 0.02\n", "config.yaml"),
+        Example("import torch\ntorch.optim.AdamW(net.parameters(), lr=10)\n"),
+        Example(
+            "import torch\nm = AutoModelForCausalLM.from_pretrained('m')\ntorch.optim.AdamW(m.parameters(), lr=0.05)\n"
+        ),
     )
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
@@ -66,6 +79,18 @@ class OddLearningRate(Check):
             if setting is None or isinstance(setting.value, bool) or not isinstance(setting.value, int | float):
                 continue
             yield from self._of(training, float(setting.value))
+        for optimizer in optimizers(subject):
+            yield from self._own(optimizer)
+
+    def _own(self, optimizer: Optimizer) -> Iterator[Finding]:
+        rate, where = optimizer.number("lr"), optimizer.where("lr")
+        most = _PRETRAINED[1] * FACTOR if _trains_pretrained(optimizer.script) else LARGEST_OWN
+        if rate is not None and rate < 0:
+            yield self.error(where, f"the learning rate is {rate:g}, and must not be negative", "Write lr=1e-4")
+        elif rate is not None and optimizer.is_adam and rate >= most:
+            yield self.warning(
+                where, f"a learning rate of {rate:g} is far above what {optimizer.name} trains with", "Write lr=1e-4"
+            )
 
     def _of(self, training: Training, rate: float) -> Iterator[Finding]:
         where = training.where("learning_rate")
@@ -99,6 +124,10 @@ def _range(training: Training) -> tuple[float, float]:
     if training.script is not None and any(training.script.calls_of(*_FROM_SCRATCH)):
         return 0.0, 0.0
     full, lora = _FULL.get(training.method, (0.0, 0.0)), _LORA.get(training.method, (0.0, 0.0))
+    if not training.method and training.owner == "trl":
+        full, lora = _ANY_FULL, _ANY_LORA
+    elif not training.method and training.script is not None and _trains_pretrained(training.script):
+        full = _PRETRAINED
     if training.adapter == "lora":
         return lora
     if training.adapter == "":
@@ -106,6 +135,14 @@ def _range(training: Training) -> tuple[float, float]:
     return (full[0], lora[1]) if training.adapter == "unknown" else (0.0, 0.0)
 
 
+def _trains_pretrained(script: Script) -> bool:
+    """Say whether the whole of a model is trained that was trained before; a new head alone may have a larger rate."""
+    loads = [call for call in script.calls_of("from_pretrained") if "AutoModel" in call.name or "For" in call.name]
+    return bool(loads) and not any(word in script.text for word in ("requires_grad", "peft", "param_groups"))
+
+
 def _described(training: Training) -> str:
+    if not training.method:
+        return "fine-tuning"
     how = {"lora": "LoRA", "": "the whole model"}.get(training.adapter, "")
     return f"{training.method.upper()}{f' of {how}' if training.adapter == '' else ' with LoRA' if how else ''}"

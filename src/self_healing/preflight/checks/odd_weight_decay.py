@@ -9,8 +9,11 @@ from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
+from ..training.optimizers import Optimizer, optimizers
 
 LARGEST, LARGEST_LORA = 0.2, 0.1
+LARGEST_OWN = 1.0
+"""In a loop of one's own: small models that are trained for long to generalize late have 1."""
 
 
 class OddWeightDecay(Check):
@@ -18,7 +21,7 @@ class OddWeightDecay(Check):
 
     AdamW shrinks every weight by learning rate x weight decay in each step. Values are 0 to 0.1; 1 and more is a slip (often
     the learning rate's line), a negative one makes weights grow and PyTorch ends with `Invalid weight_decay value`.
-    Adapters begin at 0, where decay keeps them.
+    Adapters begin at 0, where decay keeps them. Optimizers that a script makes itself are looked at too.
     """
 
     passes = (
@@ -26,18 +29,35 @@ class OddWeightDecay(Check):
         Example("base_model: m\nadapter: lora\nweight_decay: 0.1\n", "config.yaml"),
         Example("from transformers import TrainingArguments\nTrainingArguments('vit', weight_decay=0.3)\n"),
         Example("trl sft --weight_decay 0.0", "command"),
+        Example("import torch\ntorch.optim.AdamW(m.parameters(), lr=1e-3, weight_decay=1.0)\n"),
     )
     fails = (
         Example("from trl import SFTConfig\nSFTConfig('o', weight_decay=10)\n"),
         Example("from transformers import TrainingArguments\nTrainingArguments('o', weight_decay=-0.1)\n"),
         Example("base_model: m\nadapter: lora\nweight_decay: 0.15\n", "config.yaml"),
         Example("trl sft --weight_decay 0.5", "command"),
+        Example("from torch.optim import AdamW\nAdamW(m.parameters(), lr=1e-4, weight_decay=5)\n"),
+        Example("from torch import optim\noptim.SGD(m.parameters(), lr=0.1, weight_decay=-1e-4)\n"),
     )
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Compare each value with what is usual."""
         for training in trainings(subject):
             yield from self._of(training)
+        for optimizer in optimizers(subject):
+            yield from self._own(optimizer)
+
+    def _own(self, optimizer: Optimizer) -> Iterator[Finding]:
+        decay = optimizer.number("weight_decay")
+        where = optimizer.where("weight_decay")
+        if decay is not None and decay < 0:
+            yield self.error(where, f"weight_decay is {decay:g}, and must not be negative", "Write weight_decay=0.01")
+        elif decay is not None and decay > LARGEST_OWN:
+            rate = optimizer.number("lr")
+            share = f": each step takes {rate * decay:.2g} of every weight away" if rate is not None else ""
+            yield self.warning(
+                where, f"weight_decay of {optimizer.name} is {decay:g}{share}", "Write weight_decay=0.01, or 0"
+            )
 
     def _of(self, training: Training) -> Iterator[Finding]:
         decay = training.number("weight_decay")

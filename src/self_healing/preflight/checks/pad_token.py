@@ -9,17 +9,24 @@ from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import Call, Script, Subject
 from ..tools import Tools
+from ..training import Training, trainings
 from ..training.models import models_of
+from ..training.tokenizer_files import knows_token, tokenizer_name
 
 _MASKING = "DataCollatorForLanguageModeling"
 
+_END = "from trl import *\nSFTTrainer(model='m', args=SFTConfig('o', eos_token='%s'))\n"
+_ADDING = ("add_tokens", "add_special_tokens", "setup_chat_format", "clone_chat_template", "get_chat_template")
+
 
 class PadToken(Check):
-    """The tokenizer has a token for padding, which is not the one that ends a text.
+    """The tokenizer has a token for padding, which is not the one that ends a text, and knows both.
 
     transformers' collator for language models takes every pad token out of the loss. Where it is the end token too, the model
     is never taught to stop, and answers run on to the limit. Without any, padding ends with `Asking to pad but the tokenizer
-    does not have a padding token`, a classifier with `Cannot handle batch sizes > 1 if no padding token is defined`.
+    does not have a padding token`, a classifier with `Cannot handle batch sizes > 1 if no padding token is defined`. An
+    `eos_token` or `pad_token` that TRL is to use has to be in the vocabulary: `The specified eos_token ('<|im_end|>') is not
+    found in the vocabulary of the given processing_class`.
     """
 
     passes = (
@@ -29,6 +36,8 @@ class PadToken(Check):
         Example("from trl import SFTTrainer\nt.pad_token = t.eos_token\nSFTTrainer('m', processing_class=t)\n"),
         Example("base_model: gpt2\nspecial_tokens:\n  pad_token: <pad>\n", "config.yaml"),
         Example("trl sft --model_name_or_path gpt2", "command"),
+        Example("trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --eos_token '<|im_end|>'", "command"),
+        Example(_END % "</s>", files={"m/config.json": "{}", "m/tokenizer.json": '{"model": {"vocab": {"</s>": 0}}}'}),
     )
     fails = (
         Example(
@@ -42,10 +51,16 @@ class PadToken(Check):
             "from transformers import *\nm = AutoModelForSequenceClassification.from_pretrained('meta-llama/Llama-2-7b-hf')\n"
             "Trainer(m, TrainingArguments('o')).train()\n"
         ),
+        Example("trl sft --model_name_or_path meta-llama/Llama-3.1-8B --eos_token '<|im_end|>'", "command"),
+        Example(_END % "<e>", files={"m/config.json": "{}", "m/tokenizer.json": '{"model": {"vocab": {"</s>": 0}}}'}),
     )
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Look for the pad token in scripts; trainers of TRL set one themselves."""
+        adds = any(any(script.calls_of(*_ADDING)) for script in subject.scripts)
+        name = tokenizer_name(subject) if subject.trainer is None and not adds else None
+        for training in trainings(subject) if name is not None else ():
+            yield from self._unknown(training, name or "", tools)
         for script in subject.scripts:
             yield from self._masked_end(script)
             if "pad_token" in script.text or "PAD]" in script.text or "unsloth" in script.text:
@@ -53,6 +68,17 @@ class PadToken(Check):
             without = {model.name for model in models_of(subject, tools.cwd) if model.has_pad_token is False}
             for call in script.calls:
                 yield from self._missing(script, call, without)
+
+    def _unknown(self, training: Training, name: str, tools: Tools) -> Iterator[Finding]:
+        if not training.is_trl or training.has("chat_template_path"):  # a template of another model brings its tokens
+            return
+        for which in ("eos_token", "pad_token"):
+            token = training.value(which)
+            if isinstance(token, str) and token and knows_token(name, tools.cwd, token) is False:
+                yield self.error(
+                    training.where(which), f"{training.shown(which)} is {token!r}, which the tokenizer of {name} does not have",
+                    f"Remove {training.shown(which)}, or add the token first: tokenizer.add_special_tokens({{{which!r}: {token!r}}}) and model.resize_token_embeddings(len(tokenizer))",
+                )  # fmt: skip
 
     def _masked_end(self, script: Script) -> Iterator[Finding]:
         collators = [call for call in script.calls_of(_MASKING) if not call.name.startswith("trl")]

@@ -3,28 +3,31 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..subject import Subject
+from ..subject import Config, Setting, Subject
 from ..tools import Tools
 from ..training import trainings
+from ..training.deepspeed_batch import deepspeed_batches
+from ..training.readers import NUMBERS, turned_names, turns_texts
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-_NUMBERS = frozenset(
-    "learning_rate weight_decay warmup_steps warmup_ratio max_grad_norm adam_beta1 adam_beta2 adam_epsilon num_train_epochs max_steps \
-    per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps logging_steps save_steps eval_steps \
-    save_total_limit max_length seed beta temperature num_generations max_completion_length lora_r r lora_alpha \
-    lora_dropout label_smoothing_factor neftune_noise_alpha dataloader_num_workers".split()
+_DEEPSPEED = frozenset(
+    "train_batch_size train_micro_batch_size_per_gpu gradient_accumulation_steps gradient_clipping steps_per_print".split()
 )
+_PARAMS = (("optimizer", "params"), ("scheduler", "params"))
+"""Sections of DeepSpeed that are handed on as they are; the others have types of their own."""
 
 
 class QuotedNumber(Check):
     """Numbers in scripts and JSON configs are not quoted.
 
-    Neither dataclasses nor JSON turn a text into a number: `SFTConfig(learning_rate="2e-4")` is accepted and ends in the
-    optimizer with `'<=' not supported between instances of 'float' and 'str'`. Flags of a command are read as numbers.
+    Neither dataclasses, JSON nor DeepSpeed turn a text into a number: `SFTConfig(learning_rate="2e-4")` is accepted and ends in the
+    optimizer with `'<=' not supported between instances of 'float' and 'str'`. Flags of a command are read as numbers, as
+    are configs of TRL's commands, and what a script reads with OmegaConf or pydantic or calls `float` on.
     """
 
     passes = (
@@ -32,12 +35,17 @@ class QuotedNumber(Check):
         Example('{"learning_rate": 0.0002, "output_dir": "7"}', "config.json"),
         Example('{"zero_optimization": {"stage": 2}, "train_batch_size": "auto"}', "ds.json"),
         Example("trl sft --learning_rate 2e-4", "command"),
+        Example('{"env": {"max_steps": "100"}, "name": "1e-4"}', "config.json"),
+        Example('{"zero_optimization": {"stage": 2, "reduce_bucket_size": "200000000"}}', "ds.json"),
     )
     fails = (
         Example("from trl import SFTConfig\nSFTConfig('o', learning_rate='2e-4')\n"),
         Example("from peft import LoraConfig\nLoraConfig(r='16')\n"),
         Example('{"model_name_or_path": "m", "learning_rate": "2e-4"}', "config.json"),
         Example('model_name_or_path = "m"\nmax_steps = "100"\n', "config.toml"),
+        Example('{"training": {"learning_rate": "2e-4"}}', "config.json"),
+        Example('{"zero_optimization": {}, "optimizer": {"params": {"lr": "2e-5"}}}', "ds.json"),
+        Example('{"zero_optimization": {}, "train_batch_size": "16"}', "ds.json"),
     )
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
@@ -45,21 +53,48 @@ class QuotedNumber(Check):
         if subject.trainer is not None:
             return
         seen: set[tuple[Place, str]] = set()
+        turned = turned_names(subject)
+        read = {config.named for config in subject.configs if _is_left(subject, config)}
         given = [each for each in subject.settings if each.owner.endswith(("Config", "Arguments"))]
-        for training in trainings(subject):
-            given += training.settings.values() if training.owner != "config" else ()
+        given += [each for training in trainings(subject) for each in training.settings.values() if _can_be(each)]
+        given += _deepspeed(subject, tools)
         for setting in given:
-            value = setting.value
-            is_yaml = setting.place.source.lower().endswith((".yaml", ".yml"))
-            if (
-                setting.name not in _NUMBERS
-                or not isinstance(value, str)
-                or is_yaml
-                or setting.place.source == "command"
-            ):
+            value, source = setting.value, setting.place.source
+            is_ours = setting.name in NUMBERS or setting.owner == "deepspeed"
+            if not is_ours or not isinstance(value, str) or source in read or setting.key.rpartition(".")[2] in turned:
                 continue
             if _NUMBER.fullmatch(value.strip()) and (setting.place, setting.name) not in seen:
                 seen.add((setting.place, setting.name))
                 yield self.error(
                     setting.place, f"{setting.key} is the text {value!r}, not a number", f"Write {setting.key} with {value.strip()}, without quotes"
                 )  # fmt: skip
+
+
+def _is_left(subject: Subject, config: Config) -> bool:
+    """Say whether a file is left alone: those of YAML are another check's, and some readers turn texts into numbers."""
+    is_yaml = config.path.suffix.lower() in (".yaml", ".yml")
+    is_turned = turns_texts(subject, replace(config, framework=""))  # what is said of frameworks is said of their YAML
+    return is_yaml or (is_turned and config.framework != "deepspeed")
+
+
+def _can_be(setting: Setting) -> bool:
+    sections = setting.key.lower().split(".")[:-1]
+    return setting.place.source != "command" and not any(each in ("env", "secrets", "environment") for each in sections)
+
+
+def _deepspeed(subject: Subject, tools: Tools) -> Iterator[Setting]:
+    """Yield what DeepSpeed takes as it is: sizes, and the parameters of the optimizer and the schedule."""
+    for batches in deepspeed_batches(subject, tools.cwd):
+        found: list[tuple[tuple[str, ...], object]] = [((name,), batches.content.get(name)) for name in _DEEPSPEED]
+        for first, second in _PARAMS:
+            section = batches.content.get(first)
+            params = section.get(second) if isinstance(section, Mapping) else None
+            for name, value in params.items() if isinstance(params, Mapping) else ():
+                found += [
+                    ((first, second, str(name)), each) for each in (value if isinstance(value, list) else [value])
+                ]
+        for path, value in found:
+            key = ".".join(path)
+            yield Setting(
+                name=key, key=key, value=value, text=str(value), place=batches.where(*path), owner="deepspeed"
+            )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..subject import Call, Script, Subject
+from ..subject import UNKNOWN, Call, Script, Subject
 from ..tools import Tools
 from ..training import Training, trainings
 
@@ -35,6 +35,7 @@ class ResumeFromNothing(Check):
         ),
         Example("base_model: m\nauto_resume_from_checkpoints: true\n", "config.yaml"),
         Example("trl sft --output_dir out", "command"),
+        Example("from trl import *\nt = SFTTrainer('m', args=SFTConfig('o', save_only_model=True))\nt.train()\n"),
     )
     fails = (
         Example("from trl import *\nt = SFTTrainer('m', args=SFTConfig('o'))\nt.train(resume_from_checkpoint=True)\n"),
@@ -42,6 +43,11 @@ class ResumeFromNothing(Check):
         Example("from trl import *\nt = SFTTrainer('m', args=SFTConfig('o', resume_from_checkpoint='c'))\nt.train()\n"),
         Example("base_model: m\nresume_from_checkpoint: ./out/checkpoint-100\n", "config.yaml"),
         Example("trl sft --resume_from_checkpoint out/checkpoint-9 --ignore_data_skip", "command"),
+        Example(
+            "from trl import *\nt = SFTTrainer('m', args=SFTConfig('o', save_only_model=True))\n"
+            "t.train(resume_from_checkpoint=get_last_checkpoint('o'))\n"
+        ),
+        Example("base_model: m\nauto_resume_from_checkpoints: true\nsave_only_model: true\n", "config.yaml"),
     )
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
@@ -49,10 +55,16 @@ class ResumeFromNothing(Check):
         found = trainings(subject) if subject.trainer is None else []
         for script in subject.scripts:
             mine = [training for training in found if training.script is script]
-            for call in script.calls_of("train"):
-                yield from self._call(script, call, mine, tools)
+            calls = list(script.calls_of("train"))
+            for call in calls:
+                yield from self._call(script, call, tools, mine)
+            if any(_may_resume(call) for call in calls):
+                for training in mine:
+                    yield from self._contents(training)
         for training in found:
             resumed = training.value("resume_from_checkpoint")
+            if training.is_on("auto_resume_from_checkpoints") or (training.script is None and resumed is True):
+                yield from self._contents(training)
             if not isinstance(resumed, str) or not resumed or resumed.lower() in ("auto", "latest"):
                 continue
             where = training.where("resume_from_checkpoint")
@@ -62,7 +74,7 @@ class ResumeFromNothing(Check):
                 yield self._missing(where, resumed)
             yield from self._contents(training)
 
-    def _call(self, script: Script, call: Call, mine: list[Training], tools: Tools) -> Iterator[Finding]:
+    def _call(self, script: Script, call: Call, tools: Tools, mine: list[Training]) -> Iterator[Finding]:
         given = call.given(0, "resume_from_checkpoint")
         if given is None or call.is_guarded or _is_conditional(script, call):
             return
@@ -80,10 +92,6 @@ class ResumeFromNothing(Check):
                     where, f"resume_from_checkpoint is True, but there is no checkpoint in {folder}: the run ends with `No valid checkpoint found in output directory`",
                     "Write trainer.train(resume_from_checkpoint=get_last_checkpoint(output_dir)) with `from transformers.trainer_utils import get_last_checkpoint`, behind os.makedirs(output_dir, exist_ok=True): it is None on the first run",
                 )  # fmt: skip
-        else:
-            return
-        for training in mine:
-            yield from self._contents(training)
 
     def _missing(self, where: Place, path: str) -> Finding:
         return self.error(
@@ -112,6 +120,16 @@ class ResumeFromNothing(Check):
                 training.where("save_only_model"), "save_only_model leaves the optimizer out of checkpoints: what resumes from one begins with a new optimizer and schedule",
                 "Remove save_only_model",
             )  # fmt: skip
+
+
+def _may_resume(call: Call) -> bool:
+    """Say whether a call is made to resume, now or where it finds something to resume from."""
+    given = call.given(0, "resume_from_checkpoint")
+    if given is None or given.value in (None, False, ""):
+        return False
+    return given.value is not UNKNOWN or not given.text.endswith(
+        ".resume_from_checkpoint"
+    )  # an option, mostly not given
 
 
 def _is_conditional(script: Script, call: Call) -> bool:

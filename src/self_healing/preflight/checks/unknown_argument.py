@@ -10,7 +10,7 @@ from ..finding import Finding, Place
 from ..subject import Call, Script, Setting, Subject
 from ..tools import Tools
 from ..training import Training, trainings
-from ..training.arguments import METHODS
+from ..training.methods import METHODS
 from ..training.pins import excluding_pin
 from ..training.renamed import ARGUMENTS, AXOLOTL, AXOLOTL_KEYS, LORA, TRAINER
 from ..training.signatures import Signature, signature_of

@@ -15,13 +15,8 @@ from enum import Enum
 from ..finding import Place
 from ..subject import UNKNOWN, Call, Config, Script, Setting, Subject
 from ..subject.settings import command_settings, normal
+from .methods import METHODS, method_of_config, method_of_trainers, parsed_class
 
-METHODS = {
-    "SFTConfig": "sft", "DPOConfig": "dpo", "GRPOConfig": "grpo", "RLOOConfig": "rloo", "KTOConfig": "kto",
-    "RewardConfig": "reward", "ORPOConfig": "orpo", "CPOConfig": "cpo", "TrainingArguments": "",
-    "Seq2SeqTrainingArguments": "",
-}  # fmt: skip
-"""The classes that hold a training's arguments, and how they train."""
 _TRL_KEYS = frozenset({"model_name_or_path", "dataset_name", "output_dir", "per_device_train_batch_size", "use_peft"})
 _NO_LORA = frozenset({"PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig", "IA3Config", "VeraConfig"})
 
@@ -116,7 +111,7 @@ def _of_script(script: Script) -> Iterator[Training]:
                 name=name, key=name, value=UNKNOWN, text="", place=Place(script.named, line), owner=call.last
             )
         yield Training(
-            owner=call.last, method=METHODS[call.last] or _method_of_trainers(script), settings=settings,
+            owner=call.last, method=METHODS[call.last] or method_of_trainers(script), settings=settings,
             place=Place(script.named, call.line), is_whole=not call.has_unknown_keywords, script=script, adapter=adapter,
         )  # fmt: skip
 
@@ -125,14 +120,6 @@ def _setting(script: Script, call: Call, name: str) -> Setting:
     value = call.keywords[name]
     place = Place(script.named, value.line)
     return Setting(name=name, key=name, value=value.value, text=value.text, place=place, owner=call.last)
-
-
-def _method_of_trainers(script: Script) -> str:
-    """Return the method of TRL's trainer where it is given transformers' arguments."""
-    for call in script.calls:
-        if call.last.endswith("Trainer") and f"{call.last[:-7]}Config" in METHODS:
-            return METHODS[f"{call.last[:-7]}Config"]
-    return ""
 
 
 def _changed_later(script: Script) -> dict[str, int]:
@@ -166,22 +153,46 @@ def _of_files(subject: Subject, *, has_calls: bool) -> Iterator[Training]:
     """Yield the trainings of configs, each with the flags of the command; those of a script reach its calls by name."""
     command = subject.command
     flags = {} if command is None else {setting.name: setting for setting in command_settings(command)}
+    parsed = _parsed(subject)
     method = command.method if command is not None else ""
     configs = [config for config in subject.configs if framework_of(config) not in ("deepspeed", "accelerate", "job")]
     for config in configs:
         framework = framework_of(config)
         for prefix, settings in _groups(config, framework):
             given = settings | (flags if not prefix else {})
+            of_parser = METHODS[parsed[1]] if parsed is not None and framework == "trl" else ""
             yield Training(
-                owner="trl" if method else framework, method=method or _method_of(config, framework), settings=given,
+                owner="trl" if method else framework, method=method or of_parser or _method_of(config, framework), settings=given,
                 place=Place(config.named, config.line_of(*prefix) or 1), is_whole=framework in ("axolotl", "trl"),
                 adapter=_adapter_of(given, framework),
             )  # fmt: skip
-    if command is not None and flags and not configs and not has_calls:
+    if command is not None and flags and not configs and not has_calls and parsed is not None and not method:
+        yield _of_parser(*parsed, flags)
+    elif command is not None and flags and not configs and not has_calls:
         yield Training(
             owner="trl" if method else "command", method=method, settings=flags, place=Place("command"),
             is_whole=bool(method), adapter=_adapter_of(flags, "trl" if method else ""),
         )  # fmt: skip
+
+
+def _parsed(subject: Subject) -> tuple[Script, str] | None:
+    """Return the script whose parser fills training arguments, and their class."""
+    found = [(script, name) for script in subject.scripts if (name := parsed_class(script))]
+    return found[0] if len(found) == 1 else None
+
+
+def _of_parser(script: Script, owner: str, flags: Mapping[str, Setting]) -> Training:
+    """Return the training of a script whose arguments are all flags; what it sets by itself later is not known."""
+    changed = {
+        name: Setting(name=name, key=name, value=UNKNOWN, text="", place=Place(script.named, line), owner=owner)
+        for name, line in _changed_later(script).items()
+    }
+    adapter = adapter_of_script(script)
+    return Training(
+        owner=owner, method=METHODS[owner] or method_of_trainers(script), settings={**flags, **changed}, place=Place("command"),
+        is_whole="set_defaults" not in script.text and "config" not in flags, script=script,
+        adapter=(_adapter_of(flags, "trl") or adapter) if adapter == "unknown" else adapter,
+    )  # fmt: skip
 
 
 def framework_of(config: Config) -> str:
@@ -227,6 +238,8 @@ def _method_of(config: Config, framework: str) -> str:
     if framework == "axolotl":
         rl = config.get("rl")
         return rl.lower() if isinstance(rl, str) else "sft"
+    if framework == "trl" and (found := method_of_config(config)):
+        return found
     method = config.get("method")
     return method.lower() if isinstance(method, str) and f"{method.upper()}Config" in METHODS else ""
 
