@@ -22,6 +22,8 @@ from .values import UNKNOWN, Value
 ENVIRONMENT_CALLS = frozenset({"os.environ.get", "os.getenv"})
 _PATHS = frozenset({"os.path.join", "pathlib.Path", "Path", "pathlib.PurePath"})
 _PLAIN = {"int": int, "float": float, "str": str, "bool": bool}
+_AS_DICT = frozenset({"dataclasses.asdict", "attrs.asdict", "attr.asdict", "vars"})
+_DICT_OF_ITSELF = (".model_dump", ".dict", "._asdict")
 _OPTIONS = frozenset({"typer.Option", "typer.Argument"})
 _NAMESPACES = frozenset({NAMESPACE, "types.SimpleNamespace", "SimpleNamespace"})
 LARGEST = 10_000
@@ -237,6 +239,8 @@ class Names:
 
     def _fold_attribute(self, node: ast.Attribute, function: str, depth: int) -> object:
         target = plain_name(node.value)
+        if node.attr == "__dict__":
+            return self._fold_fields(node.value, function, depth)
         if target is None:
             made = self.makers.made_by(node.value, function)  # of `Settings().lr`
             return self._fold_of_object(made, node.attr, depth) if made is not None else UNKNOWN
@@ -276,6 +280,15 @@ class Names:
             if has_unknown or made.call.args or made.maker in _NAMESPACES:
                 return UNKNOWN
         return self._fold_field(made.maker, name, depth)
+
+    def _fold_fields(self, node: ast.expr, function: str, depth: int) -> object:
+        """Return what an object holds as a dict: of a dataclass, of options that are parsed."""
+        made = self.makers.made_by(node, function)
+        names = self.makers.fields_of(made) if made is not None else None
+        if names is None:
+            return UNKNOWN
+        each = {name: ast.copy_location(ast.Attribute(node, name, ast.Load()), node) for name in names}
+        return {name: self._fold_attribute(one, function, depth) for name, one in each.items()}
 
     def _fold_field(self, owner: str, name: str, depth: int) -> object:
         """Return what stands in the body of a class of this script, or of one that it inherits from here."""
@@ -364,6 +377,12 @@ class Names:
             return self._fold(node.args[1] if len(node.args) > 1 else _keyword(node, "default"), function, depth)
         if name == "dict" and len(node.args) <= 1:
             return self._fold_update(node, function, depth)
+        if (returned := self.makers.returned(node)) is not None:
+            return self._fold(*returned, depth)
+        if name in _AS_DICT and len(node.args) == 1:
+            return self._fold_fields(node.args[0], function, depth)
+        if isinstance(node.func, ast.Attribute) and not node.args and name.endswith(_DICT_OF_ITSELF):
+            return self._fold_fields(node.func.value, function, depth)
         if name in _PATHS and not node.keywords:
             parts = [self._fold(each, function, depth) for each in node.args]
             if parts and all(isinstance(part, str) for part in parts):
