@@ -15,15 +15,13 @@ from typing import Any
 
 from .arithmetic import calculated, compared
 from .gathering import MOST, AttributeSet, Change, Gathered, How, plain_name
-from .makers import DEEPEST, NAMESPACE, Made, Makers
+from .makers import DEEPEST, NAMESPACE, Made, Makers, turned_to_dict
 from .source import Source
 from .values import UNKNOWN, Value
 
 ENVIRONMENT_CALLS = frozenset({"os.environ.get", "os.getenv"})
 _PATHS = frozenset({"os.path.join", "pathlib.Path", "Path", "pathlib.PurePath"})
 _PLAIN = {"int": int, "float": float, "str": str, "bool": bool}
-_AS_DICT = frozenset({"dataclasses.asdict", "attrs.asdict", "attr.asdict", "vars"})
-_DICT_OF_ITSELF = (".model_dump", ".dict", "._asdict")
 _OPTIONS = frozenset({"typer.Option", "typer.Argument"})
 _NAMESPACES = frozenset({NAMESPACE, "types.SimpleNamespace", "SimpleNamespace"})
 LARGEST = 10_000
@@ -50,7 +48,7 @@ class Names:
             ast.Tuple: self._fold_several_values, ast.Set: self._fold_several_values, ast.Dict: self._fold_dict,
             ast.UnaryOp: self._fold_operation, ast.BinOp: self._fold_operation, ast.BoolOp: self._fold_choice,
             ast.IfExp: self._fold_choice, ast.Compare: self._fold_comparison, ast.JoinedStr: self._fold_text,
-            ast.Subscript: self._fold_part, ast.Call: self._fold_call,
+            ast.Subscript: self._fold_part, ast.Call: self._fold_result,
         }  # fmt: skip
 
     def dotted(self, node: ast.expr) -> str:
@@ -368,6 +366,10 @@ class Names:
             return value[key]
         return UNKNOWN
 
+    def _fold_result(self, node: ast.Call, function: str, depth: int) -> object:
+        returned = self.makers.returned(node)
+        return self._fold(*returned, depth) if returned is not None else self._fold_call(node, function, depth)
+
     def _fold_call(self, node: ast.Call, function: str, depth: int) -> object:
         name = self.dotted(node.func)
         if name in ENVIRONMENT_CALLS:  # the default is what it is where nobody sets it
@@ -377,12 +379,8 @@ class Names:
             return self._fold(node.args[1] if len(node.args) > 1 else _keyword(node, "default"), function, depth)
         if name == "dict" and len(node.args) <= 1:
             return self._fold_update(node, function, depth)
-        if (returned := self.makers.returned(node)) is not None:
-            return self._fold(*returned, depth)
-        if name in _AS_DICT and len(node.args) == 1:
-            return self._fold_fields(node.args[0], function, depth)
-        if isinstance(node.func, ast.Attribute) and not node.args and name.endswith(_DICT_OF_ITSELF):
-            return self._fold_fields(node.func.value, function, depth)
+        if (held := turned_to_dict(node, name)) is not None:
+            return self._fold_fields(held, function, depth)
         if name in _PATHS and not node.keywords:
             parts = [self._fold(each, function, depth) for each in node.args]
             if parts and all(isinstance(part, str) for part in parts):

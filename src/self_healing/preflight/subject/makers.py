@@ -16,6 +16,8 @@ _LOADED = frozenset({"from_pretrained", "from_config", "from_dict", "from_json_f
 _CLI = frozenset({"tyro.cli", "simple_parsing.parse", "draccus.parse", "pyrallis.parse", "jsonargparse.CLI", "chz.entrypoint"})  # fmt: skip
 _RUNS = frozenset({"typer.run", "fire.Fire", "tyro.cli", "jsonargparse.CLI", "defopt.run", "chz.entrypoint"})
 _COMMANDS = frozenset({"command", "callback", "run"})
+_AS_DICT = frozenset({"dataclasses.asdict", "attrs.asdict", "attr.asdict", "vars"})
+_DICT_OF_ITSELF = (".model_dump", ".dict", "._asdict")
 NAMESPACE = "argparse.Namespace"
 _PLAIN_BASES = frozenset({"object", "BaseModel", "NamedTuple", "Struct"})
 """Of which an object has no fields but its own."""
@@ -209,3 +211,13 @@ class Makers:
                 if self._dotted(call.func) in _RUNS and call.args and isinstance(call.args[0], ast.Name):
                     found.add(call.args[0].id)
         return frozenset(found & self._gathered.functions.keys())
+
+
+def turned_to_dict(call: ast.Call, name: str) -> ast.expr | None:
+    """Return the object that a call makes a dict of: `asdict(settings)`, `vars(args)`, `settings.model_dump()`."""
+    if name in _AS_DICT and len(call.args) == 1:
+        return call.args[0]
+    is_own = (
+        isinstance(call.func, ast.Attribute) and not call.args and not call.keywords and name.endswith(_DICT_OF_ITSELF)
+    )
+    return call.func.value if is_own and isinstance(call.func, ast.Attribute) else None
