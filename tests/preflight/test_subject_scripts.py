@@ -254,3 +254,11 @@ def test_a_header_ends_at_the_last_mark_of_its_comment():
     script = read("import x\n# /// script\n# dependencies = ['trl']\n# ///\n#\n# ///\ny = 1\n# ///\n")
     assert (script.header, script.header_line) == ("dependencies = ['trl']\n///\n", 2)
     assert read("# /// script\n# dependencies = []\n").header is None
+
+
+def test_the_model_that_a_trainer_is_given_first_is_its_model(tmp_path):
+    subject = subject_of(
+        tmp_path, "from trl import SFTTrainer\nSFTTrainer('org/m', args=make())\nSFTTrainer(model, args=make())\n"
+    )
+    assert subject.setting("model").value == "org/m"
+    assert [(each.kind, each.name) for each in subject.references] == [(Kind.MODEL, "org/m")]
