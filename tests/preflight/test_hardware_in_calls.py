@@ -53,6 +53,7 @@ NOT_BF16 = {
     "asked for by a condition": loop("if torch.cuda.is_bf16_supported():\n    torch.set_default_dtype(torch.bfloat16)"),
     "under a condition that is not known": loop(made="if fast():\n    model.to(torch.bfloat16)"),
     "under a switch that is off": loop("import argparse\np = argparse.ArgumentParser()\np.add_argument('--half', action='store_true')\nargs = p.parse_args()", made="if args.half:\n    model.to(torch.bfloat16)"),
+    "a script that ends by itself where it cannot": loop("if not torch.cuda.is_bf16_supported():\n    raise SystemExit('needs bf16')", step=CAST.format("torch.bfloat16")),
     "switched off": loop(step="with torch.autocast('cuda', dtype=torch.bfloat16, enabled=False):\n        pass"),
     "for the CPU": loop(step="with torch.autocast('cpu', dtype=torch.bfloat16):\n        pass"),
     "a merge, which trains nothing": "import torch\nfrom transformers import AutoModel\nm = AutoModel.from_pretrained('org/m', dtype=torch.bfloat16)\nm.save_pretrained('out')\n",

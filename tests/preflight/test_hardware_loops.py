@@ -72,9 +72,9 @@ NOT_FOLLOWED = {
 }  # fmt: skip
 
 
-def read(folder, text):
+def read(folder, text, gpus=1):
     (folder / "train.py").write_text(HEAD + text)
-    options = CheckOptions(offline=True, gpu="t4", select=("memory-too-small",))
+    options = CheckOptions(offline=True, gpu="t4", gpus=gpus, select=("memory-too-small",))
     return read_subject(["train.py"], [], options, folder), Tools(options=options, cwd=folder)
 
 
@@ -106,3 +106,14 @@ def test_a_loop_with_adapters_takes_what_adapters_take(tmp_path):
     text = LOAD.replace("float32", "float16") + lora + OPTIMIZER + "model.gradient_checkpointing_enable()\n" + LOOP
     assert loop_of(read(tmp_path, text)[0]) is not None
     assert run_checks(*read(tmp_path, text)).findings == []
+
+
+def test_a_loop_that_several_gpus_may_share_out_is_passed_over(tmp_path):
+    assert run_checks(*read(tmp_path, PREPARED, gpus=4)).findings == []
+    assert (
+        run_checks(
+            *read(tmp_path, (LOAD + OPTIMIZER + LOOP).replace("dtype=", "device_map='auto', dtype="), gpus=4)
+        ).findings
+        == []
+    )
+    assert len(run_checks(*read(tmp_path, LOAD + OPTIMIZER + LOOP, gpus=4)).findings) == 1

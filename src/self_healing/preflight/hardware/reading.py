@@ -85,9 +85,9 @@ def read_training(subject: Subject, tools: Tools, target: Target, shape: ModelSh
     if named is None:
         return None
     loop = loop_of(subject) if not _has_trainer(subject) else None
-    if loop is not None and target.count > 1 and "device_map" in loop.loading.keywords:
-        return None  # its layers are spread over the GPUs
     reader = _Reader(subject, tools, target, shape, loop)
+    if loop is not None and target.count > 1 and reader.may_be_spread():
+        return None
     length, is_said = reader.length()
     batch = subject.setting("per_device_train_batch_size")
     return Training(
@@ -276,6 +276,12 @@ class _Reader:
         if not self._subject.is_on("use_vllm") or mode != "colocate":
             return 0.0
         return (self._subject.number("vllm_gpu_memory_utilization") or 0.3) * self._target.device.memory_gib
+
+    def may_be_spread(self) -> bool:
+        """Say whether several GPUs share out a loop's model in a way that is not said: by layers, or by a config of accelerate."""
+        assert self._loop is not None
+        by_accelerate = any(call.last == "Accelerator" for _, call in self._subject.calls())
+        return "device_map" in self._loop.loading.keywords or (by_accelerate and self._sharding() is Sharding.NONE)
 
     # -- sharding ------------------------------------------------------------------------------------
 
