@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from self_healing.preflight.machine import Machine
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import known_checks, run_checks
 from self_healing.preflight.subject import read_subject
@@ -23,7 +24,7 @@ def header(*dependencies: str, python: str = "") -> str:
     return f"# /// script\n{requires}# dependencies = [\n{listed}# ]\n# ///\n"
 
 
-def checked(folder, text, *checks, argv=(), name="train.py", environ=None):
+def checked(folder, text, *checks, argv=(), name="train.py", environ=None, machine=None):
     """Return what is found in a script; `argv` is the command that runs it."""
     if isinstance(text, bytes):
         (folder / name).write_bytes(text)
@@ -32,6 +33,6 @@ def checked(folder, text, *checks, argv=(), name="train.py", environ=None):
     assert set(checks or OF_SCRIPTS) <= set(known_checks())
     options = CheckOptions(offline=True, select=tuple(checks or OF_SCRIPTS))
     subject = read_subject([] if argv else [name], list(argv), options, folder)
-    report = run_checks(subject, Tools(options=options, environ=environ or {}, cwd=folder))
+    report = run_checks(subject, Tools(options=options, environ=environ or {}, cwd=folder, machine=Machine(machine)))
     assert report.not_run == []
     return report.findings

@@ -103,6 +103,7 @@ def test_what_a_script_sees_to_itself_is_not_missing(tmp_path, body):
         ((TRL,), SFT.format("optim='paged_adamw_8bit'"), "bitsandbytes"),
         ((TRL,), SFT.format("optim='adamw_torch_8bit'"), "torchao"),
         ((TRL,), SFT.format("optim='galore_adamw'"), "galore-torch"),
+        ((TRL,), SFT.format("model_init_kwargs={'attn_implementation': 'flash_attention_2'}"), "flash-attn"),
         ((TRL,), SFT.format("report_to='trackio'"), "trackio"),
         ((TRL,), SFT.format("report_to=['tensorboard']"), "tensorboard"),
         ((TRL,), SFT.format("use_vllm=True"), "vllm"),
@@ -233,3 +234,25 @@ def test_a_python_that_does_not_fit_is_an_error(tmp_path, python, listed, body, 
 def test_a_header_inside_a_text_belongs_to_another_script(tmp_path):
     text = f'JOB = """\n{header("nothing=1")}"""\nimport torch\n'
     assert checked(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        SFT.format("optim='adamw_bnb_8bit'"),
+        SFT.format("model_init_kwargs={'attn_implementation': 'flash_attention_2'}"),
+    ],
+)
+def test_what_the_header_lacks_is_said_once_also_on_a_machine_that_lacks_it(tmp_path, body):
+    names = ("need-not-in-header", "bitsandbytes-missing", "flash-attention-missing")
+    bare = {"gpus": ["NVIDIA A10G"], "packages": {}}
+    (found,) = checked(tmp_path, header(TRL) + body, *names, machine=bare)
+    assert found.check == names[0]
+    (found,) = checked(tmp_path, header(TRL) + body, *names, argv=["python", "train.py"], machine=bare)
+    assert found.check in names[1:]  # that interpreter reads no header
+
+
+def test_what_comes_with_an_extra_of_the_header_is_not_missed(tmp_path):
+    text = header("trl[peft,quantization]>=1.0") + SFT.format("optim='adamw_bnb_8bit'")
+    assert checked(tmp_path, text, "need-not-in-header") == []
+    assert checked(tmp_path, text, "bitsandbytes-missing") == []

@@ -14,6 +14,7 @@ from self_healing.preflight.runner import run_checks
 from self_healing.preflight.subject import Kind, read_subject
 from self_healing.preflight.subject.jobs import seconds
 from self_healing.preflight.tools import Tools
+from self_healing.preflight.training.processes import is_one_gpu, process_count
 
 SCRIPT = 'import os\nfrom trl import SFTConfig\nload_dataset(os.environ["DATASET"])\nSFTConfig(push_to_hub=True, run_name=os.getenv("RUN"))\n'
 LINE = (
@@ -221,3 +222,12 @@ def test_a_token_is_found_and_never_shown(tmp_path, monkeypatch):
 def test_durations_are_read_as_jobs_read_them():
     assert [seconds(text) for text in ("90", "1.5h", "2d", "10m", "5s")] == [90.0, 5400.0, 172800.0, 600.0, 5.0]
     assert [seconds(text) for text in ("", "2 hours", "h", "-1h", "9" * 400)] == [None] * 5
+
+
+@pytest.mark.parametrize(
+    ("flavor", "count", "is_one"), [("a10g-small", 1, True), ("a10g-largex2", None, None), ("cpu-basic", None, None)]
+)
+def test_the_machine_of_a_job_tells_its_processes_where_it_has_one_gpu(tmp_path, flavor, count, is_one):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    subject = read(tmp_path, argv=["hf", "jobs", "uv", "run", "--flavor", flavor, "train.py"])
+    assert (process_count(subject), is_one_gpu(subject)) == (count, is_one)

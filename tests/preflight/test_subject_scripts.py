@@ -56,6 +56,19 @@ KNOWN = {
     "an f-string": ('n = "x"\nuse(f"org/{n}-{1 + 1}")', "org/x-2"),
     "a default of the environment": ('import os\nuse(os.environ.get("M", "org/m"))', "org/m"),
     "a default behind or": ('import os\nuse(os.getenv("M") or "org/m")', "org/m"),
+    "what a function gives back": ("def rate():\n    x = 2\n    return x * 3\nuse(rate())", 6),
+    "a part of what a function gives back": ("def two():\n    return 1, 2\na, b = two()\nuse(b)", 2),
+    "an option that a function parses": (
+        'def parse():\n    p.add_argument("--lr", default=1e-4)\n    return p.parse_args()\noptions = parse()\nuse(options.lr)', 1e-4,
+    ),
+    "options as a dict": ('p.add_argument("--lr", default=1)\na = p.parse_args()\nuse(vars(a)["lr"])', 1),
+    "a dataclass as a dict": (
+        "from dataclasses import asdict\nclass S:\n    lr: float = 1\n    n: int = 2\ns = S(lr=3)\ns.n = 4\nuse(asdict(s))", {"lr": 3, "n": 4},
+    ),
+    "a model of pydantic as a dict": (
+        "from pydantic import BaseModel\nclass S(BaseModel):\n    lr: float = 1\nuse(S().model_dump())", {"lr": 1},
+    ),
+    "the dict of an object": ("class S:\n    lr: float = 1\ns = S()\nuse(s.__dict__)", {"lr": 1}),
     "an argparse default": ('p.add_argument("--lr", default=1e-4)\nargs = p.parse_args()\nuse(args.lr)', 1e-4),
     "a switch of argparse": ('p.add_argument("--x", action="store_true")\nargs = p.parse_args()\nuse(args.x)', False),
     "a typer option": ("@app.command()\ndef main(lr: float = typer.Option(2e-4)):\n    use(lr)", 2e-4),
@@ -103,6 +116,12 @@ NOT_KNOWN = {
     "assigned more often than is followed": "a = 1\n" * 150 + "use(a)",
     "names in a circle": "a = b\nb = a\nuse(a)",
     "a huge power": "use(9 ** 9 ** 9)",
+    "a function that gives back two things": "def f():\n    if x:\n        return 1\n    return 2\nuse(f())",
+    "a function that may give back nothing": "def f():\n    if x:\n        return 1\nuse(f())",
+    "a generator": "def f():\n    yield 3\n    return 1\nuse(f())",
+    "a function that is decorated": "@change\ndef f():\n    return 1\nuse(f())",
+    "a function that calls itself": "def f():\n    return f()\nuse(f())",
+    "the fields of a class that inherits others": "class S(TrainingArguments):\n    lr: float = 1\nuse(vars(S()))",
 }  # fmt: skip
 
 
@@ -235,3 +254,11 @@ def test_a_header_ends_at_the_last_mark_of_its_comment():
     script = read("import x\n# /// script\n# dependencies = ['trl']\n# ///\n#\n# ///\ny = 1\n# ///\n")
     assert (script.header, script.header_line) == ("dependencies = ['trl']\n///\n", 2)
     assert read("# /// script\n# dependencies = []\n").header is None
+
+
+def test_the_model_that_a_trainer_is_given_first_is_its_model(tmp_path):
+    subject = subject_of(
+        tmp_path, "from trl import SFTTrainer\nSFTTrainer('org/m', args=make())\nSFTTrainer(model, args=make())\n"
+    )
+    assert subject.setting("model").value == "org/m"
+    assert [(each.kind, each.name) for each in subject.references] == [(Kind.MODEL, "org/m")]

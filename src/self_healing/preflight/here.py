@@ -9,6 +9,7 @@ from pathlib import Path, PurePath
 
 from .finding import Place
 from .hardware.memory import GIB
+from .hardware.model_sources import shape_of_model
 from .subject import Command, Kind, Subject
 from .subject.command import Flag
 from .tools import Tools
@@ -18,7 +19,6 @@ _ELSEWHERE = frozenset({
     "modal", "ray", "dstack", "gcloud", "aws", "az",
 })  # fmt: skip
 """Commands that start a run somewhere else, or in a container with a disk and limits of its own."""
-_SIZE_IN_NAME = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)([BbMm])(?![A-Za-z])")
 
 
 def starts_elsewhere(subject: Subject) -> bool:
@@ -106,10 +106,10 @@ def is_adapter_only(subject: Subject) -> bool:
 
 
 def model_bytes(subject: Subject, tools: Tools) -> tuple[float, bool] | None:
-    """Return the bytes of the weights of the model, and whether that was measured and not read from its name.
+    """Return the bytes of the weights of the model, and whether they were weighed and not calculated.
 
-    This is the least that can be said without the Hub: a folder that is here is weighed; a name tells the parameters (`-7B`),
-    and two bytes each is what the smallest usual checkpoint takes.
+    A folder that is here is weighed. Of others the parameters are known by their config or their name (`-7B`), and two bytes
+    each is what the smallest usual checkpoint takes.
     """
     for reference in subject.references:
         if reference.kind is not Kind.MODEL:
@@ -118,10 +118,9 @@ def model_bytes(subject: Subject, tools: Tools) -> tuple[float, bool] | None:
         if folder.is_dir():
             sizes = [each.stat().st_size for each in folder.iterdir() if each.suffix in (".safetensors", ".bin")]
             return (float(sum(sizes)), True) if sum(sizes) else None
-        found = _SIZE_IN_NAME.findall(reference.name.rpartition("/")[2])
-        if found:
-            number, unit = found[-1]
-            return 2.0 * float(number) * (1e9 if unit in "Bb" else 1e6), False
+        shape = shape_of_model(reference.name, tools)
+        if shape is not None:
+            return 2.0 * shape.parameters, False
     return None
 
 

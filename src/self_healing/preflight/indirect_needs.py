@@ -101,6 +101,9 @@ def _of_settings(subject: Subject) -> Iterator[Need]:
     attention = subject.setting("attn_implementation")
     if attention is not None:
         yield from _of_attention(attention.value, attention.place)
+    kwargs = subject.setting("model_init_kwargs")
+    if kwargs is not None and isinstance(kwargs.value, dict):
+        yield from _of_attention(kwargs.value.get("attn_implementation"), kwargs.place)
 
 
 def _of_optimizer(subject: Subject) -> Iterator[Need]:

@@ -12,12 +12,11 @@ from ..subject import Subject
 from ..tools import Tools
 from .optimizer_not_supported import is_of_bitsandbytes
 
-_HEADER = """# /// script
-# dependencies = ["trl", "peft"{more}]
-# ///
-from trl import SFTConfig
-args = SFTConfig(output_dir="out", optim="adamw_bnb_8bit")
+_SCRIPT = """from trl import SFTConfig
+args = SFTConfig(output_dir="out", optim="{optimizer}")
 """
+_LOADED = "from transformers import BitsAndBytesConfig\nconfig = BitsAndBytesConfig(load_in_4bit=True)\n"
+_BARE = {"gpus": ["NVIDIA A10G"], "packages": {}}
 
 
 class BitsandbytesMissing(HardwareCheck):
@@ -29,30 +28,22 @@ class BitsandbytesMissing(HardwareCheck):
     """
 
     passes = (
-        Example(_HEADER.format(more=', "bitsandbytes>=0.43"')),
-        Example(_HEADER.format(more="").replace("adamw_bnb_8bit", "adamw_torch")),
+        Example(_SCRIPT.format(optimizer="adamw_torch"), machine=_BARE),
+        Example(_SCRIPT.format(optimizer="adamw_bnb_8bit"), machine={**_BARE, "packages": {"bitsandbytes": "0.49.0"}}),
+        Example(_SCRIPT.format(optimizer="adamw_bnb_8bit"), machine={**_BARE, "gpus": []}),
     )
-    fails = (
-        Example(_HEADER.format(more="")),
-        Example(
-            _HEADER.format(more="").replace(
-                'SFTConfig(output_dir="out", optim="adamw_bnb_8bit")', "BitsAndBytesConfig(load_in_4bit=True)"
-            )
-        ),
-    )
+    fails = (Example(_SCRIPT.format(optimizer="adamw_bnb_8bit"), machine=_BARE), Example(_LOADED, machine=_BARE))
     happens = "`ImportError: You need to install bitsandbytes`, after the model has been fetched"
     safe = 'optim="adamw_torch", and weights in 16 bit'
     fast = "8-bit optimizers and 4-bit weights, which save most of their memory"
     needs = "the package bitsandbytes"
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
-        """Look at the header, or at what is installed where this machine is the one that runs it."""
+        """Look at what is installed, where this machine is the one that runs it."""
         yield from self.judge(subject, target_of(subject, tools), tools)
 
     def judge(self, subject: Subject, target: Target | None, tools: Tools) -> Iterator[Finding]:
         """Compare what is asked for with what is there."""
-        if not is_missing(subject, target, "bitsandbytes"):
-            return
         optimizer = subject.setting("optim")
         asked = [optimizer] if optimizer is not None and is_of_bitsandbytes(str(optimizer.value)) else []
         asked += [
@@ -60,13 +51,10 @@ class BitsandbytesMissing(HardwareCheck):
             for name in ("load_in_4bit", "load_in_8bit")
             if (setting := subject.setting(name)) is not None and setting.value is True
         ]
-        where = (
-            "the header of the script does not list it"
-            if any(each.header for each in subject.scripts)
-            else "it is not installed"
-        )
+        if not asked or not is_missing(subject, target, tools, "bitsandbytes"):
+            return
         for setting in asked:
             yield self.error(
-                setting.place, f"{setting.key}={setting.text or True} needs bitsandbytes, and {where}",
-                f'Add "bitsandbytes" to the packages (pip install -U bitsandbytes), or do without: {self.safe}',
+                setting.place, f"{setting.key}={setting.text or True} needs bitsandbytes, and it is not installed",
+                f"Run `pip install -U bitsandbytes`, or do without: {self.safe}",
             )  # fmt: skip

@@ -54,7 +54,7 @@ class DiskTooSmall(Check):
         count = _count(subject)
         if count * each <= free:
             return
-        told = "" if is_measured else " at least, by the size in the model's name"
+        told = "" if is_measured else " at least, by the number of the model's parameters"
         say = self.error if is_measured or count * each > 2 * free else self.warning
         room = math.floor(free / each)
         fix = (

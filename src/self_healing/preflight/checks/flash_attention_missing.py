@@ -11,12 +11,10 @@ from ..hardware.target import Target, target_of
 from ..subject import Subject
 from ..tools import Tools
 
-_HEADER = """# /// script
-# dependencies = ["transformers", "torch"{more}]
-# ///
-from transformers import AutoModelForCausalLM
+_SCRIPT = """from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("org/model-1B", attn_implementation="flash_attention_2")
 """
+_BARE = {"gpus": ["NVIDIA A10G"], "packages": {}}
 
 
 class FlashAttentionMissing(HardwareCheck):
@@ -27,15 +25,19 @@ class FlashAttentionMissing(HardwareCheck):
     where the package `kernels` is there.
     """
 
-    passes = (Example(_HEADER.format(more=', "flash-attn"')), Example(_HEADER.format(more=', "kernels>=0.9"')))
-    fails = (Example(_HEADER.format(more="")),)
+    passes = (
+        Example(_SCRIPT, machine={**_BARE, "packages": {"flash-attn": "2.8.3"}}),
+        Example(_SCRIPT, machine={**_BARE, "packages": {"kernels": "0.11.0"}}),
+        Example(_SCRIPT.replace("flash_attention_2", "sdpa"), machine=_BARE),
+    )
+    fails = (Example(_SCRIPT, machine=_BARE),)
     happens = "`ImportError: FlashAttention2 has been toggled on, but it cannot be used`"
     safe = 'attn_implementation="sdpa"'
     fast = "FlashAttention 2"
     needs = "the package flash-attn (built for the installed torch and CUDA), or kernels"
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
-        """Look at the header, or at what is installed where this machine is the one that runs it."""
+        """Look at what is installed, where this machine is the one that runs it."""
         yield from self.judge(subject, target_of(subject, tools), tools)
 
     def judge(self, subject: Subject, target: Target | None, tools: Tools) -> Iterator[Finding]:
@@ -44,15 +46,10 @@ class FlashAttentionMissing(HardwareCheck):
         if (
             asked is None
             or asked.value != "flash_attention_2"
-            or not is_missing(subject, target, "flash-attn", "kernels")
+            or not is_missing(subject, target, tools, "flash-attn", "kernels")
         ):
             return
-        where = (
-            "the header of the script does not list"
-            if any(each.header for each in subject.scripts)
-            else "this machine does not have"
-        )
         yield self.error(
-            asked.place, f"flash_attention_2 needs the package flash-attn, which {where}",
-            f'{self.advice(tools)} Or add "flash-attn" to the packages, which has to be built for the torch and CUDA that are used.',
+            asked.place, "flash_attention_2 needs the package flash-attn, which this machine does not have",
+            f"{self.advice(tools)} Or run `pip install flash-attn --no-build-isolation`, which builds it for the torch and CUDA that are here.",
         )  # fmt: skip

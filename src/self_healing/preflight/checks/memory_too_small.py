@@ -25,6 +25,14 @@ trainer = SFTTrainer(model="{model}", args=SFTConfig(per_device_train_batch_size
 trainer.train()
 """
 _LORA = ', model_init_kwargs={"dtype": "bfloat16"}), peft_config=LoraConfig(r=16'
+_LOOP = """import torch
+from transformers import AutoModelForCausalLM
+model = AutoModelForCausalLM.from_pretrained("{model}", dtype=torch.float32).cuda()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+for batch in batches:
+    model(**batch).loss.backward()
+    optimizer.step()
+"""
 _GRPO = """base_model: Qwen/Qwen2.5-7B
 rl: grpo
 adapter: lora
@@ -51,11 +59,13 @@ class MemoryTooSmall(Check):
             options={"gpu": "a10g"},
         ),
         Example(_SFT.format(model="meta-llama/Llama-3.1-8B", batch=1, more=_LORA), options={"gpu": "a100-40"}),
+        Example(_LOOP.format(model="Qwen/Qwen2.5-0.5B"), options={"gpu": "l4"}),
         Example(_GRPO.replace("micro_batch_size: 8", "micro_batch_size: 1"), "config.yaml", options={"gpu": "h200"}),
     )
     fails = (
         Example(_SFT.format(model="meta-llama/Llama-3.1-8B", batch=8, more=""), options={"gpu": "a10g"}),
         Example(_SFT.format(model="meta-llama/Llama-3.1-70B", batch=1, more=_LORA), options={"gpu": "h100"}),
+        Example(_LOOP.format(model="Qwen/Qwen2.5-3B"), options={"gpu": "l4"}),
         Example(_GRPO, "config.yaml", options={"gpu": "a100-80"}),
     )
 
@@ -132,7 +142,7 @@ def grpo_logits(plan: TrainingPlan, shape: ModelShape) -> str:
 
 def _fix(training: Training, shape: ModelShape, target: Target) -> str:
     device = target.device
-    change = smallest_change(shape, training.plan, device, is_axolotl=training.is_axolotl)
+    change = smallest_change(shape, training.plan, device, style=training.style)
     larger = larger_device(shape, training.plan)
     instead = (
         f" Or leave it as it is and take a larger GPU: {larger.name} ({larger.memory_gib:.0f} GiB)." if larger else ""

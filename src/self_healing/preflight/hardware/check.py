@@ -9,11 +9,12 @@ from typing import ClassVar
 
 from ..check import Check
 from ..finding import Finding, Place
+from ..here import shares_our_packages
 from ..options import Scenario
+from ..running import Way, how_it_runs
 from ..subject import Subject
 from ..tools import Tools
 from .target import Target, target_of
-from .versions import header_has, installed_version
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +76,16 @@ def said(subject: Subject, *names: str) -> Said | None:
     return None
 
 
-def is_missing(subject: Subject, target: Target | None, *packages: str) -> bool:
-    """Say whether none of the packages will be there: the script's header lists none, or this machine, which runs it, has none."""
-    listed = header_has(subject, *packages)
-    if listed is not None:
-        return not listed
-    return target is not None and target.is_here and all(installed_version(name) is None for name in packages)
+def is_missing(subject: Subject, target: Target | None, tools: Tools, *packages: str) -> bool:
+    """Say whether this machine, which runs it, has none of the packages.
+
+    Where a script brings a header that is read, `need-not-in-header` speaks: it knows what comes with what is listed.
+    """
+    if any(how_it_runs(subject, script).way is not Way.HERE for script in subject.scripts if script.header is not None):
+        return False
+    is_here = (target is not None and target.is_here) or bool(tools.machine.gpus)
+    return (
+        is_here
+        and shares_our_packages(subject, tools)
+        and all(tools.machine.version(name) is None for name in packages)
+    )

@@ -14,7 +14,7 @@ from .devices import DEVICES, RENTED, Device
 from .memory import Estimate, estimate
 from .plan import Dtype, Lora, Sharding, TrainingPlan
 from .shape import ModelShape
-from .writing import written
+from .writing import Style, written
 
 TIGHT = 0.90
 """Above that part of a device's memory a training is tight: one longer batch ends it."""
@@ -38,7 +38,7 @@ def fits(estimated: Estimate, memory_gib: float) -> bool:
 
 
 def smallest_change(
-    shape: ModelShape, plan: TrainingPlan, device: Device, *, is_axolotl: bool = False
+    shape: ModelShape, plan: TrainingPlan, device: Device, *, style: Style = Style.TRAINER
 ) -> Change | None:
     """Return the smallest change with which a training fits; None where no step of the ladder helps."""
     has_bf16 = device.has_bf16
@@ -54,9 +54,7 @@ def smallest_change(
         if _fit(shape, plan, fewer, device):
             taken = fewer
     changed = _largest_batch(shape, plan, _applied(plan, taken), device)
-    return Change(
-        changed, estimate(shape, changed), tuple(written(plan, changed, has_bf16=has_bf16, is_axolotl=is_axolotl))
-    )
+    return Change(changed, estimate(shape, changed), tuple(written(plan, changed, has_bf16=has_bf16, style=style)))
 
 
 def larger_device(shape: ModelShape, plan: TrainingPlan) -> Device | None:

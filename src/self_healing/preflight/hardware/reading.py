@@ -10,10 +10,12 @@ from pathlib import Path
 from ..finding import Place
 from ..subject import Kind, Subject
 from ..tools import Tools
+from .plain_loop import Loop, loop_of
 from .plan import Dtype, Logits, Lora, Sharding, TrainingPlan
 from .shape import ModelShape
 from .target import Target
 from .versions import version_of
+from .writing import Style
 
 _TRL = frozenset({"sft", "dpo", "grpo", "kto", "rloo", "reward", "orpo", "cpo"})
 _NOT_TRAINED = (
@@ -40,7 +42,8 @@ class Training:
     is_length_sure: bool
     """Every batch is that long: packing, or a length that is filled up."""
     is_length_said: bool
-    is_axolotl: bool
+    style: Style
+    """How a change is written."""
 
 
 def trained_model(subject: Subject) -> tuple[str, Place] | None:
@@ -52,6 +55,8 @@ def trained_model(subject: Subject) -> tuple[str, Place] | None:
     if subject.options.model is not None:
         return subject.options.model, Place("--model")
     others = {setting.value for setting in subject.all(*_NOT_TRAINED) if isinstance(setting.value, str)}
+    if not _has_trainer(subject) and (loop := loop_of(subject)) is not None:
+        return loop.model, loop.place
     named = subject.setting("model", "model_name_or_path")
     if named is not None and isinstance(named.value, str) and named.value:
         return named.value, named.place
@@ -60,14 +65,18 @@ def trained_model(subject: Subject) -> tuple[str, Place] | None:
 
 
 def is_training(subject: Subject) -> bool:
-    """Say whether something is trained with the Trainer, TRL or Axolotl."""
+    """Say whether something is trained with the Trainer, TRL or Axolotl, or in a loop that can be followed."""
+    if _has_trainer(subject) or loop_of(subject) is not None:
+        return True
+    return not subject.scripts and not subject.configs and subject.command is None and subject.options.model is not None
+
+
+def _has_trainer(subject: Subject) -> bool:
     if subject.trainer is not None or (subject.command is not None and subject.command.method):
         return True
     if any(call.last.endswith("Trainer") or call.last.endswith("TrainingArguments") for _, call in subject.calls()):
         return True
-    if any(config.get("base_model") for config in subject.configs):
-        return True
-    return not subject.scripts and not subject.configs and subject.command is None and subject.options.model is not None
+    return any(config.get("base_model") for config in subject.configs)
 
 
 def read_training(subject: Subject, tools: Tools, target: Target, shape: ModelShape) -> Training | None:
@@ -75,13 +84,16 @@ def read_training(subject: Subject, tools: Tools, target: Target, shape: ModelSh
     named = trained_model(subject)
     if named is None:
         return None
-    reader = _Reader(subject, tools, target, shape)
+    loop = loop_of(subject) if not _has_trainer(subject) else None
+    reader = _Reader(subject, tools, target, shape, loop)
+    if loop is not None and target.count > 1 and reader.may_be_spread():
+        return None
     length, is_said = reader.length()
     batch = subject.setting("per_device_train_batch_size")
     return Training(
         model=named[0], place=batch.place if batch is not None else named[1], plan=reader.plan(length),
         is_length_sure=is_said and (subject.is_on("packing", "sample_packing", "pad_to_sequence_len")),
-        is_length_said=is_said, is_axolotl=reader.is_axolotl,
+        is_length_said=is_said, style=Style.AXOLOTL if reader.is_axolotl else Style.LOOP if loop is not None else Style.TRAINER,
     )  # fmt: skip
 
 
@@ -94,7 +106,10 @@ def as_trained(subject: Subject, shape: ModelShape) -> ModelShape:
 class _Reader:
     """Reads one subject."""
 
-    def __init__(self, subject: Subject, tools: Tools, target: Target, shape: ModelShape) -> None:
+    def __init__(
+        self, subject: Subject, tools: Tools, target: Target, shape: ModelShape, loop: Loop | None = None
+    ) -> None:
+        self._loop = loop
         self._subject, self._tools, self._target, self._shape = subject, tools, target, shape
         self._method = subject.method
         self.is_axolotl = any(config.get("base_model") for config in subject.configs)
@@ -103,13 +118,14 @@ class _Reader:
     def plan(self, length: int) -> TrainingPlan:
         subject = self._subject
         lora = self._lora()
-        batch = self._count("per_device_train_batch_size", 8)
+        loop = self._loop
+        batch = loop.batch if loop is not None else self._count("per_device_train_batch_size", 8)
         accumulation = self._count("gradient_accumulation_steps", 1)
         completion = self._count("max_completion_length", 256) if self._is_rl else 0
         return TrainingPlan(
-            weights=self._weights(), has_autocast=self._autocast(), optimizer=self._text("optim") or "adamw_torch_fused",
+            weights=self._weights(), has_autocast=self._autocast(), optimizer=loop.optimizer if loop is not None else self._text("optim") or "adamw_torch_fused",
             batch=batch, length=length, logits_length=0 if self.is_axolotl else completion, accumulation=accumulation,
-            is_checkpointed=self._switch("gradient_checkpointing", default=self._is_trl),
+            is_checkpointed=loop.is_checkpointed if loop is not None else self._switch("gradient_checkpointing", default=self._is_trl),
             attention=self._attention(), lora=lora, gpus=self._target.count, sharding=self._sharding(),
             offloads_optimizer=self._offloads("optimizer"), offloads_weights=self._offloads("param"),
             method=self._method, logits=self._logits(), has_reference=lora is None and self._reference(),
@@ -159,6 +175,8 @@ class _Reader:
         return setting.value is not False and setting.value is not None  # unknown counts as on: silence when in doubt
 
     def _autocast(self) -> bool:
+        if self._loop is not None:
+            return self._loop.has_autocast
         said = [self._subject.setting(name) for name in ("bf16", "fp16")]
         if any(setting is not None and setting.value in (True, "auto", "full") for setting in said):
             return True
@@ -171,6 +189,8 @@ class _Reader:
             return Dtype.NF4
         if subject.is_on("load_in_8bit"):
             return Dtype.INT8
+        if self._loop is not None and self._loop.turned:
+            return Dtype.BF16 if self._loop.turned == "bfloat16" else Dtype.FP16
         written = [setting.text for setting in subject.all("dtype", "torch_dtype", "model_init_kwargs")]
         written += [
             value.text
@@ -256,6 +276,12 @@ class _Reader:
         if not self._subject.is_on("use_vllm") or mode != "colocate":
             return 0.0
         return (self._subject.number("vllm_gpu_memory_utilization") or 0.3) * self._target.device.memory_gib
+
+    def may_be_spread(self) -> bool:
+        """Say whether several GPUs share out a loop's model in a way that is not said: by layers, or by a config of accelerate."""
+        assert self._loop is not None
+        by_accelerate = any(call.last == "Accelerator" for _, call in self._subject.calls())
+        return "device_map" in self._loop.loading.keywords or (by_accelerate and self._sharding() is Sharding.NONE)
 
     # -- sharding ------------------------------------------------------------------------------------
 

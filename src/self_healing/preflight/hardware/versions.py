@@ -32,14 +32,5 @@ def installed_version(name: str) -> tuple[int, ...] | None:
         return None
 
 
-def header_has(subject: Subject, *names: str) -> bool | None:
-    """Say whether a header lists one of the packages; None where there is no header."""
-    headers = [script.header for script in subject.scripts if script.header is not None]
-    if not headers:
-        return None
-    pattern = "|".join(re.escape(name).replace("_", "[-_]").replace("\\-", "[-_]") for name in names)
-    return any(re.search(rf"(?i)[\"'](?:{pattern})\b", header) is not None for header in headers)
-
-
 def _numbers(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in re.findall(r"\d+", text)[:3])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,8 @@ AT_ONCE = 16
 LIMIT_S = 5.0
 LONGEST_LISTING = 500
 LONGEST_NAME = 300
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
+"""Of a repository; a path is none."""
 
 
 class Asked(Generic[T]):
@@ -83,6 +86,14 @@ class Hub:
         prefix = "datasets/" if kind == "dataset" else ""
         where = f"/{prefix}{quote(name)}/resolve/{quote(revision or 'main', safe='')}/{quote(path)}"
         return self._ask(("file", where), lambda: self._file(where), Answer(state=State.TIMEOUT, detail=self._too_late))
+
+    def fetch_config(self, name: str) -> Mapping[str, Any] | None:
+        """Return the config.json of a model, which is asked for once; None where it cannot be had, for whatever reason."""
+        if not _NAME.fullmatch(name):
+            return None
+        answer = self.file("model", name, "config.json").answer()
+        content = _parsed(answer.body) if answer.state is State.FOUND else None
+        return content if isinstance(content, dict) else None
 
     def by_author(self, kind: RepositoryKind, author: str) -> Asked[Listing]:
         """Ask what an author has, the most used first."""

@@ -15,7 +15,7 @@ from typing import Any
 
 from .arithmetic import calculated, compared
 from .gathering import MOST, AttributeSet, Change, Gathered, How, plain_name
-from .makers import DEEPEST, NAMESPACE, Made, Makers
+from .makers import DEEPEST, NAMESPACE, Made, Makers, turned_to_dict
 from .source import Source
 from .values import UNKNOWN, Value
 
@@ -48,7 +48,7 @@ class Names:
             ast.Tuple: self._fold_several_values, ast.Set: self._fold_several_values, ast.Dict: self._fold_dict,
             ast.UnaryOp: self._fold_operation, ast.BinOp: self._fold_operation, ast.BoolOp: self._fold_choice,
             ast.IfExp: self._fold_choice, ast.Compare: self._fold_comparison, ast.JoinedStr: self._fold_text,
-            ast.Subscript: self._fold_part, ast.Call: self._fold_call,
+            ast.Subscript: self._fold_part, ast.Call: self._fold_result,
         }  # fmt: skip
 
     def dotted(self, node: ast.expr) -> str:
@@ -237,6 +237,8 @@ class Names:
 
     def _fold_attribute(self, node: ast.Attribute, function: str, depth: int) -> object:
         target = plain_name(node.value)
+        if node.attr == "__dict__":
+            return self._fold_fields(node.value, function, depth)
         if target is None:
             made = self.makers.made_by(node.value, function)  # of `Settings().lr`
             return self._fold_of_object(made, node.attr, depth) if made is not None else UNKNOWN
@@ -276,6 +278,15 @@ class Names:
             if has_unknown or made.call.args or made.maker in _NAMESPACES:
                 return UNKNOWN
         return self._fold_field(made.maker, name, depth)
+
+    def _fold_fields(self, node: ast.expr, function: str, depth: int) -> object:
+        """Return what an object holds as a dict: of a dataclass, of options that are parsed."""
+        made = self.makers.made_by(node, function)
+        names = self.makers.fields_of(made) if made is not None else None
+        if names is None:
+            return UNKNOWN
+        each = {name: ast.copy_location(ast.Attribute(node, name, ast.Load()), node) for name in names}
+        return {name: self._fold_attribute(one, function, depth) for name, one in each.items()}
 
     def _fold_field(self, owner: str, name: str, depth: int) -> object:
         """Return what stands in the body of a class of this script, or of one that it inherits from here."""
@@ -355,6 +366,10 @@ class Names:
             return value[key]
         return UNKNOWN
 
+    def _fold_result(self, node: ast.Call, function: str, depth: int) -> object:
+        returned = self.makers.returned(node)
+        return self._fold(*returned, depth) if returned is not None else self._fold_call(node, function, depth)
+
     def _fold_call(self, node: ast.Call, function: str, depth: int) -> object:
         name = self.dotted(node.func)
         if name in ENVIRONMENT_CALLS:  # the default is what it is where nobody sets it
@@ -364,6 +379,8 @@ class Names:
             return self._fold(node.args[1] if len(node.args) > 1 else _keyword(node, "default"), function, depth)
         if name == "dict" and len(node.args) <= 1:
             return self._fold_update(node, function, depth)
+        if (held := turned_to_dict(node, name)) is not None:
+            return self._fold_fields(held, function, depth)
         if name in _PATHS and not node.keywords:
             parts = [self._fold(each, function, depth) for each in node.args]
             if parts and all(isinstance(part, str) for part in parts):

@@ -257,6 +257,20 @@ class Gathered:
         self.options[plain] = None if plain in self.options else default
 
 
+def returned_by(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.expr | None:
+    """Return what a function gives back, where it does so in one place, at its end; None for any other."""
+    if isinstance(node, ast.AsyncFunctionDef) or node.decorator_list or not isinstance(node.body[-1], ast.Return):
+        return None
+    inner: list[ast.AST] = list(node.body[:-1])
+    while inner:
+        each = inner.pop()
+        if isinstance(each, ast.Return | ast.Yield | ast.YieldFrom):
+            return None
+        if not isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            inner += ast.iter_child_nodes(each)
+    return node.body[-1].value
+
+
 def plain_name(node: ast.expr) -> str | None:
     """Return `a` or `a.b.c`; None for anything else."""
     parts: list[str] = []

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from .gathering import MOST, Assignment, Gathered, Parameter
+from .gathering import MOST, Assignment, Gathered, Parameter, returned_by
 
 DEEPEST = 40
 """Names that lead to each other."""
@@ -16,7 +16,11 @@ _LOADED = frozenset({"from_pretrained", "from_config", "from_dict", "from_json_f
 _CLI = frozenset({"tyro.cli", "simple_parsing.parse", "draccus.parse", "pyrallis.parse", "jsonargparse.CLI", "chz.entrypoint"})  # fmt: skip
 _RUNS = frozenset({"typer.run", "fire.Fire", "tyro.cli", "jsonargparse.CLI", "defopt.run", "chz.entrypoint"})
 _COMMANDS = frozenset({"command", "callback", "run"})
+_AS_DICT = frozenset({"dataclasses.asdict", "attrs.asdict", "attr.asdict", "vars"})
+_DICT_OF_ITSELF = (".model_dump", ".dict", "._asdict")
 NAMESPACE = "argparse.Namespace"
+_PLAIN_BASES = frozenset({"object", "BaseModel", "NamedTuple", "Struct"})
+"""Of which an object has no fields but its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +107,35 @@ class Makers:
             return self._given(call, name, parameter), where
         return None
 
+    def returned(self, call: ast.Call) -> tuple[ast.expr, str] | None:
+        """Return what a function of this script gives back to a call, and the function; None where that is not one expression."""
+        name = call.func.id if isinstance(call.func, ast.Name) else ""
+        node = self._gathered.functions.get(name)
+        is_hidden = (
+            name in self._gathered.twice or name in self._gathered.imported or ("", name) in self._gathered.assigned
+        )
+        value = returned_by(node) if node is not None and not is_hidden else None
+        return (value, name) if value is not None else None
+
+    def fields_of(self, made: Made) -> list[str] | None:
+        """Return the names of what an object holds; None where a class that is not in this script may add others."""
+        if made.maker == NAMESPACE:
+            return list(self._gathered.options)
+        found: dict[str, None] = {}
+        classes, owner = self._gathered.classes, made.maker
+        while owner in classes and len(found) < MOST:
+            body = classes[owner].body
+            found |= {
+                each.target.id: None
+                for each in body
+                if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name)
+            }
+            bases = [self._dotted(base) for base in classes[owner].bases]
+            if not bases or bases[0].rpartition(".")[2] in _PLAIN_BASES:
+                return list(found)
+            owner = bases[0] if len(bases) == 1 and bases[0] != owner else ""
+        return None
+
     def _given(self, call: ast.Call, name: str, parameter: Parameter) -> ast.expr | None:
         by_name = {each.arg: each.value for each in call.keywords}
         if name in by_name:
@@ -125,6 +158,11 @@ class Makers:
         return None
 
     def _of_call(self, node: ast.Call, function: str, depth: int, element: int | None) -> Made | None:
+        if (returned := self.returned(node)) is not None:
+            value, scope = returned
+            if element is not None and isinstance(value, ast.Tuple):
+                value, element = (value.elts[element] if element < len(value.elts) else value), None
+            return self.made_by(value, scope, depth, element)
         name = self._dotted(node.func)
         last = name.rpartition(".")[2]
         if last in ("parse_args", "parse_known_args"):
@@ -173,3 +211,13 @@ class Makers:
                 if self._dotted(call.func) in _RUNS and call.args and isinstance(call.args[0], ast.Name):
                     found.add(call.args[0].id)
         return frozenset(found & self._gathered.functions.keys())
+
+
+def turned_to_dict(call: ast.Call, name: str) -> ast.expr | None:
+    """Return the object that a call makes a dict of: `asdict(settings)`, `vars(args)`, `settings.model_dump()`."""
+    if name in _AS_DICT and len(call.args) == 1:
+        return call.args[0]
+    is_own = (
+        isinstance(call.func, ast.Attribute) and not call.args and not call.keywords and name.endswith(_DICT_OF_ITSELF)
+    )
+    return call.func.value if is_own and isinstance(call.func, ast.Attribute) else None

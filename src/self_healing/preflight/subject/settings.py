@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from ..finding import Place
 from .command import Command
 from .config import Config
 from .frameworks import SYNONYMS, normal, setting_name
 from .script import Call, Script
-from .values import UNKNOWN, Setting
+from .values import UNKNOWN, Setting, Value
 
 __all__ = ["SYNONYMS", "command_settings", "config_settings", "is_configuration", "normal", "script_settings"]
 _GIVEN_SETTINGS = ("Config", "Arguments", "Args")
@@ -28,7 +28,7 @@ def script_settings(script: Script) -> Iterator[Setting]:
     made = [call for call in script.calls if is_configuration(call.last) and call.last[:1].isupper()]
     used = _used(script, made)
     for call in sorted(made, key=lambda each: id(each.node) in used):  # one that is given to a trainer counts more
-        for name, value in call.keywords.items():
+        for name, value in _given(call).items():
             yield Setting(
                 name=name, key=name, value=value.value, text=value.text, place=Place(script.named, value.line), owner=call.last
             )  # fmt: skip
@@ -39,6 +39,14 @@ def script_settings(script: Script) -> Iterator[Setting]:
                 name=each.name, key=f"{each.target}.{each.name}", value=each.value.value, text=each.value.text,
                 place=Place(script.named, each.line), owner=owner,
             )  # fmt: skip
+
+
+def _given(call: Call) -> Mapping[str, Value]:
+    """Return what a configuration is given by name; of trainers also the model, which most write first."""
+    first = call.arguments[0] if call.arguments and call.last.endswith("Trainer") else None
+    if first is None or not isinstance(first.value, str) or "model" in call.keywords:
+        return call.keywords
+    return {"model": first, **call.keywords}
 
 
 def _used(script: Script, made: list[Call]) -> set[int]:

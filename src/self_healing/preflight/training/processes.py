@@ -18,7 +18,10 @@ def process_count(subject: Subject) -> int | None:
     for config in subject.configs:
         if framework_of(config) == "accelerate" and (count := _whole(config, "num_processes")) is not None:
             return count
-    return subject.options.gpus if subject.options.gpus > 1 else None
+    if subject.options.gpus > 1:
+        return subject.options.gpus
+    # the machine of a job may have more GPUs than its command starts processes
+    return 1 if subject.job is not None and subject.gpu not in (None, "cpu") and subject.gpus == 1 else None
 
 
 def is_one_gpu(subject: Subject) -> bool | None:
@@ -26,7 +29,7 @@ def is_one_gpu(subject: Subject) -> bool | None:
     count = process_count(subject)
     if count is not None:
         return count == 1
-    return True if subject.options.gpu is not None and subject.options.gpus == 1 else None
+    return True if subject.gpu not in (None, "cpu") and subject.gpus == 1 else None
 
 
 def _of_command(command: Command) -> int | None:

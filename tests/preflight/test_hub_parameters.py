@@ -1,0 +1,91 @@
+"""The parameters of a model on the Hub come from its config.json: asked for once, and never waited for without end."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from self_healing.preflight.hardware.model_sources import shape_of_model
+from self_healing.preflight.here import model_bytes
+from self_healing.preflight.options import CheckOptions
+from self_healing.preflight.runner import run_checks
+from self_healing.preflight.subject import read_subject
+from self_healing.preflight.tools import Tools
+
+from ..unit.loopback_servers import hanging
+from .hub_server import Content, Repo, hub_server
+
+LARGE = {
+    "model_type": "llama", "vocab_size": 128256, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14336, "max_position_embeddings": 8192, "dtype": "bfloat16",
+}  # fmt: skip
+SCRIPT = "from trl import SFTConfig, SFTTrainer\nSFTTrainer('{}', args=SFTConfig('out', per_device_train_batch_size=8)).train()\n"
+MODELS = {
+    "acme/unnumbered": Repo(contents={"config.json": json.dumps(LARGE)}),
+    "acme/misnamed-0.1B": Repo(contents={"config.json": json.dumps(LARGE)}),
+    "acme/empty-3B": Repo(),
+    "acme/odd-3B": Repo(contents={"config.json": "[1, 2"}),
+    "acme/gated-3B": Repo(gated="manual", contents={"config.json": json.dumps(LARGE)}),
+}
+
+
+@pytest.fixture
+def hub():
+    with hub_server(Content(models=MODELS, datasets={})) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def no_proxy(monkeypatch):
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+
+
+def tools_for(url, folder, *, limit_s=5.0, **options):
+    given = CheckOptions.model_validate({"gpu": "a10g", **options})
+    return Tools(options=given, environ={"HF_ENDPOINT": url, "PATH": "/nowhere"}, cwd=folder, hub_limit_s=limit_s)
+
+
+def test_a_model_whose_name_tells_nothing_is_counted_by_its_config(hub, tmp_path):
+    shape = shape_of_model("acme/unnumbered", tools_for(hub.url, tmp_path))
+    assert (shape.parameters, shape.is_estimate) == (8_030_261_248, False)
+
+
+def test_the_config_goes_before_the_name(hub, tmp_path):
+    assert shape_of_model("acme/misnamed-0.1B", tools_for(hub.url, tmp_path)).parameters == 8_030_261_248
+
+
+@pytest.mark.parametrize("name", ["acme/empty-3B", "acme/odd-3B", "acme/gated-3B", "acme/absent-3B"])
+def test_where_there_is_no_config_to_read_the_name_tells(hub, tmp_path, name):
+    shape = shape_of_model(name, tools_for(hub.url, tmp_path))
+    assert (shape.parameters, shape.is_estimate) == (3_000_000_000, True)
+
+
+def test_a_training_is_estimated_by_it_and_asks_once(hub, tmp_path):
+    (tmp_path / "train.py").write_text(SCRIPT.format("acme/unnumbered"))
+    tools = tools_for(hub.url, tmp_path, select=("memory-too-small", "disk-too-small"))
+    subject = read_subject(["train.py"], [], tools.options, tmp_path)
+    report = run_checks(subject, tools)
+    [finding] = report.findings
+    assert "acme/unnumbered (8.03 billion parameters)" in finding.message
+    assert model_bytes(subject, tools) == (2.0 * 8_030_261_248, False)
+    assert sum("config.json" in path for path in hub.paths()) == 1
+
+
+@pytest.mark.parametrize("name", ["./acme/unnumbered", "/acme/unnumbered", "a/b/c", "acme/../x", "acme/x?y=1", ""])
+def test_a_path_is_no_name_to_ask_for(hub, tmp_path, name):
+    assert tools_for(hub.url, tmp_path).hub.fetch_config(name) is None
+    assert hub.asked == []
+
+
+def test_offline_nobody_is_asked(hub, tmp_path):
+    assert shape_of_model("acme/unnumbered", tools_for(hub.url, tmp_path, offline=True)) is None
+    assert hub.asked == []
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path):
+    with hanging() as url:
+        begun = time.monotonic()
+        assert shape_of_model("acme/model-3B", tools_for(url, tmp_path, limit_s=0.2)).is_estimate
+        assert time.monotonic() - begun < 2
