@@ -219,7 +219,8 @@ def _groups(config: Config, framework: str) -> Iterator[tuple[tuple[str, ...], d
                 settings[str(name)] = Setting(
                     name=str(name), key=str(name), value=inner, text="", place=place, owner=framework
                 )
-        if not any(part.isdigit() for part in parent):
+        is_value = bool(parent) and framework in ("trl", "axolotl")  # they read flat: what is below is one argument's
+        if not is_value and not any(part.isdigit() for part in parent):
             yield parent, settings
 
 
