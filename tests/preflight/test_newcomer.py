@@ -65,6 +65,7 @@ def test_a_number_that_a_fix_gives_for_yaml_is_one_to_pyyaml(tmp_path):
     [
         ("SFTConfig('o', evaluation_strategy='no')", "Write eval_strategy='no'"),
         ("SFTConfig('o', max_seq_length=512)", "Write max_length=512"),
+        ("SFTConfig('o', warmup_ratio=0.1)", "Write it as warmup_steps, where a number below 1 is a share of all steps: warmup_steps=0.1"),
         ("SFTTrainer('m', tokenizer=tok)", "Write processing_class=tok"),
         ("SFTTrainer('m', packing=True)", "Move it to the configuration: args=...Config(packing=True)"),
         ("SFTConfig('o', push_to_hub_token='abc')", "Write hub_token=..."),
@@ -173,3 +174,10 @@ def test_the_value_of_one_argument_of_a_trl_config_is_no_training_of_its_own(tmp
     config = "model_name_or_path: m\noutput_dir: o\nmax_completion_length: 2048\n"
     nested = {"grpo.yaml": f"{config}gradient_checkpointing_kwargs:\n  use_reentrant: false\n"}
     assert found(tmp_path, "odd-sampling", nested, argv=["trl", "grpo", "--config", "grpo.yaml"]) == []
+
+
+def test_the_arguments_of_llama_factory_are_not_measured_by_those_of_trl(tmp_path):
+    config = "model_name_or_path: m\nstage: sft\ndo_train: true\nfinetuning_type: lora\noutput_dir: o\nlearning_rate: 1.0e-4\n"
+    own = {"sft.yaml": f"{config}overwrite_output_dir: true\nwarmup_ratio: 0.1\n"}
+    assert found(tmp_path, "unknown-argument", own) == []
+    assert len(found(tmp_path, "unknown-argument", {"sft.yaml": own["sft.yaml"].replace("stage: sft\n", "")})) == 2

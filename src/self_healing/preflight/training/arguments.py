@@ -195,6 +195,8 @@ def framework_of(config: Config) -> str:
         return "job"
     if "base_model" in keys:
         return "axolotl"
+    if config.framework == "llama-factory":  # it takes arguments that transformers and TRL have dropped
+        return "config"
     return "trl" if keys & _TRL_KEYS else "config"
 
 

@@ -18,7 +18,7 @@ ARGUMENTS = {
     "tpu_metrics_debug": 'Write debug="tpu_metrics_debug"',
     "per_gpu_train_batch_size": "Write per_device_train_batch_size=...",
     "per_gpu_eval_batch_size": "Write per_device_eval_batch_size=...",
-    "warmup_ratio": "Write warmup_steps=0.03: a number below 1 is a share of all steps",
+    "warmup_ratio": "Write it as warmup_steps, where a number below 1 is a share of all steps: warmup_steps=...",
     "group_by_length": 'Write train_sampling_strategy="group_by_length"',
     "overwrite_output_dir": "Remove it: nothing is resumed unless trainer.train(resume_from_checkpoint=...) says so",
     "logging_dir": "Remove it and set the environment variable TENSORBOARD_LOGGING_DIR",
