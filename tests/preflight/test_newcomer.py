@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from self_healing.cli.main import main
 from self_healing.core.errors import InputError
 from self_healing.preflight.finding import Place
 from self_healing.preflight.options import CheckOptions
@@ -181,3 +182,10 @@ def test_the_arguments_of_llama_factory_are_not_measured_by_those_of_trl(tmp_pat
     own = {"sft.yaml": f"{config}overwrite_output_dir: true\nwarmup_ratio: 0.1\n"}
     assert found(tmp_path, "unknown-argument", own) == []
     assert len(found(tmp_path, "unknown-argument", {"sft.yaml": own["sft.yaml"].replace("stage: sft\n", "")})) == 2
+
+
+def test_a_gpu_that_is_misspelt_is_answered_in_our_own_words(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    assert main(["check", "--offline", "--gpu", "a1OO-80", "train.py"]) == 2
+    assert "--gpu: a1OO-80 is no GPU that is known; did you mean a100-80?" in capsys.readouterr().err
