@@ -13,6 +13,7 @@ from ..core.secrets import without_tokens
 from .check import CannotRun, Check
 from .finding import Finding, NotRun, Severity
 from .options import CheckOptions
+from .spelling import spelled_for
 from .subject import Subject
 from .tools import Tools
 
@@ -118,7 +119,8 @@ class _Making(threading.Thread):
 
 def _gather(findings: Iterable[Finding], into: list[Finding]) -> None:
     for each in findings:
-        message, fix = without_tokens(each.message), without_tokens(each.fix)  # whatever a check quotes of a script
+        message = without_tokens(each.message)  # whatever a check quotes of a script
+        fix = without_tokens(spelled_for(each.where, each.fix))
         finding = replace(each, message=message, fix=fix)
         if finding not in into:
             into.append(finding)

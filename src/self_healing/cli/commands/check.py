@@ -103,7 +103,8 @@ def _options(given: Mapping[str, object]) -> CheckOptions:
         return CheckOptions.model_validate(given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise typer.BadParameter(f"--{str(first['loc'][0]).replace('_', '-')}: {first['msg']}") from error
+        said = first["msg"].removeprefix("Value error, ")  # pydantic's own word for what our validators say
+        raise typer.BadParameter(f"--{str(first['loc'][0]).replace('_', '-')}: {said}") from error
 
 
 def _write_fixes(subject: Subject, *, in_place: bool) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePath
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..subject import Subject
+from ..subject import Script, Subject
 from ..tools import Tools
 from ..training import Training, trainings
 
@@ -55,19 +56,19 @@ class EvaluationWithoutData(Check):
                     training.where("lr_scheduler_type"), f"lr_scheduler_type {scheduler} requires an eval strategy",
                     'Write eval_strategy="steps" and give an eval_dataset, or take lr_scheduler_type="cosine"',
                 )  # fmt: skip
-            if strategy in ("steps", "epoch") and training.script is not None:
-                yield from self._script(training, strategy)
+            script = training.script or _reader_of(subject, training)
+            if strategy in ("steps", "epoch") and script is not None:
+                yield from self._script(script, training, strategy)
 
-    def _script(self, training: Training, strategy: str) -> Iterator[Finding]:
-        assert training.script is not None
-        calls = list(training.script.calls_of(*_EVAL_AT))
-        if len(calls) != 1 or len(list(training.script.calls_of(training.owner))) != 1:
+    def _script(self, script: Script, training: Training, strategy: str) -> Iterator[Finding]:
+        calls = list(script.calls_of(*_EVAL_AT))
+        if len(calls) != 1 or (training.script is not None and len(list(script.calls_of(training.owner))) != 1):
             return  # which arguments are whose cannot be told
         call = calls[0]
         given = call.given(_EVAL_AT[call.last], "eval_dataset")
         if call.has_unknown_keywords or (given is not None and given.value is not None):
             return
-        if any(word in training.script.text for word in (".eval_dataset =", "environment_factory")):
+        if any(word in script.text for word in (".eval_dataset =", "environment_factory")):
             return
         yield self.error(
             training.where("eval_strategy"),
@@ -86,3 +87,12 @@ class EvaluationWithoutData(Check):
             training.where(wants[0]), f"{wants[0]} is given, but there is no data for an evaluation (val_set_size is 0)",
             "Write val_set_size: 0.05, or test_datasets",
         )  # fmt: skip
+
+
+def _reader_of(subject: Subject, training: Training) -> Script | None:
+    """Return the script that a config was named with and that reads it, whose trainer is the one that it is for."""
+    only = subject.scripts[0] if len(subject.scripts) == 1 else None
+    name = PurePath(training.place.source).name
+    words = subject.command.argv if subject.command is not None else ()
+    is_named = only is not None and (name in only.text or any(word.endswith(name) for word in words))
+    return only if is_named and training.owner in ("config", "trl") else None

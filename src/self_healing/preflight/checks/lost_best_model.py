@@ -11,6 +11,8 @@ from ..tools import Tools
 from ..training import Training, trainings
 from ..training.sharding import uses_fsdp
 
+_AND_DATA = " and give the trainer an eval_dataset, e.g. of dataset.train_test_split(test_size=0.05), or load_best_model_at_end=False"
+
 
 class LostBestModel(Check):
     """Where the best model is asked for, evaluation and saving happen at the same steps.
@@ -98,7 +100,7 @@ class LostBestModel(Check):
             fix = "steps" if evaluates == "no" else evaluates
             yield self.error(
                 where, f"load_best_model_at_end requires the save and eval strategy to match; evaluation is `{evaluates}`, saving `{saves}`",
-                f'Write eval_strategy="{fix}", save_strategy="{fix}"' + (" and give an eval_dataset" if evaluates == "no" else ""),
+                f'Write eval_strategy="{fix}", save_strategy="{fix}"' + (_AND_DATA if evaluates == "no" else ""),
             )  # fmt: skip
             return
         logged = training.number("logging_steps", 10 if training.is_trl else 500)

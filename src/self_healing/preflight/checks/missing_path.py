@@ -161,7 +161,11 @@ def _near(path: Path) -> str | None:
         Path(each).stem: each for each in there if Path(each).suffix == path.suffix
     }  # the ending likens all of a kind
     found = difflib.get_close_matches(path.stem, stems, 1, 0.75)
-    return stems[found[0]] if found else None
+    if found:
+        return stems[found[0]]
+    endings = {Path(each).suffix: each for each in there if Path(each).stem == path.stem and path.suffix}
+    found = difflib.get_close_matches(path.suffix, endings, 1, 0.75)  # .json1 for .jsonl, .yml for .yaml
+    return endings[found[0]] if found else None
 
 
 def _absent_shards(index: Path, files: set[str]) -> list[str]:

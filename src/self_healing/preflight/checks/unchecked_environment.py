@@ -41,6 +41,7 @@ class UncheckedEnvironment(Check):
         Example(_OS + 'data = load_dataset("trl-lib/Capybara", token=os.environ.get("HF_TOKEN"))\n'),
     )  # fmt: skip
     fails = (
+        Example('import os\nfrom peft import PeftModel\nADAPTER = os.getenv("ADAPTER")\nPeftModel.from_pretrained(base, ADAPTER)\n'),
         Example(_OS + 'data = load_dataset(os.environ.get("DATASET"))\n'),
         Example(_OS + 'NAME = os.getenv("DATASET")\ndata = load_dataset(NAME)\n'),
         Example('import os\nfrom huggingface_hub import login\nlogin(token=os.environ.get("HF_TOKEN"))\n'),
@@ -86,6 +87,8 @@ def _must_be_there(call: Call) -> Iterator[ast.expr]:
     is_hub_push = call.last == "push_to_hub" and "trainer" not in owner.lower()
     if node.args and (is_first or call.last == "from_pretrained" or is_hub_push):
         yield node.args[0]
+    if len(node.args) > 1 and call.last == "from_pretrained" and owner.rpartition(".")[2].startswith("PeftModel"):
+        yield node.args[1]  # the adapter; the first is the model that it is put on
     if call.last.endswith(_TAKERS) or is_first:
         yield from (each.value for each in node.keywords if each.arg in _NAMED)
     texts = (each.value for each in node.keywords if each.arg == "hub_model_id")

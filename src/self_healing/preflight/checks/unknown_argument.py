@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Iterator
 
 from ..check import CannotRun, Check, Example
@@ -19,6 +21,8 @@ _TRAINERS = ("Trainer", "SFTTrainer", "DPOTrainer", "GRPOTrainer", "RLOOTrainer"
 _CONFIGS = tuple(name for name in METHODS if name not in ("ORPOConfig", "CPOConfig"))
 _ALIKE = 0.85
 """So near to a known name it is a slip of the pen rather than a setting of somebody else."""
+_LONGEST = 60
+"""Letters of a value that are quoted."""
 _LIBRARIES = ("trl.", "transformers.", "peft.")
 _OF_A_CONFIG = frozenset({"config", "env", "reward_funcs", "reward_model_name_or_path", "method"})
 
@@ -94,7 +98,7 @@ class UnknownArgument(Check):
             if name not in signature.names:
                 yield self.error(
                     Place(script.named, value.line or call.line),
-                    f"{call.last} of {signature.library} takes no argument {name}", _fix(name, signature, table),
+                    f"{call.last} of {signature.library} takes no argument {name}", _fix(name, signature, table, value.text),
                 )  # fmt: skip
 
     def _trl(self, training: Training, *, is_strict: bool) -> Iterator[Finding]:
@@ -122,13 +126,13 @@ class UnknownArgument(Check):
                 yield make(
                     setting.place,
                     f"{setting.key}: {signature.library} takes no such argument",
-                    _fix(name, signature, ARGUMENTS),
+                    _fix(name, signature, ARGUMENTS, _value(setting)),
                 )
             elif difflib.get_close_matches(name, names, 1, _ALIKE):
                 yield self.warning(
                     setting.place,
                     f"{setting.key}: {signature.library} takes no such argument",
-                    _fix(name, signature, {}),
+                    _fix(name, signature, {}, _value(setting)),
                 )
 
     def _axolotl(self, training: Training) -> Iterator[Finding]:
@@ -146,9 +150,17 @@ def _written(setting: Setting) -> str:
     return setting.key.lstrip("-").replace("-", "_")
 
 
-def _fix(name: str, signature: Signature, table: dict[str, str]) -> str:
+def _value(setting: Setting) -> str:
+    return (
+        json.dumps(setting.value) if isinstance(setting.value, str) else setting.text
+    )  # "no" is a switch without quotes
+
+
+def _fix(name: str, signature: Signature, table: dict[str, str], given: str) -> str:
+    """Say what to write; `given` is the value of the argument as it is written."""
     if name in table:
-        return table[name]
+        is_shown = 0 < len(given) <= _LONGEST and "\n" not in given and not name.endswith("_token")
+        return re.sub(r"=\.\.\.(\)?)$", lambda end: f"={given}{end[1]}", table[name]) if is_shown else table[name]
     near = difflib.get_close_matches(name, signature.names, 1, 0.7)
     return (
         f"Did you mean {near[0]}?"

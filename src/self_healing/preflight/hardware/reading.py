@@ -29,6 +29,8 @@ _NOT_TRAINED = (
 _CHUNKED_SINCE = {"sft": (1, 10), "dpo": (1, 15), "grpo": (1, 15), "rloo": (1, 15), "kto": (1, 15)}
 """TRL's losses that never hold all logits: since which version without being asked."""
 _ASSUMED_LENGTH = 512
+_ARGUMENTS = ("TrainingArguments", *(f"{name}Config" for name in ("SFT", "DPO", "GRPO", "KTO", "RLOO", "Reward")))
+_RECOMPUTES = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,7 +164,14 @@ class _Reader:
 
     def _count(self, name: str, default: int) -> int:
         found = self._subject.number(name)
-        return round(found) if found is not None and found >= 1 else default
+        if found is not None and found >= 1:
+            return round(found)
+        return 1 if self._is_partly_seen else default
+
+    @property
+    def _is_partly_seen(self) -> bool:
+        """Whether arguments come from where they cannot be read, so that what is not seen need not have its default."""
+        return any(call.last.endswith(_ARGUMENTS) and call.has_unknown_keywords for _, call in self._subject.calls())
 
     def _text(self, *names: str) -> str:
         setting = self._subject.setting(*names)
@@ -171,7 +180,7 @@ class _Reader:
     def _switch(self, name: str, *, default: bool) -> bool:
         setting = self._subject.setting(name)
         if setting is None:
-            return default
+            return default or self._is_partly_seen or (name == "gradient_checkpointing" and _enables(self._subject))
         return setting.value is not False and setting.value is not None  # unknown counts as on: silence when in doubt
 
     def _autocast(self) -> bool:
@@ -319,6 +328,15 @@ class _Reader:
             return setting.value
         path = self._tools.cwd / setting.value if isinstance(setting.value, str) and setting.value else None
         return _json(path) if path is not None else {}
+
+
+def _enables(subject: Subject) -> bool:
+    """Say whether the model itself is told to recompute, by name or with the rest that 4-bit weights need."""
+    for _, call in subject.calls(lambda call: call.last in _RECOMPUTES):
+        given = call.keywords.get("use_gradient_checkpointing")
+        if given is None or given.value is not False:
+            return True
+    return False
 
 
 def _json(path: Path) -> dict[str, object]:

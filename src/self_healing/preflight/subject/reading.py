@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -120,6 +121,10 @@ class _Reading:
         if path.suffix.lower() != ".py":
             is_missing = not path.exists()
             what = "there is no such file" if is_missing else "is neither a Python script (.py) nor a config (.yaml, .toml, .json)"  # fmt: skip
+            if path.is_dir():
+                what = "is a folder; name the script or the config in it"
+            elif path.suffix.lower() == ".ipynb":
+                what = f"is a notebook; make a script of it: jupyter nbconvert --to script {shlex.quote(named)}"
             raise InputError(f"{named}: {what}")
         script = read_script(path, named, self._flags(), self._environ())
         self._scripts[named] = script

@@ -206,6 +206,8 @@ def framework_of(config: Config) -> str:
         return "job"
     if "base_model" in keys:
         return "axolotl"
+    if config.framework == "llama-factory":  # it takes arguments that transformers and TRL have dropped
+        return "config"
     return "trl" if keys & _TRL_KEYS else "config"
 
 
@@ -230,7 +232,8 @@ def _groups(config: Config, framework: str) -> Iterator[tuple[tuple[str, ...], d
                 settings[str(name)] = Setting(
                     name=str(name), key=str(name), value=inner, text="", place=place, owner=framework
                 )
-        if not any(part.isdigit() for part in parent):
+        is_value = bool(parent) and framework in ("trl", "axolotl")  # they read flat: what is below is one argument's
+        if not is_value and not any(part.isdigit() for part in parent):
             yield parent, settings
 
 

@@ -1,6 +1,7 @@
 """Arguments that were renamed or removed, and what to write instead (transformers 5.22, TRL 1.16; 2026-11).
 
-An argument is only spoken of where the installed version does not take it, so the list may name what an old one still does.
+An argument is only spoken of where the installed version does not take it, so the list may name what an old one still does. Where
+a text ends in `=...`, the new argument takes the value of the old one, which is put there.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ _AUTOMATIC = "Remove it: the device is chosen by itself"
 _REMOVED = "Remove it: there is nothing to set any more"
 
 ARGUMENTS = {
-    "evaluation_strategy": 'Write eval_strategy="steps" (the same values)',
+    "evaluation_strategy": "Write eval_strategy=...",
     "no_cuda": "Write use_cpu=True",
     "use_mps_device": _AUTOMATIC,
     "xpu_backend": "Write ddp_backend=...",
@@ -17,7 +18,7 @@ ARGUMENTS = {
     "tpu_metrics_debug": 'Write debug="tpu_metrics_debug"',
     "per_gpu_train_batch_size": "Write per_device_train_batch_size=...",
     "per_gpu_eval_batch_size": "Write per_device_eval_batch_size=...",
-    "warmup_ratio": "Write warmup_steps=0.03: a number below 1 is a share of all steps",
+    "warmup_ratio": "Write it as warmup_steps, where a number below 1 is a share of all steps: warmup_steps=...",
     "group_by_length": 'Write train_sampling_strategy="group_by_length"',
     "overwrite_output_dir": "Remove it: nothing is resumed unless trainer.train(resume_from_checkpoint=...) says so",
     "logging_dir": "Remove it and set the environment variable TENSORBOARD_LOGGING_DIR",
@@ -47,7 +48,7 @@ ARGUMENTS = {
     "use_liger_loss": "Write use_liger_kernel=True",
     "max_seq_length": "Write max_length=...",
     "max_seq_len": "Write max_length=...",
-    "max_target_length": "Write max_length=...",
+    "max_target_length": "Write max_length=... for prompt and answer together",
     "max_prompt_length": "Remove it, and leave prompts that are too long out of the data: dataset.filter(...)",
     "response_length": "Write max_completion_length=...",
     "max_new_tokens": "Write max_completion_length=...",
@@ -75,7 +76,7 @@ ARGUMENTS = {
     "rloo_k": "Write num_generations=...",
     "kl_coef": "Write beta=...",
     "num_ppo_epochs": "Write num_iterations=...",
-    "num_mini_batches": "Write steps_per_generation=...",
+    "num_mini_batches": "Write steps_per_generation=... in micro-batches",
     "total_episodes": "Write max_steps=... or num_train_epochs=...",
     "use_reentrant": 'Write gradient_checkpointing_kwargs={"use_reentrant": ...}',
     "seq_length": "Write max_length=...",
@@ -96,9 +97,9 @@ loss_type beta label_smoothing model_init_kwargs truncation_mode precompute_ref_
 max_completion_length use_vllm".split()
 
 TRAINER = {
-    "tokenizer": "Write processing_class=tokenizer",
-    "image_processor": "Write processing_class=image_processor",
-    "feature_extractor": "Write processing_class=feature_extractor",
+    "tokenizer": "Write processing_class=...",
+    "image_processor": "Write processing_class=...",
+    "feature_extractor": "Write processing_class=...",
     "max_seq_length": "Move it to the configuration as max_length=...",
     "max_prompt_length": "Remove it, and leave prompts that are too long out of the data: dataset.filter(...)",
     "config": "Write args=...",
@@ -122,8 +123,8 @@ TRAINER = {
 """Of the trainers' constructors."""
 
 LORA = {
-    "rank": "Write r=...",
-    "lora_r": "Write r=...",
+    "rank": "Write it as r=...",
+    "lora_r": "Write it as r=...",
     "alpha": "Write lora_alpha=...",
     "dropout": "Write lora_dropout=...",
     "lora_target_modules": "Write target_modules=[...]",
