@@ -16,7 +16,15 @@ PAUSE_S = 0.03
 
 
 class Slow(TrainerCallback):
-    """Makes steps long enough to be killed in."""
+    """Makes steps long enough to be killed in, and writes down with which one each process begins."""
+
+    has_begun = False
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if not self.has_begun:
+            self.has_begun = True
+            with (Path(args.output_dir) / "began.txt").open("a") as file:
+                file.write(f"{state.global_step}\n")
 
     def on_step_end(self, args, state, control, **kwargs):
         time.sleep(PAUSE_S)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 
@@ -41,6 +42,41 @@ def test_with_accumulation_the_effective_batch_stays_the_same(heal):
     ran = heal.run("oom", "finish", more=(*BATCH, "--gradient_accumulation_steps", "1"))
     assert ran.code == 0
     assert [(batch, steps) for _, _, batch, steps in heal.attempts()] == [(32, 1), (16, 2)]
+
+
+WORKERS = """\
+import os, signal, sys
+with open("seen.txt", "a") as file:
+    file.write(sys.argv[-1] + "\\n")
+if sys.argv[-1] == "4":
+    os.kill(os.getpid(), signal.SIGBUS)
+"""
+
+
+def test_where_shared_memory_is_too_small_the_next_attempt_has_fewer_workers(heal):
+    (heal.folder / "train.py").write_text(WORKERS)
+    process = heal.start(command=[sys.executable, "train.py", "--dataloader_num_workers", "4"])
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0, err
+    assert (heal.folder / "seen.txt").read_text().split() == ["4", "2"]
+
+
+def test_without_a_run_directory_the_output_folder_of_the_command_is_it_and_the_command_is_told(heal):
+    code = "import os; print(os.environ['SELF_HEALING_RUN_DIR'])"
+    argv = [sys.executable, "-m", "self_healing", "run", "--", sys.executable, "-c", code, "--output_dir", "out"]
+    ran = subprocess.run(argv, cwd=heal.folder, capture_output=True, text=True, timeout=30, check=True)
+    assert ran.stdout.strip() == str(heal.folder / "out")
+    assert "attempt 1 has finished" in (heal.folder / "out" / "heal.log").read_text()
+
+
+def test_the_script_of_a_policy_file_is_the_one_that_is_started(heal):
+    (heal.folder / "mine.py").write_text("print('mine')")
+    (heal.folder / "configs").mkdir()
+    (heal.folder / "configs" / "config.yaml").write_text("training:\n  learning_rate: 1.0e-3\n")
+    (heal.folder / "p.toml").write_text('[run]\ntrain_script = "mine.py"\n')
+    process = heal.start("--policy", "p.toml")
+    out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (0, "mine\n"), err
 
 
 def test_where_no_checkpoint_is_found_it_is_said_where_it_was_looked_for(heal):

@@ -9,6 +9,7 @@ from self_healing.diagnosis.text_finding import TextFinding
 from self_healing.supervisor.decide import AT_ONCE, FOR_A_PERSON, PASSING, WISHES, Again, Done, Stop, Wish, decide
 from self_healing.supervisor.outcome import Attempt, EndedBy, Outcome, outcome_of
 from self_healing.supervisor.settings import RunSettings
+from self_healing.supervisor.torchrun import RankFailure
 
 SETTINGS = RunSettings(max_retries=10, backoff=30.0)
 
@@ -104,6 +105,21 @@ def test_what_passes_is_waited_for_longer_and_longer():
         story.append(outcome("network", number=number, step=number))
         waits.append(decide(story, SETTINGS).wait_s)
     assert waits == [30.0, 60.0, 120.0, 240.0]
+
+
+def test_a_command_that_is_preempted_again_and_again_without_a_step_is_given_up():
+    story = [outcome("preempted", status=75, number=number, step=None) for number in (1, 2, 3)]
+    assert isinstance(decide(story[:2], SETTINGS), Again)
+    assert isinstance(decide(story, SETTINGS), Stop)
+
+
+def test_the_cause_is_what_the_first_rank_died_of_and_not_what_the_launcher_says():
+    text = 'Traceback (most recent call last):\n  File "t.py", line 3, in main\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.'
+    failure = RankFailure(rank=1, code=1, message="torch.OutOfMemoryError: CUDA out of memory.", traceback=text)
+    came_to = outcome_of(Attempt(number=1, status=1, findings=[found("nccl_error")], rank_failure=failure))
+    assert (came_to.fine, came_to.says.startswith("rank 1: ")) == ("oom_gpu", True)
+    killed = outcome_of(Attempt(number=1, status=1, rank_failure=RankFailure(rank=1, code=-11)))
+    assert (killed.fine, killed.says.startswith("rank 1: ")) == ("segfault", True)
 
 
 def test_a_preempted_run_goes_on_at_once():

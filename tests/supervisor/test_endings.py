@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -109,7 +110,7 @@ def test_helpers_that_will_not_end_are_killed(heal):
 
 
 @pytest.mark.parametrize("thing", ["stubborn", "grandchildren-and-hang"])
-@pytest.mark.parametrize("how", ["SIGTERM", "two SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("how", ["SIGTERM", "SIGHUP", "two SIGINT", "SIGKILL"])
 def test_when_the_supervisor_ends_nothing_is_left(heal, thing, how):
     process = heal.start("--grace", "1", command=heal.job(thing))
     heal.wait_for_attempt()
@@ -120,8 +121,45 @@ def test_when_the_supervisor_ends_nothing_is_left(heal, thing, how):
     else:
         process.send_signal(signal.Signals[how])
     process.communicate(timeout=20)
-    assert process.returncode == {"SIGTERM": 143, "two SIGINT": 130, "SIGKILL": -9}[how]
+    assert process.returncode == {"SIGTERM": 143, "SIGHUP": 129, "two SIGINT": 130, "SIGKILL": -9}[how]
     assert heal.survivors(10.0) == []
+
+
+def test_a_command_that_ends_with_0_because_of_us_has_not_succeeded(heal):
+    code = (
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(0)); print('on', flush=True); time.sleep(60)"
+    )
+    process = heal.start(command=[sys.executable, "-c", code])
+    assert process.stdout.readline() == "on\n"
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert process.returncode == 1
+
+
+def test_a_job_that_hung_to_the_last_ends_with_1_and_says_that_it_was_given_up(heal):
+    process = heal.start("--hang-timeout", "1", "--max-retries", "0", "--grace", "1", command=["sleep", "60"])
+    process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert read_postmortem(heal.run_dir / "postmortem.json").exit_reason == "unrecoverable"
+
+
+TELLS = """\
+import json, os, pathlib, sys
+pathlib.Path(os.environ["SELF_HEALING_RUN_DIR"], "postmortem.json").write_text(json.dumps({"mine": True}))
+sys.exit("requests.exceptions.ConnectionError: HTTPSConnectionPool(host='x', port=443): Max retries exceeded with url: /")
+"""
+
+
+def test_what_a_command_has_told_itself_is_not_overwritten_however_long_the_next_attempt_is_waited_for(heal):
+    process = heal.start("--backoff", "60", command=[sys.executable, "-c", TELLS])
+    until = time.monotonic() + 20
+    log = heal.run_dir / "heal.log"
+    while time.monotonic() < until and not (log.exists() and "the next attempt begins in" in log.read_text()):
+        time.sleep(0.05)
+    time.sleep(2.0)  # longer than the attempt took
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=20)
+    assert json.loads((heal.run_dir / "postmortem.json").read_text()) == {"mine": True}
 
 
 def test_a_second_interrupt_does_not_wait_for_the_grace(heal):

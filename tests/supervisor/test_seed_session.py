@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -11,7 +12,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from .conftest import SOURCE
+from .conftest import MARK, SOURCE, Heal
 from .wandb_loopback import wandb_service
 
 pytestmark = pytest.mark.skipif(find_spec("wandb") is None, reason="wandb is not installed")
@@ -52,10 +53,12 @@ def test_the_session_of_the_seed(tmp_path):
     config.write_text(CONFIG)
     (tmp_path / "train.py").write_text(SCRIPT)
     before = sorted(path.name for path in tmp_path.rglob("*"))
+    mark = f"seed-{time.time_ns()}"
     with wandb_service() as service:
         environ = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
         environ |= {
             "PYTHONPATH": str(SOURCE),
+            MARK: mark,
             "WANDB_PROJECT": "project",
             "WANDB_ERROR_REPORTING": "false",
             **service.environ(),
@@ -74,11 +77,15 @@ def test_the_session_of_the_seed(tmp_path):
         "learning rate 1.333e-04, constant product 500",
     ]
     for line in (
-        "attempt 1 of at most 4", "Using config: configs/config.yaml", "Detected wandb run ID", "the loss is NaN at step",
+        "attempt 1 of at most 4", "Using config: configs/config.yaml", "Detected wandb run ID",
         "learning_rate: 2.00e-04 -> 1.33e-04", "attempt 2 of at most 4", "config_retry_1_", "attempt 2 has finished",
         "Deleted failed wandb run: ",
     ):  # fmt: skip
         assert line in log, log
+    ended_at = re.search(r"the loss is NaN at step (\d+)", log)
+    assert ended_at is not None, log
+    assert 90 <= int(ended_at[1]) < 120, "at 45 % of 200, and not left to go on"
+    assert Heal(tmp_path, mark).survivors(10.0) == []
     assert (len(service.deleted), len(service.runs)) == (1, 1)
     assert config.read_text() == CONFIG
     after = {

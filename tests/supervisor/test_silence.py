@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from self_healing.supervisor import running
+from self_healing.supervisor.outcome import EndedBy
 from self_healing.supervisor.running import Running, Start
 from self_healing.supervisor.settings import RunSettings
 from self_healing.supervisor.signals import SignalDesk
@@ -79,3 +81,39 @@ def test_what_we_read_before_the_command_is_started_is_no_time_of_its_own(tmp_pa
     with SignalDesk() as desk:
         attempt = Running(start, RunSettings(), desk).run()
     assert attempt.seconds < time.monotonic() - began_s - 0.4
+
+
+def test_each_phase_has_its_own_patience():
+    silence = Silence()
+    silence.hear(1.0, "evaluation")
+    silence.hear(401.0, TRAINING)
+    assert silence.patience_s() == LEAST_PATIENCE_S, "an evaluation has taken long, a step has not"
+    silence.hear(402.0, "evaluation")
+    assert silence.patience_s() == 5 * 400.0
+
+
+def watched(tmp_path, code, settings=None, **given):
+    argv = [sys.executable, "-u", "-c", code]
+    start = Start(number=1, argv=argv, environ=os.environ, cwd=tmp_path, folder=tmp_path / "attempt-1", **given)
+    with SignalDesk() as desk:
+        return Running(start, settings or RunSettings(), desk).run()
+
+
+NAN_LINES = """
+import time
+for step in range(5):
+    print({"loss": float("nan"), "step": step}, flush=True)
+    time.sleep(0.3)
+"""
+
+
+def test_what_is_healed_inside_ends_nothing_from_outside(tmp_path):
+    assert watched(tmp_path, NAN_LINES, heals_itself=lambda: True).ended_by is EndedBy.ITSELF
+    assert watched(tmp_path, NAN_LINES).ended_by is EndedBy.NAN
+
+
+def test_a_heartbeat_that_changes_is_a_sign_of_life(tmp_path):
+    settings = RunSettings(hang_timeout=1.5, grace=0.5)
+    silent = "import time; time.sleep(4)"
+    assert watched(tmp_path, silent, settings, beats=time.monotonic).status == 0
+    assert watched(tmp_path, silent, settings, beats=lambda: "the same").ended_by is EndedBy.HANG

@@ -49,6 +49,8 @@ def test_each_attempt_gets_a_log_folder_of_its_own_unless_the_user_has_named_one
     argv = "torchrun --nproc-per-node 2 train.py --log-dir mine".split()
     launcher = launcher_of(argv)
     assert launcher.log_folder(argv) is None, "that is the script's own"
+    module = "torchrun -m package.train --log-dir mine".split()
+    assert launcher_of(module).log_folder(module) is None, "as is that of a module"
     prepared = launcher.with_log_folder(argv, tmp_path)
     assert prepared == [
         "torchrun",

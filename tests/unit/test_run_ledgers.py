@@ -116,6 +116,13 @@ def test_processes_started_without_the_supervisor_are_attempts_too(run):
     assert run.told() == [(1, "by hand"), (2, "attempt-began"), (2, "supervised"), (3, "again by torchrun")]
 
 
+def test_a_process_started_by_hand_after_an_attempt_without_a_ledger_is_another_attempt(run):
+    run.supervises("attempt-began")
+    run.supervises("attempt-ended")
+    run.trains(("config", "by hand", 0, {}))
+    assert run.told() == [(1, "attempt-began"), (1, "attempt-ended"), (2, "by hand")]
+
+
 def test_without_a_supervisor_it_is_the_ledger_as_it_is(run, tmp_path):
     run.trains(("config", "first", 0, {}))
     run.trains(("config", "second", 0, {}))

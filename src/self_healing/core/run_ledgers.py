@@ -14,8 +14,8 @@ from pathlib import Path
 
 from .ledger_lines import Entry, LedgerReading, iter_ledger
 
-BEGAN = "attempt-began"
-"""The note by which a supervisor begins an attempt."""
+BEGAN, OVER = "attempt-began", "attempt-ended"
+"""The notes of a supervisor on the two ends of an attempt."""
 
 
 def iter_run(
@@ -74,6 +74,7 @@ def _numbered(merged: Iterator[tuple[Entry, bool]], up_to: int | None) -> Iterat
                 yield from held
                 held = [replace(entry, attempt=number)]
                 continue
+            is_announced = is_announced and not (entry.kind == "note" and entry.name == OVER)
             entry = replace(entry, attempt=max(1, number))  # noqa: PLW2901
         else:
             if up_to is not None and entry.attempt > up_to:

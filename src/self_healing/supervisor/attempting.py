@@ -13,6 +13,7 @@ from ..core.heartbeat import Heartbeat, read_heartbeats
 from ..core.run_directory import ATTEMPT, EARLIER, VARIABLE, healing_folder
 from ..core.run_ledgers import BEGAN
 from ..readers.log_text import Block
+from ..report.postmortem import postmortem_path
 from .checkpoints import newest_sound, written
 from .launcher import Launcher, launcher_of
 from .outcome import Outcome, outcome_of
@@ -51,6 +52,8 @@ class Attempts:
         self._wandb = WandbRuns(may_delete=job.settings.delete_wandb_runs)
         self.home: Path | None = None
         """The folder of the last training that our healer has looked after from inside."""
+        self.has_told = False
+        """Whether the last attempt has written a postmortem of its own."""
         self._more_environ: dict[str, str] = {}
         self._copies: list[Path] = []
         self._began: list[tuple[dict[Path, float], float | None]] = []
@@ -78,7 +81,11 @@ class Attempts:
             beats=beats.signs, phase=beats.phase, heals_itself=beats.heals, tell=self._teller.say,
         )  # fmt: skip
         self._began.append((written(self._folder_of(recipe)), _rate_of(recipe)))
+        postmortem = postmortem_path(self._job.run_dir)
+        before = _identity(postmortem)
         seen = Running(start, self._job.settings, self._desk).run()
+        # One of a training that then died itself tells of the attempt before it.
+        self.has_told = _identity(postmortem) != before and beats.are_over()
         recipe.clean_up()  # nobody is there to do it, should we be killed while we wait
         self.home = beats.home() or self.home
         since_s = (
@@ -189,6 +196,15 @@ def put_away(run_dir: Path) -> list[str]:
     return problems
 
 
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Return what tells a file from the one that takes its place; clocks may go back."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns
+
+
 def _rate_of(recipe: Recipe) -> float | None:
     rates = [setting.value for setting in recipe.settings(Role.RATE)]
     return float(rates[0]) if rates and isinstance(rates[0], float | int) else None
@@ -204,6 +220,10 @@ class _Beats:
 
     def all(self) -> list[Heartbeat]:
         return [beat for beat in read_heartbeats(self._run_dir) if beat.is_new(self._before, self._number)]
+
+    def are_over(self) -> bool:
+        """Say whether every training has come to an end of its own, or there was none."""
+        return all(beat.ended is not None for beat in self.all())
 
     def home(self) -> Path | None:
         return next((Path(beat.run_dir) for beat in self.all() if beat.rank == 0), None)

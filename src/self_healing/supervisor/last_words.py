@@ -25,11 +25,7 @@ _BY_SIGNAL = {
 def write_last_words(
     run_dir: Path, last: Outcome, reason: ExitReason, began_s: float, environ: Mapping[str, str], *, home: Path | None
 ) -> None:
-    """Write the postmortem, unless the last attempt has written its own; `home` is the folder of a training that our healer has looked after."""
-    path = postmortem_path(run_dir)
-    last_began_s = time.time() - last.attempt.seconds
-    if _written_since(path, last_began_s):
-        return
+    """Write the postmortem of a job; `home` is the folder of a training that our healer has looked after."""
     own, supervisors = _ledger_of_training(run_dir, began_s, home), supervisor_ledger_path(run_dir)
     reading = LedgerReading()
     # Of a training that our healer looks after, the ledger itself says what goes on from what.
@@ -39,7 +35,7 @@ def write_last_words(
         final_metrics=None, started_s=began_s, ended_s=time.time(), versions=versions(), hardware=hardware(), reading=reading,
         ledger=Path(os.path.relpath(own or supervisors, run_dir)).as_posix(), environ=environ,
     )  # fmt: skip
-    write_json_atomically(path, postmortem.to_json())
+    write_json_atomically(postmortem_path(run_dir), postmortem.to_json())
 
 
 def _ledger_of_training(run_dir: Path, began_s: float, home: Path | None) -> Path | None:
@@ -55,7 +51,7 @@ def exit_reason(last: Outcome, asked_to_end: int | None) -> ExitReason:
         return ExitReason.COMPLETED
     if last.attempt.ended_by is EndedBy.SIGNAL and asked_to_end is not None:
         return _BY_SIGNAL[signal.Signals(asked_to_end)]
-    if last.attempt.status == GIVEN_UP:
+    if last.attempt.status == GIVEN_UP or last.attempt.ended_by in (EndedBy.NAN, EndedBy.HANG):
         return ExitReason.UNRECOVERABLE
     if last.attempt.status is None or last.attempt.status < 0:
         return ExitReason.KILLED

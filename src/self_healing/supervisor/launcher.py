@@ -40,12 +40,14 @@ class Launcher:
     def log_folder(self, argv: Sequence[str], environ: Mapping[str, str] | None = None) -> Path | None:
         """Return the log folder that a command names, or the environment for it."""
         options = argv[self.options_at :]
+        is_module = False
         for place, word in enumerate(options):
             name, is_joined, value = word.partition("=")
             if name in _FLAGS and (is_joined or place + 1 < len(options)):
                 return Path(value if is_joined else options[place + 1])
-            if word.endswith(".py") or word == "--":  # what follows are the arguments of the script
-                break
+            if word.endswith(".py") or word == "--" or (is_module and not word.startswith("-")):
+                break  # what follows are the arguments of the script
+            is_module = word in ("-m", "--module")
         named = (environ or {}).get("PET_LOG_DIR", "")
         return Path(named) if named else None
 

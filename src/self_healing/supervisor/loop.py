@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ..core.errors import ConfigError, Preempted
 from ..core.run_directory import lock_run_directory
+from ..core.run_ledgers import OVER
 from ..report.announcements import ENDED
 from .attempting import Attempts, Job, put_away
 from .decide import WITHOUT_PROGRESS, Again, Decision, Done, Stop, Wish, decide, is_stuck
@@ -145,7 +146,7 @@ class Supervisor:
     def _tell_outcome(self, outcome: Outcome) -> None:
         attempt = outcome.attempt
         self._teller.record(
-            "attempt-ended",
+            OVER,
             {
                 "attempt": attempt.number, "status": attempt.status, "ended_by": attempt.ended_by.value, "class": outcome.fine,
                 "says": outcome.says, "evidence": list(outcome.evidence), "seconds": round(attempt.seconds, 3),
@@ -233,7 +234,8 @@ class Supervisor:
         reason = exit_reason(last, self._desk.asked_to_end)
         self._teller.record(ENDED, {"exit_reason": reason.value, "code": code}, step=last.attempt.step or 0)
         self._teller.flush()
-        write_last_words(self._run_dir, last, reason, self._began_s, self._environ, home=self._attempts.home)
+        if not self._attempts.has_told:
+            write_last_words(self._run_dir, last, reason, self._began_s, self._environ, home=self._attempts.home)
         if self._is_to_be_requeued():
             self._teller.say(requeued(self._environ))
         return code

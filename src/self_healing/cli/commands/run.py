@@ -14,7 +14,7 @@ from ...core.errors import ConfigError
 
 CONTEXT = {"allow_interspersed_args": False}
 """What stands behind the first word is the command's, whatever it looks like."""
-_SEED = {"train_script": "train.py", "config_path": "configs", "config_name": "config"}
+_SEED = ("train_script", "config_path", "config_name")
 
 
 def command(
@@ -102,7 +102,7 @@ def _words(words: list[str], given: dict[str, Any]) -> dict[str, Any]:
     misplaced = next((word for word in words if word.startswith("--")), None)
     if misplaced is not None:
         raise typer.BadParameter(f"{misplaced}: options of heal run stand before the overrides")
-    return {**{name: given.get(name, value) for name, value in _SEED.items()}, "overrides": tuple(words)}
+    return {"overrides": tuple(words)}
 
 
 def _show(text: str) -> None:
