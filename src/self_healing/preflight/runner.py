@@ -18,6 +18,9 @@ from .subject import Subject
 from .tools import Tools
 
 CATALOGUE = "self_healing.preflight.checks"
+READING = "reading"
+"""What stands for a check where a file could not be looked at by any."""
+_UNREAD = "{}: is not here, but where the command runs, so it was not looked at; to have it checked, name a copy of it before --"
 LONGEST_S = 60.0
 """After that a check has not been made; the calls to the outside have shorter limits of their own."""
 
@@ -85,7 +88,7 @@ def run_checks(subject: Subject, tools: Tools) -> CheckReport:
     made = [_Making(cls(), subject, tools) for cls in chosen_checks(tools.options).values()]
     for each in made:
         each.start()
-    report = CheckReport()
+    report = CheckReport(not_run=[NotRun(READING, _UNREAD.format(named)) for named in subject.left_out])
     for each in made:
         each.join(LONGEST_S)
         report.add(each.findings(), each.not_run())

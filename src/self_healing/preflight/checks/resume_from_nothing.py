@@ -56,7 +56,7 @@ class ResumeFromNothing(Check):
         for script in subject.scripts:
             mine = [training for training in found if training.script is script]
             calls = list(script.calls_of("train"))
-            for call in calls:
+            for call in calls if not subject.starts_elsewhere else []:  # the folders are those of another machine
                 yield from self._call(script, call, tools, mine)
             if any(_may_resume(call) for call in calls):
                 for training in mine:
@@ -70,7 +70,7 @@ class ResumeFromNothing(Check):
             where = training.where("resume_from_checkpoint")
             if training.script is not None:
                 yield from self._unused(training, resumed)
-            elif not (tools.cwd / resumed).exists():
+            elif not subject.starts_elsewhere and not (tools.cwd / resumed).exists():
                 yield self._missing(where, resumed)
             yield from self._contents(training)
 

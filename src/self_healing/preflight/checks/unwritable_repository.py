@@ -8,7 +8,6 @@ from ..check import CannotRun, Check, Example
 from ..existence import log_in
 from ..finding import Finding, Place
 from ..hub import State, User
-from ..named import Names
 from ..near import near_name
 from ..subject import Kind, Subject
 from ..tools import Tools
@@ -45,7 +44,7 @@ class UnwritableRepository(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Ask whose the token is."""
         targets = list(_targets(subject))
-        if not targets or Names(subject, tools).is_for_another_machine or _brings_its_own_token(subject):
+        if not targets or subject.starts_elsewhere or _brings_its_own_token(subject):
             return
         if tools.options.offline:
             raise CannotRun("whose the token is, is known to the Hub only; leave out --offline")
