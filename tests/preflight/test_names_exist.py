@@ -194,6 +194,35 @@ def test_without_a_command_the_token_may_be_on_another_machine(check, tmp_path):
     assert found.startswith("error: the result is to be pushed")
 
 
+@pytest.mark.parametrize(
+    "push", ["trainer.push_to_hub()", "model.push_to_hub(repo)", "def main():\n    t.push_to_hub()\nmain()"]
+)
+@pytest.mark.parametrize("offline", [False, True])
+def test_a_push_to_a_name_that_is_not_known_gets_one_finding_where_nobody_is_logged_in(tmp_path, hub, push, offline):
+    (tmp_path / "train.py").write_text(f"{push}\n")
+    options = CheckOptions(select=("unwritable-repository", "hub-token-missing"), offline=offline)
+
+    def found(**environ):
+        tools = Tools(options=options, environ={"HF_ENDPOINT": hub.url, **environ}, cwd=tmp_path)
+        return run_checks(read_subject([], ["python", "train.py"], options, tmp_path), tools).findings
+
+    (only,) = found()
+    assert (only.check, str(only.severity)) == ("hub-token-missing" if offline else "unwritable-repository", "error")
+    assert found(HF_TOKEN="hf_fine") == []
+
+
+@pytest.mark.parametrize("text", [
+    "if training_args.push_to_hub:\n    trainer.push_to_hub()\n",
+    "def push():\n    t.push_to_hub()\nif args.push:\n    push()\n",
+    "try:\n    t.push_to_hub()\nexcept OSError as error:\n    print(error)\n",
+    "t.push_to_hub(**options)\n",
+    "import os\nkey = os.environ['HF_TOKEN']\nt.push_to_hub(repo)\n",
+])  # fmt: skip
+def test_a_push_that_may_not_be_or_brings_its_token_is_no_finding(check, text):
+    assert check("unwritable-repository", text) == []
+    assert check("hub-token-missing", text, offline=True) == []
+
+
 def test_a_script_that_logs_in_itself_is_passed_over(check):
     text = "from huggingface_hub import login\nlogin()\n" + PUSH.format("ann/mine")
     assert check("unwritable-repository", text) == []

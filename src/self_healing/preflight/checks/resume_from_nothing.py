@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import UNKNOWN, Call, Script, Subject
+from ..syntax import is_conditional
 from ..tools import Tools
 from ..training import Training, trainings
 
@@ -76,7 +76,7 @@ class ResumeFromNothing(Check):
 
     def _call(self, script: Script, call: Call, tools: Tools, mine: list[Training]) -> Iterator[Finding]:
         given = call.given(0, "resume_from_checkpoint")
-        if given is None or call.is_guarded or _is_conditional(script, call):
+        if given is None or call.is_guarded or is_conditional(script, call):
             return
         where = Place(script.named, given.line)
         if given.value == "auto" and "self_healing" in script.text:
@@ -130,13 +130,3 @@ def _may_resume(call: Call) -> bool:
     return given.value is not UNKNOWN or not given.text.endswith(
         ".resume_from_checkpoint"
     )  # an option, mostly not given
-
-
-def _is_conditional(script: Script, call: Call) -> bool:
-    """Say whether a call stands under a condition, which may ask whether there is a checkpoint."""
-    conditions = (node for node in ast.walk(script.tree) if isinstance(node, ast.If | ast.IfExp | ast.Match))
-    return any(
-        any(inner is call.node for inner in ast.walk(node))
-        for node in conditions
-        if not (isinstance(node, ast.If) and "__main__" in ast.dump(node.test))
-    )
