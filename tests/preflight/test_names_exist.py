@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 
 import pytest
 
+from self_healing.preflight.address import Asked, Reached, ask_all
 from self_healing.preflight.hub import Hub
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import run_checks
 from self_healing.preflight.subject import read_subject
 from self_healing.preflight.tools import Tools
 
+from ..unit.loopback_servers import hanging
 from .hub_server import hub_server
 
 LOAD = "from datasets import load_dataset\n"
@@ -397,6 +401,31 @@ def test_an_address_of_something_is_no_finding(check, hub, name):
 def test_an_address_whose_server_does_not_answer_is_neither_a_pass_nor_a_finding(check, hub, name, says):
     assert check("missing-url", argv=jobs(hub, name), limit_s=0.3) == []
     assert [says in why for why in check.not_run] == [True]
+
+
+def test_many_addresses_are_asked_for_by_few_threads_and_not_for_long(check, monkeypatch):
+    asking, most = [], []
+
+    def once(self, method):
+        asking.append(1)
+        most.append(len(asking))
+        time.sleep(0.02)
+        asking.pop()
+        return Reached.FOUND, "", 200
+
+    monkeypatch.setattr(Asked, "_once", once)
+    many = [f"http://127.0.0.1:9/{place}.json" for place in range(200)]
+    before = threading.active_count()
+    asked = ask_all(many, 5.0)
+    assert threading.active_count() - before <= 16
+    assert {asked[url].answer()[0] for url in many} == {Reached.FOUND}
+    assert 1 < max(most) <= 16
+    with hanging() as url:
+        monkeypatch.undo()
+        begun = time.monotonic()
+        text = "".join(f"load_dataset('json', data_files='{url}/{place}.json')\n" for place in range(100))
+        assert check("missing-url", text, limit_s=0.2) == []
+        assert ("99.json" in check.not_run[0], time.monotonic() - begun < 3) == (True, True)
 
 
 @pytest.mark.parametrize(
