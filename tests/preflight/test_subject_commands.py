@@ -120,6 +120,7 @@ ELSEWHERE = (
     "sudo docker run image python train.py {}",
     "ssh host python train.py {}",
     "ssh host 'cd work && python train.py {}'",
+    "ssh host 'cd work && python train.py {} 2>&1 | tee out.log'",
     "hf jobs run image bash -c 'pip install trl && python train.py {}'",
     "A=b sbatch --wrap 'srun python train.py {}'",
 )
@@ -128,7 +129,7 @@ ELSEWHERE = (
 @pytest.mark.parametrize("line", ELSEWHERE)
 def test_a_file_that_is_where_the_command_runs_is_not_asked_for_here(tmp_path, line):
     """What the command itself says is read, and what could not be is told."""
-    argv = shlex.split(line.format("--learning_rate 1 --config /etc/mine.yaml"))
+    argv = shlex.split(line.format("--config /etc/mine.yaml --learning_rate 1"))
     options = CheckOptions(offline=True, select=("number-is-text",))
     subject = read_subject([], argv, options, tmp_path)
     script = "/app/train.py" if "/app" in line else "train.py"

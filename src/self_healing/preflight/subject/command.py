@@ -34,6 +34,7 @@ _ELSEWHERE = frozenset({
 _BEFORE = frozenset({"sudo", "nohup", "time"})
 """What may stand before any of them."""
 _SHELLS = frozenset({"sh", "bash", "zsh", "dash"})
+_REDIRECTION = re.compile(r"(?<=\s)\d?[<>]{1,2}&?\s*[^\s;&|]+")
 _OPERATORS = frozenset({"&&", "||", ";", "|", "&"})
 
 
@@ -148,7 +149,7 @@ def _opened(words: Sequence[str]) -> list[str]:
 
 def _simple_command(text: str) -> list[str] | None:
     """Return the words of the one command in a text of a shell that runs a script; None where there is none."""
-    reading = shlex.shlex(text, posix=True, punctuation_chars=True)
+    reading = shlex.shlex(_REDIRECTION.sub(" ", text), posix=True, punctuation_chars=True)
     reading.whitespace_split = True
     parts: list[list[str]] = [[]]
     try:
