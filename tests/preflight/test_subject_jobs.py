@@ -118,7 +118,9 @@ def test_a_spec_names_a_script_or_an_address(tmp_path):
     (tmp_path / "job.yaml").write_text("script: train.py\nflavor: l4x4\n")
     assert [script.named for script in read(tmp_path, "job.yaml").scripts] == ["train.py"]
     (tmp_path / "job.yaml").write_text("script: trian.py\nflavor: l4x4\n")
-    assert [(each.kind, each.name) for each in read(tmp_path, "job.yaml").references] == [(Kind.FILE, "trian.py")]
+    subject = read(tmp_path, "job.yaml")
+    assert [(each.kind, each.name) for each in subject.references] == [(Kind.FILE, "trian.py")]
+    assert subject.left_out == ("trian.py",), "it is no pass"
     (tmp_path / "job.yaml").write_text("script: https://example.com/x/train.py\nflavor: l4x4\n")
     subject = read(tmp_path, "job.yaml")
     assert [(each.kind, str(each.place)) for each in subject.references] == [(Kind.URL, "job.yaml:1")]

@@ -21,7 +21,7 @@ from .tools import Tools
 CATALOGUE = "self_healing.preflight.checks"
 READING = "reading"
 """What stands for a check where a file could not be looked at by any."""
-_UNREAD = "{}: is not here, but where the command runs, so it was not looked at; to have it checked, name a copy of it before --"
+_UNREAD = "{}: is not here, so it was not looked at; where the run has it, name a copy of it, too: heal check FILE"
 LONGEST_S = 60.0
 """After that a check has not been made, however many others take as long; the calls to the outside have shorter limits of their own."""
 

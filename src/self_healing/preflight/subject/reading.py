@@ -118,6 +118,7 @@ class _Reading:
                 found.append(job.script)
             else:
                 self._references.append(Reference(kind=Kind.FILE, name=job.script, place=job.place))
+                self._left_out.append(job.script)
         return list(dict.fromkeys(found))
 
     def take_config(self, named: str) -> None:

@@ -35,7 +35,7 @@ class Subject:
     trainer: Any = None
     """A trainer that is built, where `SelfHealingTrainer.check()` asks."""
     left_out: tuple[str, ...] = ()
-    """Files that the command names and that are not here, but where it runs."""
+    """Files that a command or a job names and that are not here, but where it runs."""
 
     def all(self, *names: str) -> list[Setting]:
         """Return every setting of one of the names, the weakest first."""
