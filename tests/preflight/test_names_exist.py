@@ -1,51 +1,20 @@
-"""Data sets and their parts, adapters, output repositories, files, modules and addresses that are named."""
+"""Data sets and their parts, adapters, files, modules and addresses that are named."""
 
 from __future__ import annotations
 
 import json
 import sys
+import threading
+import time
 
 import pytest
 
+from self_healing.preflight.address import Asked, Reached, ask_all
 from self_healing.preflight.hub import Hub
-from self_healing.preflight.options import CheckOptions
-from self_healing.preflight.runner import run_checks
-from self_healing.preflight.subject import read_subject
-from self_healing.preflight.tools import Tools
 
-from .hub_server import hub_server
+from ..unit.loopback_servers import hanging
 
 LOAD = "from datasets import load_dataset\n"
-
-
-@pytest.fixture(scope="module")
-def hub():
-    with hub_server() as server:
-        yield server
-
-
-@pytest.fixture(autouse=True)
-def no_proxy(monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-
-
-@pytest.fixture
-def check(tmp_path, hub):
-    """Return a function that checks a script, a config or a command and returns severities and messages with fixes."""
-
-    def run(select, text="", name="train.py", argv=(), *, offline=False, limit_s=2.0, **environ):
-        options = CheckOptions(select=(select,), offline=offline)
-        tools = Tools(options=options, environ={"HF_ENDPOINT": hub.url, **environ}, cwd=tmp_path, hub_limit_s=limit_s)
-        paths = []
-        if not argv:
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_text(text)
-            paths = [name]
-        report = run_checks(read_subject(paths, list(argv), options, tmp_path), tools)
-        run.not_run = [each.because for each in report.not_run]
-        return [f"{found.severity}: {found.message} | {found.fix}" for found in report.findings]
-
-    return run
 
 
 # -- data sets ---------------------------------------------------------------------------------------
@@ -157,51 +126,6 @@ def test_an_adapter_whose_base_was_renamed_fits(check):
 def test_a_whole_model_is_no_adapter(check):
     (found,) = check("missing-adapter", ADAPTER.format("acme/tiny-0.5B", "acme/tiny-1.5B"))
     assert "holds no adapter_config.json" in found
-
-
-# -- output ------------------------------------------------------------------------------------------
-
-PUSH = "from trl import SFTConfig\nSFTConfig(push_to_hub=True, hub_model_id={!r})\n"
-
-
-@pytest.mark.parametrize(
-    ("token", "name", "says"),
-    [
-        (None, "ann/mine", "no token is set | Leave push_to_hub out, or run `hf auth login` (or set HF_TOKEN)"),
-        ("hf_reader", "ann/mine", "may only read, so the result cannot be pushed"),
-        ("hf_writer", "amce/ours", "does not belong to amce; did you mean acme?"),
-        ("hf_writer", "library/ours", "ann may only read in library"),
-        ("hf_fine", "acme/ours", "has not been given the right to write to acme"),
-    ],
-)
-def test_what_cannot_be_pushed_is_told_before(check, token, name, says):
-    (found,) = check("unwritable-repository", PUSH.format(name), **({"HF_TOKEN": token} if token else {}))
-    assert says in found
-
-
-@pytest.mark.parametrize(
-    ("token", "name"),
-    [("hf_writer", "ann/mine"), ("hf_writer", "ACME/ours"), ("hf_fine", "mine"), ("hf_owner", "acme/x")],
-)
-def test_what_can_be_pushed_is_no_finding(check, token, name):
-    assert check("unwritable-repository", PUSH.format(name), HF_TOKEN=token) == []
-
-
-def test_without_a_command_the_token_may_be_on_another_machine(check, tmp_path):
-    (found,) = check("unwritable-repository", PUSH.format("ann/mine"))
-    assert found.startswith("warning: the result is to be pushed")
-    (found,) = check("unwritable-repository", argv=["python", "train.py"])
-    assert found.startswith("error: the result is to be pushed")
-
-
-def test_a_script_that_logs_in_itself_is_passed_over(check):
-    text = "from huggingface_hub import login\nlogin()\n" + PUSH.format("ann/mine")
-    assert check("unwritable-repository", text) == []
-
-
-def test_a_refused_token_is_told_where_something_is_only_pushed(check):
-    (found,) = check("refused-hub-token", PUSH.format("ann/mine"), HF_TOKEN="hf_revoked")
-    assert "refuses the token" in found
 
 
 # -- files -------------------------------------------------------------------------------------------
@@ -368,6 +292,31 @@ def test_an_address_of_something_is_no_finding(check, hub, name):
 def test_an_address_whose_server_does_not_answer_is_neither_a_pass_nor_a_finding(check, hub, name, says):
     assert check("missing-url", argv=jobs(hub, name), limit_s=0.3) == []
     assert [says in why for why in check.not_run] == [True]
+
+
+def test_many_addresses_are_asked_for_by_few_threads_and_not_for_long(check, monkeypatch):
+    asking, most = [], []
+
+    def once(self, method):
+        asking.append(1)
+        most.append(len(asking))
+        time.sleep(0.02)
+        asking.pop()
+        return Reached.FOUND, "", 200
+
+    monkeypatch.setattr(Asked, "_once", once)
+    many = [f"http://127.0.0.1:9/{place}.json" for place in range(200)]
+    before = threading.active_count()
+    asked = ask_all(many, 5.0)
+    assert threading.active_count() - before <= 16
+    assert {asked[url].answer()[0] for url in many} == {Reached.FOUND}
+    assert 1 < max(most) <= 16
+    with hanging() as url:
+        monkeypatch.undo()
+        begun = time.monotonic()
+        text = "".join(f"load_dataset('json', data_files='{url}/{place}.json')\n" for place in range(100))
+        assert check("missing-url", text, limit_s=0.2) == []
+        assert ("99.json" in check.not_run[0], time.monotonic() - begun < 3) == (True, True)
 
 
 @pytest.mark.parametrize(

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import random
+import threading
+import time
+import tracemalloc
 from types import SimpleNamespace
 
 import pytest
 
 from self_healing.preflight.finding import Severity
 from self_healing.preflight.options import CheckOptions
-from self_healing.preflight.runner import run_checks
+from self_healing.preflight.runner import known_checks, run_checks
 from self_healing.preflight.subject import Subject, read_subject
 from self_healing.preflight.tools import Tools
 from self_healing.preflight.training import fetched
+from self_healing.preflight.training.samples import read_rows
 
 SAMPLES = ("missing-columns", "masked-samples", "cut-samples", "useless-samples")
 LOAD = "from datasets import load_dataset\nfrom trl import *\nd = load_dataset({}, split='train')\n"
@@ -100,6 +104,66 @@ def test_records_that_cannot_be_fetched_are_told_with_the_reason(tmp_path, monke
         "the records of org/x could not be fetched, ConnectionError: no network"
     }
     assert asked == [("org/x", None, "train", None, 8)], "all checks share what was fetched"
+
+
+def test_records_that_do_not_come_are_waited_for_once_and_not_for_long(tmp_path, monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(fetched, "_streamed", lambda *_: over.wait(20) and [])
+    monkeypatch.setattr(fetched, "LIMIT_S", 0.3)
+    two = "".join(LOAD.format(f"'org/{name}'") for name in ("hangs", "hangs-too"))
+    begun = time.monotonic()
+    report = checked(
+        tmp_path, f"{two}SFTTrainer('m', args=SFTConfig('o'), train_dataset=d)\n", samples=8, offline=False
+    )
+    took = time.monotonic() - begun
+    over.set()
+    assert {each.because for each in report.not_run} == {"the records of org/hangs did not come within 0.3 s"}
+    assert ({each.check for each in report.not_run}, took < 5) == (set(SAMPLES), True)
+
+
+@pytest.mark.parametrize("name", ["d.jsonl", "d.json", "d.csv"])
+@pytest.mark.parametrize("begins", [b'{"text": "', b'[{"text": "', b"text\n"])
+def test_a_line_without_an_end_is_not_read_to_its_end(tmp_path, name, begins):
+    """The file is a hole of a size that nobody would want in memory."""
+    with (tmp_path / name).open("wb") as file:
+        file.write(begins)
+        file.truncate(150 << 20)
+    tracemalloc.start()
+    try:
+        assert read_rows(tmp_path / name, 64) == []
+        assert tracemalloc.get_traced_memory()[1] < 100 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_no_more_of_a_file_is_read_than_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr("self_healing.preflight.training.samples.LARGEST_BYTES", 1000)
+    (tmp_path / "d.jsonl").write_text(lines(*[{"text": "x" * 90}] * 50))
+    assert 5 < len(read_rows(tmp_path / "d.jsonl", 10_000)) < 15
+    (tmp_path / "d.jsonl").write_text("\n" * 5000 + lines({"text": "late"}))
+    assert read_rows(tmp_path / "d.jsonl", 64) == []
+
+
+def test_a_part_of_a_parquet_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist([{"text": "a" * 50}] * 9), tmp_path / "d.parquet")
+    assert len(read_rows(tmp_path / "d.parquet", 64)) == 9
+    monkeypatch.setattr("self_healing.preflight.training.samples.LARGEST_GROUP_BYTES", 10)
+    assert read_rows(tmp_path / "d.parquet", 64) == []
+
+
+def test_all_checks_together_are_waited_for_no_longer_than_one(tmp_path, monkeypatch):
+    over = threading.Event()
+    for name in SAMPLES:
+        monkeypatch.setattr(known_checks()[name], "run", lambda *_: over.wait(20) and ())
+    monkeypatch.setattr("self_healing.preflight.runner.LONGEST_S", 0.4)
+    begun = time.monotonic()
+    report = checked(tmp_path, "")
+    took = time.monotonic() - begun
+    over.set()
+    assert {each.because for each in report.not_run} == {"it took longer than 0.4 s"}
+    assert ({each.check for each in report.not_run}, took < 1.2) == (set(SAMPLES), True)
 
 
 def test_data_that_the_script_changes_is_not_judged_by_its_columns(tmp_path):

@@ -6,9 +6,12 @@ import shlex
 
 import pytest
 
+from self_healing.core.errors import InputError
 from self_healing.preflight.options import CheckOptions
+from self_healing.preflight.runner import run_checks
 from self_healing.preflight.subject import UNKNOWN, Kind, read_subject
 from self_healing.preflight.subject.command import read_command
+from self_healing.preflight.tools import Tools
 
 COMMANDS = {
     "python train.py --lr 1": ("train.py", {"lr": 1}, None),
@@ -108,3 +111,66 @@ def test_a_switch_with_no_before_it_is_off(tmp_path):
 def test_an_address_is_a_reference_and_nothing_is_fetched(tmp_path):
     subject = read_subject([], ["uv", "run", "https://example.com/train.py"], CheckOptions(), tmp_path)
     assert [(each.kind, each.name) for each in subject.references] == [(Kind.URL, "https://example.com/train.py")]
+
+
+ELSEWHERE = (
+    "hf jobs run image python /app/train.py {}",
+    "hf jobs uv run -v ./src:/app /app/train.py {}",
+    "docker run --gpus all -v /data:/data image python train.py {}",
+    "sudo docker run image python train.py {}",
+    "ssh host python train.py {}",
+    "ssh host 'cd work && python train.py {}'",
+    "ssh host 'cd work && python train.py {} 2>&1 | tee out.log'",
+    "hf jobs run image bash -c 'pip install trl && python train.py {}'",
+    "A=b sbatch --wrap 'srun python train.py {}'",
+)
+
+
+@pytest.mark.parametrize("line", ELSEWHERE)
+def test_a_file_that_is_where_the_command_runs_is_not_asked_for_here(tmp_path, line):
+    """What the command itself says is read, and what could not be is told."""
+    argv = shlex.split(line.format("--config /etc/mine.yaml --learning_rate 1"))
+    options = CheckOptions(offline=True, select=("number-is-text",))
+    subject = read_subject([], argv, options, tmp_path)
+    script = "/app/train.py" if "/app" in line else "train.py"
+    assert subject.starts_elsewhere
+    assert (subject.number("learning_rate"), set(subject.left_out)) == (1, {"/etc/mine.yaml", script})
+    report = run_checks(subject, Tools(options=options, environ={}, cwd=tmp_path))
+    told = [each.because for each in report.not_run if each.check == "reading"]
+    assert sorted(each.partition(":")[0] for each in told) == sorted(subject.left_out)
+
+
+@pytest.mark.parametrize("line", [line for line in ELSEWHERE if "/app" not in line])
+def test_a_file_that_is_here_is_read_wherever_the_command_runs(tmp_path, line):
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "mine.yaml").write_text("weight_decay: 0.1\n")
+    subject = read_subject([], shlex.split(line.format("--config mine.yaml")), CheckOptions(), tmp_path)
+    assert ([script.named for script in subject.scripts], subject.number("weight_decay")) == (["train.py"], 0.1)
+    assert subject.left_out == ()
+
+
+@pytest.mark.parametrize("line", ["python trian.py", "hf jobs uv run trian.py", "bash -c 'python trian.py'"])
+def test_a_script_that_is_to_be_here_and_is_not_is_an_error(tmp_path, line):
+    with pytest.raises(InputError, match=r"^trian\.py: there is no such file"):
+        read_subject([], shlex.split(line), CheckOptions(), tmp_path)
+
+
+@pytest.mark.parametrize("line", ELSEWHERE)
+@pytest.mark.parametrize("check", ["missing-path", "resume-from-nothing"])
+def test_paths_of_a_machine_that_is_not_this_one_are_not_looked_for(tmp_path, line, check):
+    text = (
+        "from trl import *\nload_dataset('json', data_files='/data/a.jsonl')\nt = SFTTrainer('/models/m', args=SFTConfig('/out'))\n"
+        "t.train(resume_from_checkpoint='/out/checkpoint-5')\nt.train(resume_from_checkpoint=True)\n"
+    )
+    (tmp_path / "train.py").write_text(text)
+    options = CheckOptions(offline=True, select=(check,))
+
+    def found(argv):
+        subject = read_subject(["train.py"], argv, options, tmp_path)
+        return run_checks(subject, Tools(options=options, environ={}, cwd=tmp_path)).findings
+
+    assert (
+        found(shlex.split(line.format("--resume_from_checkpoint /out/checkpoint-9 --model_name_or_path /models/m")))
+        == []
+    )
+    assert found(["python", "train.py"]), "here it is amiss"

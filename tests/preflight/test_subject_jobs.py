@@ -69,6 +69,19 @@ def test_a_command_in_an_image_is_read_too(tmp_path):
     assert [script.named for script in subject.scripts] == ["train.py"]
 
 
+@pytest.mark.parametrize("options", [
+    "-v ./data:/mnt", "--volume hf://datasets/org/d:/mnt", "-v./data:/mnt", "--json", "-q", "-dq", "--ssh --dry-run", "-l mine",
+    "--attempts 2", "--expose 8000", "--network-group g --network-alias a", "--resource-group-id r", "--format json",
+])  # fmt: skip
+def test_every_option_of_a_job_is_read_with_its_value(tmp_path, options):
+    """What follows the options is the image: one that is read with too few or too many words shifts the whole command."""
+    (tmp_path / "train.py").write_text("")
+    line = f"hf jobs run {options} --flavor h200 -eRUN=1 -sHF_TOKEN image python train.py --learning_rate 1"
+    subject = read(tmp_path, argv=shlex.split(line))
+    assert subject.job.arguments[:2] == ("image", "python")
+    assert (subject.job.flavor, subject.job.env, subject.job.secrets) == ("h200", {"RUN": "1"}, {"HF_TOKEN"})
+
+
 def test_other_words_of_the_same_program_are_no_job(tmp_path):
     for line in ("hf jobs ps", "hf upload org/m .", "hf jobs logs run"):
         assert read(tmp_path, argv=shlex.split(line)).job is None, line
@@ -105,7 +118,9 @@ def test_a_spec_names_a_script_or_an_address(tmp_path):
     (tmp_path / "job.yaml").write_text("script: train.py\nflavor: l4x4\n")
     assert [script.named for script in read(tmp_path, "job.yaml").scripts] == ["train.py"]
     (tmp_path / "job.yaml").write_text("script: trian.py\nflavor: l4x4\n")
-    assert [(each.kind, each.name) for each in read(tmp_path, "job.yaml").references] == [(Kind.FILE, "trian.py")]
+    subject = read(tmp_path, "job.yaml")
+    assert [(each.kind, each.name) for each in subject.references] == [(Kind.FILE, "trian.py")]
+    assert subject.left_out == ("trian.py",), "it is no pass"
     (tmp_path / "job.yaml").write_text("script: https://example.com/x/train.py\nflavor: l4x4\n")
     subject = read(tmp_path, "job.yaml")
     assert [(each.kind, str(each.place)) for each in subject.references] == [(Kind.URL, "job.yaml:1")]

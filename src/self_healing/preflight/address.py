@@ -5,10 +5,14 @@ from __future__ import annotations
 import http.client
 import re
 import threading
+import time
 import urllib.error
 import urllib.request
+from collections import deque
+from collections.abc import Iterable
 from enum import StrEnum
 
+AT_ONCE = 16
 _GITHUB = re.compile(r"https?://(?:www\.)?github\.com/([^/]+)/([^/]+)/blob/([^?#]+)(?:[?#].*)?")
 _HUB = re.compile(r"(https?://(?:huggingface\.co|hf\.co)/(?:datasets/|spaces/)?[^/]+/[^/]+)/blob/([^?#]+)(?:[?#].*)?")
 _GITLAB = re.compile(r"(https?://gitlab\.com/.+?)/-/blob/([^?#]+)(?:[?#].*)?")
@@ -39,20 +43,24 @@ class Asked:
 
     def __init__(self, url: str, limit_s: float) -> None:
         self._url, self._limit_s = url, limit_s
-        self._answer = (Reached.UNKNOWN, f"no answer within {2 * limit_s:g} s")
-        self._thread = threading.Thread(target=self._ask, name="self-healing-url", daemon=True)
-        self._thread.start()
+        patience_s = 4 * limit_s  # connecting and reading, twice; with many addresses the last may not get their turn
+        self._until = time.monotonic() + patience_s
+        self._answer = (Reached.UNKNOWN, f"no answer within {patience_s:g} s")
+        self._is_answered = threading.Event()
 
     def answer(self) -> tuple[Reached, str]:
         """Wait for the answer, though not for long."""
-        self._thread.join(2 * self._limit_s)
+        self._is_answered.wait(max(0.0, self._until - time.monotonic()))
         return self._answer
 
-    def _ask(self) -> None:
-        reached, detail, status = self._once("HEAD")
-        if status in (400, 403, 405, 501):  # there are servers that know GET only
-            reached, detail, status = self._once("GET")
-        self._answer = (reached, detail)
+    def ask(self) -> None:
+        """Ask, where somebody still waits for it."""
+        if time.monotonic() < self._until:
+            reached, detail, status = self._once("HEAD")
+            if status in (400, 403, 405, 501):  # there are servers that know GET only
+                reached, detail, status = self._once("GET")
+            self._answer = (reached, detail)
+        self._is_answered.set()
 
     def _once(self, method: str) -> tuple[Reached, str, int]:
         request = urllib.request.Request(self._url, method=method, headers={"User-Agent": "heal-check"})  # noqa: S310  # http and https only
@@ -68,3 +76,21 @@ class Asked:
             return Reached.UNKNOWN, f"there is no connection to it ({error.reason})", 0
         except (OSError, ValueError, http.client.HTTPException) as error:
             return Reached.UNKNOWN, f"it gave no answer ({type(error).__name__})", 0
+
+
+def ask_all(urls: Iterable[str], limit_s: float) -> dict[str, Asked]:
+    """Ask for all addresses, a few at a time, and return the questions by their address."""
+    asked = {url: Asked(url, limit_s) for url in urls}
+    waiting = deque(asked.values())
+
+    def ask() -> None:
+        while waiting:
+            try:
+                question = waiting.popleft()
+            except IndexError:  # another thread was faster
+                return
+            question.ask()
+
+    for _ in range(min(AT_ONCE, len(asked))):
+        threading.Thread(target=ask, name="self-healing-url", daemon=True).start()
+    return asked

@@ -14,22 +14,10 @@ from .subject import Command, Kind, Subject
 from .subject.command import Flag
 from .tools import Tools
 
-_ELSEWHERE = frozenset({
-    "hf", "huggingface-cli", "sbatch", "srun", "salloc", "ssh", "docker", "podman", "apptainer", "singularity", "kubectl", "sky",
-    "modal", "ray", "dstack", "gcloud", "aws", "az",
-})  # fmt: skip
-"""Commands that start a run somewhere else, or in a container with a disk and limits of its own."""
-
-
-def starts_elsewhere(subject: Subject) -> bool:
-    """Say whether it is a job, or a command that has something else do the work."""
-    command = subject.command
-    return subject.job is not None or (command is not None and PurePath(command.argv[0]).name in _ELSEWHERE)
-
 
 def runs_here(subject: Subject, tools: Tools) -> bool:
     """Say whether this machine is the one that it will run on."""
-    if starts_elsewhere(subject):
+    if subject.starts_elsewhere:
         return False
     gpu = tools.options.gpu
     if gpu is None or gpu.lower() == "cpu":

@@ -57,13 +57,6 @@ class Names:
     def __init__(self, subject: Subject, tools: Tools) -> None:
         self._subject, self._tools = subject, tools
 
-    @property
-    def is_for_another_machine(self) -> bool:
-        """Whether it is sent off with `hf jobs`, where the files that are here are not."""
-        command = self._subject.command
-        is_job = getattr(self._subject, "job", None) is not None
-        return is_job or (command is not None and command.argv[:2] == ("hf", "jobs"))
-
     def home_of(self, reference: Reference) -> Home:
         """Say where something that is named is to be found; what is here wins, as it does for the libraries."""
         name = reference.name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import threading
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
@@ -18,8 +19,11 @@ from .subject import Subject
 from .tools import Tools
 
 CATALOGUE = "self_healing.preflight.checks"
+READING = "reading"
+"""What stands for a check where a file could not be looked at by any."""
+_UNREAD = "{}: is not here, so it was not looked at; where the run has it, name a copy of it, too: heal check FILE"
 LONGEST_S = 60.0
-"""After that a check has not been made; the calls to the outside have shorter limits of their own."""
+"""After that a check has not been made, however many others take as long; the calls to the outside have shorter limits of their own."""
 
 
 @dataclass
@@ -85,9 +89,10 @@ def run_checks(subject: Subject, tools: Tools) -> CheckReport:
     made = [_Making(cls(), subject, tools) for cls in chosen_checks(tools.options).values()]
     for each in made:
         each.start()
-    report = CheckReport()
+    report = CheckReport(not_run=[NotRun(READING, _UNREAD.format(named)) for named in subject.left_out])
+    until = time.monotonic() + LONGEST_S
     for each in made:
-        each.join(LONGEST_S)
+        each.join(max(0.0, until - time.monotonic()))
         report.add(each.findings(), each.not_run())
     return report
 

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from .subject import Script
+from .subject import Call, Script
 
 SAYING = frozenset(
     """
@@ -110,6 +110,15 @@ def _of(tree: ast.Module) -> Syntax:
 def syntax_of(script: Script) -> Syntax:
     """Return the tree of a script with the way up; made once for all checks."""
     return _of(script.tree)
+
+
+def is_conditional(script: Script, call: Call) -> bool:
+    """Say whether a call stands under a condition, other than that the script is the program."""
+    return any(
+        isinstance(node, ast.If | ast.IfExp | ast.Match)
+        and not (isinstance(node, ast.If) and "__main__" in ast.dump(node.test))
+        for node in syntax_of(script).above(call.node)
+    )
 
 
 def texts_in(node: ast.AST) -> Iterator[str]:

@@ -8,6 +8,7 @@ from ..check import Check, Example
 from ..finding import Finding, Place
 from ..here import runs_here
 from ..hub.wire import token_of
+from ..pushes import first_push, may_log_in
 from ..subject import Subject
 from ..tools import Tools
 
@@ -22,6 +23,7 @@ class HubTokenMissing(Check):
     passes = (
         Example("python -m sft --push_to_hub true", "command", environ={"HF_TOKEN": "hf_x"}),
         Example("python -m sft", "command"),
+        Example("if training_args.push_to_hub:\n    trainer.push_to_hub()\n"),
         Example("from huggingface_hub import login\nlogin()\nmodel.push_to_hub('me/model')\n"),
     )
     fails = (
@@ -34,7 +36,7 @@ class HubTokenMissing(Check):
         if not tools.options.offline:  # who may ask the Hub also asks it whose the token is: see unwritable-repository
             return
         where = _push(subject)
-        if where is None or not runs_here(subject, tools) or token_of(tools.environ)[0] or _brings_its_own(subject):
+        if where is None or not runs_here(subject, tools) or token_of(tools.environ)[0] or may_log_in(subject):
             return
         # Without a command nobody knows whether it will run in this very environment.
         say = self.info if subject.command is None else self.error
@@ -48,16 +50,4 @@ def _push(subject: Subject) -> Place | None:
     setting = subject.setting("push_to_hub")
     if setting is not None and setting.value is True:
         return setting.place
-    pushes = (Place(script.named, call.line) for script, call in subject.calls(lambda call: call.last == "push_to_hub"))
-    return next(pushes, None)
-
-
-def _brings_its_own(subject: Subject) -> bool:
-    if subject.setting("hub_token") is not None:
-        return True
-    for script, call in subject.calls():
-        if call.last in ("login", "notebook_login", "interpreter_login") or "token" in call.keywords:
-            return True
-        if "HF_TOKEN" in script.text:  # it reads or sets the variable itself, in a way of its own
-            return True
-    return False
+    return first_push(subject)

@@ -44,9 +44,9 @@ class MissingPath(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Look for each."""
-        names = Names(subject, tools)
-        if names.is_for_another_machine:
+        if subject.starts_elsewhere:
             return
+        names = Names(subject, tools)
         seen: set[tuple[Kind, str]] = set()
         for reference in (*subject.references, *data_files(subject)):
             known = (reference.kind, reference.name)

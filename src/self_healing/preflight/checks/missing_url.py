@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
-from ..address import Asked, Reached, blob_as_raw
+from ..address import Reached, ask_all, blob_as_raw
 from ..check import Check, Example
 from ..existence import Unanswered
 from ..finding import Finding, Place
@@ -42,7 +42,7 @@ class MissingUrl(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Ask for all of them at once."""
         silent = Unanswered()
-        asked: list[tuple[Place, str, Asked]] = []
+        asked: dict[str, Place] = {}
         for url, place in _named(subject).items():
             raw = blob_as_raw(url)
             if raw is not None:
@@ -52,9 +52,9 @@ class MissingUrl(Check):
             elif tools.options.offline:
                 silent.add(url, "--offline is given; leave it out")
             else:
-                asked.append((place, url, Asked(url, tools.hub_limit_s)))
-        for place, url, question in asked:
-            reached, detail = question.answer()
+                asked[url] = place
+        for url, question in ask_all(asked, tools.hub_limit_s).items():
+            place, (reached, detail) = asked[url], question.answer()
             if reached is Reached.MISSING:
                 yield self.error(
                     place, f"{url}: there is nothing at this address ({detail})",

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import UNKNOWN, Call, Script, Subject
+from ..syntax import is_conditional
 from ..tools import Tools
 from ..training import Training, trainings
 
@@ -56,7 +56,7 @@ class ResumeFromNothing(Check):
         for script in subject.scripts:
             mine = [training for training in found if training.script is script]
             calls = list(script.calls_of("train"))
-            for call in calls:
+            for call in calls if not subject.starts_elsewhere else []:  # the folders are those of another machine
                 yield from self._call(script, call, tools, mine)
             if any(_may_resume(call) for call in calls):
                 for training in mine:
@@ -70,13 +70,13 @@ class ResumeFromNothing(Check):
             where = training.where("resume_from_checkpoint")
             if training.script is not None:
                 yield from self._unused(training, resumed)
-            elif not (tools.cwd / resumed).exists():
+            elif not subject.starts_elsewhere and not (tools.cwd / resumed).exists():
                 yield self._missing(where, resumed)
             yield from self._contents(training)
 
     def _call(self, script: Script, call: Call, tools: Tools, mine: list[Training]) -> Iterator[Finding]:
         given = call.given(0, "resume_from_checkpoint")
-        if given is None or call.is_guarded or _is_conditional(script, call):
+        if given is None or call.is_guarded or is_conditional(script, call):
             return
         where = Place(script.named, given.line)
         if given.value == "auto" and "self_healing" in script.text:
@@ -130,13 +130,3 @@ def _may_resume(call: Call) -> bool:
     return given.value is not UNKNOWN or not given.text.endswith(
         ".resume_from_checkpoint"
     )  # an option, mostly not given
-
-
-def _is_conditional(script: Script, call: Call) -> bool:
-    """Say whether a call stands under a condition, which may ask whether there is a checkpoint."""
-    conditions = (node for node in ast.walk(script.tree) if isinstance(node, ast.If | ast.IfExp | ast.Match))
-    return any(
-        any(inner is call.node for inner in ast.walk(node))
-        for node in conditions
-        if not (isinstance(node, ast.If) and "__main__" in ast.dump(node.test))
-    )

@@ -8,13 +8,11 @@ from ..check import CannotRun, Check, Example
 from ..existence import log_in
 from ..finding import Finding, Place
 from ..hub import State, User
-from ..named import Names
 from ..near import near_name
+from ..pushes import first_push, logs_in, may_log_in
 from ..subject import Kind, Subject
 from ..tools import Tools
 
-_OWN_TOKENS = ("hub_token", "push_to_hub_token")
-_LOGINS = frozenset({"login", "notebook_login", "interpreter_login"})
 _PUSH = "push_to_hub: true\nhub_model_id: {}\n"
 
 
@@ -32,6 +30,8 @@ class UnwritableRepository(Check):
         Example(_PUSH.format("acme/ours"), "config.yaml", environ={"HF_TOKEN": "hf_writer"}),
         Example(_PUSH.format("mine"), "config.yaml", environ={"HF_TOKEN": "hf_fine"}),
         Example("push_to_hub: false\nhub_model_id: ann/mine\n", "config.yaml"),
+        Example("if training_args.push_to_hub:\n    trainer.push_to_hub()\n"),
+        Example("trainer.push_to_hub()\n", environ={"HF_TOKEN": "hf_fine"}),
     )
     fails = (
         Example(_PUSH.format("ann/mine"), "config.yaml"),
@@ -40,12 +40,14 @@ class UnwritableRepository(Check):
         Example(_PUSH.format("acme/ours"), "config.yaml", environ={"HF_TOKEN": "hf_fine"}),
         Example(_PUSH.format("library/ours"), "config.yaml", environ={"HF_TOKEN": "hf_writer"}),
         Example('model.push_to_hub("somebody/else")\n', environ={"HF_TOKEN": "hf_writer"}),
+        Example("trainer.train()\ntrainer.push_to_hub()\n"),
+        Example("model.push_to_hub(args.repo)\n", environ={"HF_TOKEN": "hf_reader"}),
     )
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Ask whose the token is."""
         targets = list(_targets(subject))
-        if not targets or Names(subject, tools).is_for_another_machine or _brings_its_own_token(subject):
+        if not targets or subject.starts_elsewhere or logs_in(subject):
             return
         if tools.options.offline:
             raise CannotRun("whose the token is, is known to the Hub only; leave out --offline")
@@ -70,7 +72,8 @@ class UnwritableRepository(Check):
             )  # fmt: skip
             return
         for where, name in targets:
-            yield from self._judged(where, name, user, hub.endpoint)
+            if name is not None:
+                yield from self._judged(where, name, user, hub.endpoint)
 
     def _judged(self, where: Place, name: str, user: User, endpoint: str) -> Iterator[Finding]:
         account, _, own = name.rpartition("/")
@@ -99,8 +102,8 @@ class UnwritableRepository(Check):
             )  # fmt: skip
 
 
-def _targets(subject: Subject) -> Iterator[tuple[Place, str]]:
-    """Yield where something is pushed to; the name is empty where it will be called after its folder."""
+def _targets(subject: Subject) -> Iterator[tuple[Place, str | None]]:
+    """Yield where something is pushed to; the name is empty where it will be called after its folder, None if unknown."""
     pushes = subject.setting("push_to_hub")
     named = [each for each in subject.references if each.kind is Kind.OUTPUT_REPO]
     by_setting = [each for each in named if any(s.place == each.place for s in subject.all("hub_model_id"))]
@@ -111,9 +114,5 @@ def _targets(subject: Subject) -> Iterator[tuple[Place, str]]:
             yield each.place, each.name
     if not named and is_on and pushes is not None:
         yield pushes.place, ""
-
-
-def _brings_its_own_token(subject: Subject) -> bool:
-    if any(True for _ in subject.calls(lambda call: call.last in _LOGINS or "token" in call.keywords)):
-        return True
-    return subject.setting(*_OWN_TOKENS) is not None
+    elif not named and (place := first_push(subject)) is not None and not may_log_in(subject):
+        yield place, None

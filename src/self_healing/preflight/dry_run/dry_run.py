@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from ...core.errors import ConfigError
 from ..check import CannotRun
 from ..finding import Finding, NotRun
-from ..here import starts_elsewhere
 from ..subject import Subject
 from ..tools import Tools
 from . import judging, vllm_server
@@ -50,7 +49,7 @@ def dry_run(subject: Subject, tools: Tools) -> DryReport:
     if sys.platform == "win32":
         report.not_run.append(NotRun(judging.NAME, "it needs process groups, which Windows does not have; use WSL"))
         return report
-    if starts_elsewhere(subject):  # it would be paid for, and the limits do not reach there
+    if subject.starts_elsewhere:  # it would be paid for, and the limits do not reach there
         report.not_run.append(
             NotRun(
                 judging.NAME,

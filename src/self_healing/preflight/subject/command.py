@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
@@ -25,6 +26,16 @@ _WITHOUT_VALUE = frozenset(
 """Flags of launchers that take no value: what follows them is something else."""
 _SWEEPS = frozenset({"m", "multirun"})
 """Hydra's, before its overrides."""
+_ELSEWHERE = frozenset({
+    "hf", "huggingface-cli", "sbatch", "srun", "salloc", "ssh", "docker", "podman", "apptainer", "singularity", "kubectl", "sky",
+    "modal", "ray", "dstack", "gcloud", "aws", "az",
+})  # fmt: skip
+"""Commands that start a run somewhere else, or in a container with a disk and limits of its own."""
+_BEFORE = frozenset({"sudo", "nohup", "time"})
+"""What may stand before any of them."""
+_SHELLS = frozenset({"sh", "bash", "zsh", "dash"})
+_REDIRECTION = re.compile(r"(?<=\s)\d?[<>]{1,2}&?\s*[^\s;&|]+")
+_OPERATORS = frozenset({"&&", "||", ";", "|", "&"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +84,13 @@ class Command:
         return next((flag for flag in reversed(self.flags) if flag.name in names), None)
 
     @property
+    def starts_elsewhere(self) -> bool:
+        """Whether it has something else do the work, where the files that are here need not be."""
+        words = self.argv[_assignments(self.argv)[1] :]
+        program = next((PurePath(word).name for word in words if word not in _BEFORE), "")
+        return program in _ELSEWHERE
+
+    @property
     def is_sweep(self) -> bool:
         """Whether Hydra starts several runs of it."""
         return any(word in ("-m", "--multirun") for word in self.argv) and any(not flag.key.startswith("-") for flag in self.flags)  # fmt: skip
@@ -89,7 +107,7 @@ class Command:
 def read_command(argv: Sequence[str]) -> Command:
     """Take a command line apart."""
     environ, begins = _assignments(argv)
-    words = argv[begins:]
+    words = _opened(argv[begins:])
     script_at = next((at for at, word in enumerate(words) if _is_script(word)), None)
     method, module, trains = "", None, False
     ends = script_at if script_at is not None else len(words)
@@ -116,6 +134,33 @@ def read_command(argv: Sequence[str]) -> Command:
         flags=tuple(_flags(after, _SWEEPS)), launcher_flags=tuple(_flags(before, _WITHOUT_VALUE)), method=method, module=module,
         environ=environ, configs=tuple(word for word in after[:2] if trains and word.endswith(_CONFIGS)),
     )  # fmt: skip
+
+
+def _opened(words: Sequence[str]) -> list[str]:
+    """Return the words with a command that is one of them in its place: `bash -c '...'`, `ssh host '...'`, `--wrap '...'`."""
+    found: list[str] = []
+    for at, word in enumerate(words):
+        is_of_shell = at > 1 and PurePath(words[at - 2]).name in _SHELLS and re.fullmatch("-[a-z]*c", words[at - 1])
+        is_of_ssh = "ssh" in (PurePath(each).name for each in words[:1]) and at == len(words) - 1
+        is_command = is_of_shell or is_of_ssh or (at > 0 and words[at - 1] == "--wrap")
+        found += (_simple_command(word) if is_command else None) or [word]
+    return found
+
+
+def _simple_command(text: str) -> list[str] | None:
+    """Return the words of the one command in a text of a shell that runs a script; None where there is none."""
+    reading = shlex.shlex(_REDIRECTION.sub(" ", text), posix=True, punctuation_chars=True)
+    reading.whitespace_split = True
+    parts: list[list[str]] = [[]]
+    try:
+        for word in reading:
+            if word in _OPERATORS:
+                parts.append([])
+            else:
+                parts[-1].append(word)
+    except ValueError:  # a quotation that does not end
+        return None
+    return next((part for part in parts if any(_is_script(word) for word in part)), None)
 
 
 def _is_script(word: str) -> bool:

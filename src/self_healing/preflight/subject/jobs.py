@@ -18,7 +18,10 @@ DEFAULT_TIMEOUT_S = 30 * 60.0
 """What a job gets that asks for no time."""
 _DURATION = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)\s*([smhd]?)")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SWITCHES = frozenset({"-d", "--detach", "--dry-run", "--ssh", "--suspend", "--concurrency", "--no-suspend", "--no-concurrency", "-v", "--verbose", "-q", "--quiet"})  # fmt: skip
+_SWITCHES = frozenset(
+    "-d --detach --dry-run --ssh --suspend --no-suspend --concurrency --no-concurrency --json -q --quiet -h --help".split()
+)
+"""The options of `hf jobs (scheduled) (uv) run` that take no value; all others do, also those in short: -e, -s, -l, -v, -p."""
 _LAUNCHES = frozenset({"run_uv_job", "run_job", "create_scheduled_uv_job", "create_scheduled_job"})
 
 
@@ -110,6 +113,10 @@ def job_of_command(argv: Sequence[str]) -> Job | None:
                 continue
             here -= 1
             break
+        if len(word) > 2 and word[1] != "-":
+            here -= 1
+            words[here : here + 1] = _apart(word)
+            continue
         name, is_joined, value = word.partition("=")
         if name in _SWITCHES:
             continue
@@ -119,6 +126,12 @@ def job_of_command(argv: Sequence[str]) -> Job | None:
         found.flag(name, value)
     rest = words[here:]
     return found.job(script=rest[0] if is_uv and rest else None, arguments=tuple(rest[1:] if is_uv else rest))
+
+
+def _apart(word: str) -> list[str]:
+    """Return the first of the short options that one word holds, and the rest: `-dq` is `-d -q`, `-eA=b` is `-e A=b`."""
+    first, rest = word[:2], word[2:]
+    return [first, f"-{rest}" if first in _SWITCHES else rest]
 
 
 def with_header(job: Job, header: str | None, named: str) -> Job:

@@ -59,6 +59,7 @@ class _Reading:
         self._command: Command | None = None
         self._job: Job | None = None
         self._references: list[Reference] = []
+        self._left_out: list[str] = []
 
     # -- what is named -------------------------------------------------------------------------------
 
@@ -71,7 +72,8 @@ class _Reading:
             flags = (*read_command(before).flags, *inner.launcher_flags)
             self._command = replace(inner, argv=tuple(argv), launcher_flags=flags)
             named = self._job.script
-            if named is not None and named.endswith(".py") and not named.startswith(_URL):
+            is_file = named is not None and named.endswith(".py") and not named.startswith(_URL)
+            if named is not None and is_file and not self._is_left_out(named):
                 header = read_script(self._cwd / named, named).header  # read again below, with what the job sets
                 self._job = with_header(self._job, header, named)
         else:
@@ -80,14 +82,32 @@ class _Reading:
         files = [flag.text for flag in (command.flag("config", "config_file"),) if flag is not None]
         files += [flag.text for flag in command.launcher_flags if flag.name in ("config_file", "deepspeed_config_file")]
         for name in (*files, *command.configs):
-            if Path(name).suffix.lower() in SUFFIXES:
+            if Path(name).suffix.lower() in SUFFIXES and not self._is_left_out(name):
                 self.take_config(name)
+
+    def _is_left_out(self, named: str) -> bool:
+        """Say whether a file that the command names is not here but where it runs, and note it.
+
+        A script that a job is to be sent from here has to be here; one with a path from the root is in its image or on a volume.
+        """
+        command, job = self._command, self._job
+        is_sent = job is not None and job.script == named and not named.startswith("/")
+        if command is None or not command.starts_elsewhere or is_sent or named.startswith(_URL):
+            return False
+        try:
+            is_here = (self._cwd / named).exists()
+        except (OSError, ValueError):  # whoever reads it says what is wrong with the name
+            is_here = True
+        if not is_here:
+            self._left_out.append(named)
+        return not is_here
 
     def scripts_of_command(self) -> list[str]:
         """Return the scripts that the command and the job name."""
         found = []
-        if self._command is not None and self._command.script is not None:
-            found.append(self._command.script)
+        script = self._command.script if self._command is not None else None
+        if script is not None and not self._is_left_out(script):
+            found.append(script)
         if self._command is not None and self._command.module is not None:
             inside = self._command.module.replace(".", "/")
             files = (f"{inside}.py", f"{inside}/__main__.py")
@@ -98,6 +118,7 @@ class _Reading:
                 found.append(job.script)
             else:
                 self._references.append(Reference(kind=Kind.FILE, name=job.script, place=job.place))
+                self._left_out.append(job.script)
         return list(dict.fromkeys(found))
 
     def take_config(self, named: str) -> None:
@@ -226,6 +247,7 @@ class _Reading:
             scripts=tuple(self._scripts.values()),
             configs=(*self._configs.values(), *(part for _, part in self._parts)),
             command=self._command, settings=settings, references=tuple(dict.fromkeys(references)), options=options, job=self._job,
+            left_out=tuple(dict.fromkeys(self._left_out)),
         )  # fmt: skip
 
 

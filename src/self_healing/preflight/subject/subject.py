@@ -34,6 +34,8 @@ class Subject:
     """The job on the Hub that it is run by."""
     trainer: Any = None
     """A trainer that is built, where `SelfHealingTrainer.check()` asks."""
+    left_out: tuple[str, ...] = ()
+    """Files that a command or a job names and that are not here, but where it runs."""
 
     def all(self, *names: str) -> list[Setting]:
         """Return every setting of one of the names, the weakest first."""
@@ -61,6 +63,11 @@ class Subject:
             for call in script.calls:
                 if wanted is None or wanted(call):
                     yield script, call
+
+    @property
+    def starts_elsewhere(self) -> bool:
+        """Whether it is a job, or a command that has something else do the work: paths are those of another machine."""
+        return self.job is not None or (self.command is not None and self.command.starts_elsewhere)
 
     @property
     def method(self) -> str:

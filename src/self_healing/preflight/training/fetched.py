@@ -4,32 +4,61 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from ..check import CannotRun
 from ..subject import Reference
 
+LIMIT_S = 30.0
+"""How long records are waited for; the libraries that fetch them try again and again."""
+AT_ONCE = 8
+_Key = tuple[str, str | None, str, str | None, int]
 _lock = threading.Lock()
 """Checks run side by side and ask for the same records."""
-_known: dict[tuple[str, str | None, str, str | None, int], list[Mapping[str, Any]] | CannotRun] = {}
+_doors = threading.Semaphore(AT_ONCE)
+_known: dict[_Key, Fetching] = {}
 
 
-def fetched_rows(reference: Reference, most: int) -> list[Mapping[str, Any]]:
-    """Return the first records of a data set; each is fetched once.
+class Fetching(threading.Thread):
+    """Records of one data set that are on their way, in a thread that nobody waits for longer than the limit."""
 
-    Raises:
-        CannotRun: they cannot be had.
+    def __init__(self, key: _Key) -> None:
+        super().__init__(name="self-healing-records", daemon=True)
+        self._key = key
+        self._until = time.monotonic() + LIMIT_S
+        self._found: list[Mapping[str, Any]] | CannotRun | None = None
 
-    """
+    def run(self) -> None:
+        """Fetch them."""
+        with _doors:
+            self._found = _streamed(*self._key)
+
+    def rows(self) -> list[Mapping[str, Any]]:
+        """Return the first records.
+
+        Raises:
+            CannotRun: they cannot be had, or do not come.
+
+        """
+        self.join(max(0.0, self._until - time.monotonic()))
+        found = self._found
+        if found is None:
+            raise CannotRun(f"the records of {self._key[0]} did not come within {LIMIT_S:g} s")
+        if isinstance(found, CannotRun):
+            raise CannotRun(str(found))
+        return found
+
+
+def fetching(reference: Reference, most: int) -> Fetching:
+    """Begin to fetch the first records of a data set; each is fetched once."""
     key = (reference.name, reference.config, reference.split or "train", reference.revision, most)
     with _lock:
         if key not in _known:
-            _known[key] = _streamed(*key)
-        found = _known[key]
-    if isinstance(found, CannotRun):
-        raise CannotRun(str(found))
-    return found
+            _known[key] = Fetching(key)
+            _known[key].start()
+        return _known[key]
 
 
 def _streamed(

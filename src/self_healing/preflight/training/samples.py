@@ -9,17 +9,20 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from ..check import CannotRun
 from ..finding import Place
 from ..subject import Call, Kind, Subject
 from ..tools import Tools
-from .fetched import fetched_rows
+from .fetched import fetching
 
 MOST = 64
 LARGEST_BYTES = 64 << 20
-"""Of a JSON file, which has to be read as a whole."""
+"""How much of a file is read; a JSON file that is larger is not, since it has to be read as a whole."""
+LONGEST_LINE = 16 << 20
+LARGEST_GROUP_BYTES = 1 << 30
+"""Of the first part of a Parquet file, of which a column is read as a whole."""
 SUFFIXES = frozenset({".jsonl", ".json", ".ndjson", ".csv", ".parquet"})
 _FORMATS = frozenset({"json", "csv", "parquet", "text"})
 
@@ -51,7 +54,8 @@ def sample_rows(subject: Subject, tools: Tools) -> list[Rows]:
         return found
     if tools.options.offline or not tools.options.samples:
         raise CannotRun("no records of the data set are here; use SelfHealingTrainer.check(), or --samples 64")
-    fetched = [(each, fetched_rows(each, tools.options.samples)) for each in named]
+    on_their_way = [(each, fetching(each, tools.options.samples)) for each in named]
+    fetched = [(each, records.rows()) for each, records in on_their_way]
     return [Rows(tuple(rows), each.place, each.name) for each, rows in fetched if rows]
 
 
@@ -109,23 +113,36 @@ def read_rows(path: Path, most: int) -> list[Mapping[str, Any]]:
     return [row for row in rows if isinstance(row, Mapping)]
 
 
+def _lines(file: TextIO) -> Iterator[str]:
+    """Yield the lines of a file up to the limit.
+
+    Raises:
+        ValueError: one is longer than what anybody trains on, so it is no file of records.
+
+    """
+    left = LARGEST_BYTES
+    while left > 0 and (line := file.readline(LONGEST_LINE)):
+        if len(line) == LONGEST_LINE and not line.endswith(("\n", "\r")):
+            raise ValueError("a line is too long to be a record")
+        left -= len(line)
+        yield line
+
+
 def _json_lines(path: Path, most: int) -> list[Any]:
     with path.open(encoding="utf-8") as file:
-        lines = (line for line in file if line.strip())
+        lines = (line for line in _lines(file) if line.strip())
         return [json.loads(line) for line in itertools.islice(lines, most)]
 
 
 def _json(path: Path, most: int) -> list[Any]:
     with path.open(encoding="utf-8") as file:
-        start = file.read(1)
-        if start != "[" and start == "{":
-            file.seek(0)
-            first = file.readline()
-            if first.rstrip().endswith("}"):
-                return _json_lines(path, most)
-    if path.stat().st_size > LARGEST_BYTES:
-        return []
-    loaded = json.loads(path.read_text(encoding="utf-8"))
+        first = file.readline(LONGEST_LINE)
+        if first.startswith("{") and first.rstrip().endswith("}") and len(first) < LONGEST_LINE:
+            return _json_lines(path, most)
+        if path.stat().st_size > LARGEST_BYTES:
+            return []
+        file.seek(0)
+        loaded = json.loads(file.read(LARGEST_BYTES))
     if isinstance(loaded, dict):
         loaded = loaded.get("data", loaded.get("train", []))
     return list(itertools.islice(loaded, most)) if isinstance(loaded, list) else []
@@ -133,7 +150,7 @@ def _json(path: Path, most: int) -> list[Any]:
 
 def _csv(path: Path, most: int) -> list[Any]:
     with path.open(encoding="utf-8", newline="") as file:
-        return list(itertools.islice(csv.DictReader(file), most))
+        return list(itertools.islice(csv.DictReader(_lines(file)), most))
 
 
 def _parquet(path: Path, most: int) -> list[Any]:
@@ -142,5 +159,7 @@ def _parquet(path: Path, most: int) -> list[Any]:
     except ImportError:
         return []
     with parquet.ParquetFile(path) as file:
+        if file.num_row_groups and file.metadata.row_group(0).total_byte_size > LARGEST_GROUP_BYTES:
+            return []
         batch = next(file.iter_batches(batch_size=most), None)
     return list(batch.to_pylist()) if batch is not None else []
