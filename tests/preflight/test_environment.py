@@ -62,7 +62,7 @@ def test_checkpoints_are_counted_and_weighed_by_the_folder_of_the_model(check, t
     command = "python -m sft --model_name_or_path model --output_dir out --max_steps 1000 --save_steps 100"
     [(severity, message, fix)] = check("disk-too-small", command, machine={"free_bytes": 50 * GIB})
     assert (severity, message.split(" go to")[0]) == ("error", "10 checkpoints of 6.0 GiB")
-    assert "save_total_limit=7" in fix  # 8 fit, and one more is written before the oldest goes
+    assert "--save_total_limit 7" in fix  # 8 fit, and one more is written before the oldest goes
     assert check("disk-too-small", f"{command} --save_total_limit 7", machine={"free_bytes": 50 * GIB}) == []
     assert check("disk-too-small", f"{command} --save_only_model true", machine={"free_bytes": 50 * GIB}) == []
     assert check("disk-too-small", command, machine={"free_bytes": 60 * GIB}) == []
