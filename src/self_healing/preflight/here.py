@@ -86,14 +86,8 @@ def launch_flags(command: Command) -> tuple[Flag, ...]:
 
 
 def ranks(subject: Subject) -> int:
-    """Return how many processes train on this machine, as far as the command says."""
-    command = subject.command
-    if command is not None:
-        for flag in launch_flags(command):
-            named = flag.name in ("nproc_per_node", "num_processes", "num_gpus")
-            if named and isinstance(flag.value, int) and not isinstance(flag.value, bool):
-                return flag.value
-    return max(1, subject.options.gpus)
+    """Return how many processes train on this machine, as far as that is said."""
+    return max(1, (subject.processes or 1) // subject.machines)
 
 
 def is_adapter_only(subject: Subject) -> bool:

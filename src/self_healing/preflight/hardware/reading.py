@@ -300,6 +300,7 @@ class _Reader:
             return {1: Sharding.ZERO_1, 2: Sharding.ZERO_2, 3: Sharding.ZERO_3}.get(stage, Sharding.NONE)
         fsdp = self._subject.setting("fsdp")
         is_fsdp = fsdp is not None and fsdp.value not in ("", None, False, [])
+        is_fsdp |= self._text("accelerate_config").startswith("fsdp")  # TRL's own, by its name
         return Sharding.FSDP if is_fsdp or self._text("distributed_type").upper() == "FSDP" else Sharding.NONE
 
     def _stage(self) -> int | None:
@@ -310,7 +311,7 @@ class _Reader:
         zero = content.get("zero_optimization")
         if isinstance(zero, dict) and isinstance(zero.get("stage"), int):
             return int(zero["stage"])
-        named = re.search(r"(?i)zero[-_]?([123])", self._text("deepspeed"))
+        named = re.search(r"(?i)zero[-_]?([123])", self._text("deepspeed") or self._text("accelerate_config"))
         return int(named[1]) if named is not None else None
 
     def _offloads(self, what: str) -> bool:

@@ -78,7 +78,11 @@ class _Reading:
         else:
             self._command = read_command(argv)
         command = self._command
-        files = [flag.text for flag in (command.flag("config", "config_file"),) if flag is not None]
+        files = [
+            flag.text
+            for flag in (command.flag("config", "config_file"), command.flag("accelerate_config"))
+            if flag is not None
+        ]
         files += [flag.text for flag in command.launcher_flags if flag.name in ("config_file", "deepspeed_config_file")]
         for name in (*files, *command.configs):
             if Path(name).suffix.lower() in SUFFIXES:
