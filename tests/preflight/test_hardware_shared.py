@@ -43,3 +43,14 @@ def test_a_job_on_an_unknown_machine_is_not_estimated(tmp_path):
     report = checked(tmp_path, files, argv="hf jobs uv run --flavor rtx-pro-6000 train.py".split())
     assert report.findings == []
     assert ["it runs elsewhere" in each.because for each in report.not_run] == [True]
+
+
+def test_completions_are_as_long_by_default_as_the_installed_trl_has_them(tmp_path):
+    from trl import GRPOConfig
+
+    longest = GRPOConfig.__dataclass_fields__["max_completion_length"].default
+    script = 'from trl import GRPOConfig, GRPOTrainer\nGRPOTrainer(model="org/m-8B", reward_funcs=f, args=GRPOConfig("o")).train()\n'
+    found = checked(tmp_path, {"train.py": script}, "train.py", gpu="t4", select=("memory-too-small", "odd-sampling"))
+    told = {each.check: each.message for each in found.findings}
+    assert f"rows of {512 + longest} tokens" in told["memory-too-small"]
+    assert f"cut at {longest} tokens" in told["odd-sampling"]
