@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path, PurePath
 
 from .finding import Place
+from .hardware.devices import find_device, is_named_by
 from .hardware.memory import GIB
 from .hardware.model_sources import shape_of_model
 from .subject import Command, Kind, Subject
@@ -34,8 +34,8 @@ def runs_here(subject: Subject, tools: Tools) -> bool:
     gpu = tools.options.gpu
     if gpu is None or gpu.lower() == "cpu":
         return True
-    wanted = gpu.lower().partition("-")[0]
-    return any(wanted in re.split(r"[\s-]+", name.lower()) for name in tools.machine.gpus)
+    wanted = find_device(gpu)
+    return wanted is not None and any(is_named_by(wanted, name) for name in tools.machine.gpus)
 
 
 def shares_our_packages(subject: Subject, tools: Tools) -> bool:
