@@ -238,7 +238,7 @@ def test_the_default_of_trl_is_noted_and_is_no_problem(tmp_path):
 @pytest.mark.parametrize(
     ("scenario", "words"),
     [
-        ("test", "leave it until a run like this one has worked"), ("first-run", "leave it until"), ("time-critical", "leave it until"),
+        ("test", "fails fast shows less"), ("first-run", "leave it until a run like this one has worked"), ("time-critical", "costs more time than a slow one"),
         ("cost-critical", "small model"), ("proven", "to keep the fast way"),
     ],
 )  # fmt: skip
@@ -246,6 +246,7 @@ def test_what_a_run_is_for_decides_what_is_advised(tmp_path, scenario, words):
     script = "from transformers import TrainingArguments\nTrainingArguments('o', tf32=True)\n"
     (found,) = findings(tmp_path, script, gpu="t4", scenario=scenario)
     assert words in found.fix
+    assert found.fix.startswith("Write no tf32 at all")
 
 
 def test_a_package_that_this_machine_lacks_is_missed_only_where_it_runs_here(tmp_path):
