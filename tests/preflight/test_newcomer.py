@@ -58,7 +58,7 @@ def test_a_fix_is_spelled_as_its_file_is(where, fix, spelled):
 def test_a_number_that_a_fix_gives_for_yaml_is_one_to_pyyaml(tmp_path):
     config = "model_name_or_path: m\noutput_dir: o\ndataset_name: d\nlearning_rate: 0.5\n"
     (fix,) = fixes(tmp_path, "odd-learning-rate", {"sft.yaml": config})
-    assert "learning_rate: 5.0e-5" in fix
+    assert "learning_rate: 3.0e-6" in fix
 
 
 @pytest.mark.parametrize(
