@@ -169,10 +169,16 @@ ACCELERATE = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_ma
         ("accelerate launch --config_file acc.yaml --num_processes 4 train.py", 4, 2), ("trl sft --num_processes 4", 4, 4),
         ("trl sft --accelerate_config acc.yaml", 8, 4), ("axolotl train ax.yml --num_processes 4", 4, 4),
         ("accelerate launch train.py --num_processes 8", None, 1), ("deepspeed train.py", None, 1),
+        ("trl sft --config sft.yaml", 2, 2),
     ],
 )  # fmt: skip
 def test_all_checks_count_the_same_processes(tmp_path, line, count, each):
-    for name, text in {"train.py": "", "acc.yaml": ACCELERATE, "ax.yml": "base_model: m\n"}.items():
+    for name, text in {
+        "train.py": "",
+        "acc.yaml": ACCELERATE,
+        "ax.yml": "base_model: m\n",
+        "sft.yaml": "num_processes: 2\n",
+    }.items():
         (tmp_path / name).write_text(text)
     subject, tools = checked(tmp_path, "", argv=shlex.split(line), gpu="a100")
     assert (subject.processes, process_count(subject), ranks(subject)) == (count, count, each)

@@ -104,6 +104,10 @@ class Subject:
         if self.trainer is not None:
             return asked or as_count(getattr(getattr(self.trainer, "args", None), "world_size", None))
         told = self.command.processes if self.command is not None else None
+        if (
+            told is None and self.command is not None and self.command.method
+        ):  # TRL hands on what its config says of it, too
+            told = as_count(self.number("num_processes"))
         return told or self._of_accelerate("num_processes") or asked
 
     @property
