@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import stat
 from pathlib import Path
 
@@ -17,10 +18,12 @@ from self_healing.preflight.hardware.devices import (
     near_names,
 )
 from self_healing.preflight.hardware.target import target_of
+from self_healing.preflight.here import ranks
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import known_checks, run_checks
 from self_healing.preflight.subject import read_subject
 from self_healing.preflight.tools import Tools
+from self_healing.preflight.training import process_count
 
 PAGE = (Path(__file__).parents[2] / "docs" / "incompatibilities.md").read_text()
 HARDWARE = {name: cls for name, cls in known_checks().items() if issubclass(cls, HardwareCheck)}
@@ -153,6 +156,49 @@ def test_the_processes_of_a_launcher_are_the_gpus_that_take_part(tmp_path):
     assert target_of(*checked(tmp_path, "", argv=argv, gpu="a100")).count == 4
 
 
+ACCELERATE = "compute_environment: LOCAL_MACHINE\ndistributed_type: FSDP\nnum_machines: 2\nnum_processes: 8\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "count", "each"),
+    [
+        ("deepspeed --num_gpus 8 train.py", 8, 8), ("deepspeed --num_gpus 8 --num_nodes 2 train.py", 16, 8),
+        ("deepspeed --include localhost:0,1,2 train.py", 3, 3), ("python -m deepspeed.launcher.runner --num_gpus 4 train.py", 4, 4),
+        ("torchrun --nnodes 2 --nproc_per_node 8 train.py", 16, 8), ("torchrun --nnodes 1:2 --nproc_per_node 8 train.py", None, 1),
+        ("accelerate launch --num_processes 8 --num_machines 2 train.py", 8, 4), ("accelerate launch --config_file acc.yaml train.py", 8, 4),
+        ("accelerate launch --config_file acc.yaml --num_processes 4 train.py", 4, 2), ("trl sft --num_processes 4", 4, 4),
+        ("trl sft --accelerate_config acc.yaml", 8, 4), ("axolotl train ax.yml --num_processes 4", 4, 4),
+        ("accelerate launch train.py --num_processes 8", None, 1), ("deepspeed train.py", None, 1),
+        ("trl sft --config sft.yaml", 2, 2),
+    ],
+)  # fmt: skip
+def test_all_checks_count_the_same_processes(tmp_path, line, count, each):
+    for name, text in {
+        "train.py": "",
+        "acc.yaml": ACCELERATE,
+        "ax.yml": "base_model: m\n",
+        "sft.yaml": "num_processes: 2\n",
+    }.items():
+        (tmp_path / name).write_text(text)
+    subject, tools = checked(tmp_path, "", argv=shlex.split(line), gpu="a100")
+    assert (subject.processes, process_count(subject), ranks(subject)) == (count, count, each)
+    assert (target_of(subject, tools).count, subject.gpus) == (count or 1, count or 1)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "hf jobs uv run --flavor rtx-pro-6000 train.py", "hf jobs uv run --flavor gpu-of-tomorrow train.py", "hf jobs uv run train.py",
+        "ssh node python train.py", "docker run image python train.py", "sbatch --gpus 1 train.py",
+    ],
+)  # fmt: skip
+def test_a_run_elsewhere_is_not_judged_by_the_gpu_that_is_here(tmp_path, line):
+    (tmp_path / "train.py").write_text("")
+    environ = machine(tmp_path, "Tesla T4, 15360, 7.5, 535.104.05")
+    assert target_of(*checked(tmp_path, "", argv=shlex.split(line), environ=environ)) is None
+    assert target_of(*checked(tmp_path, "", argv=shlex.split(line), environ=environ, gpu="l4")).device.name == "L4"
+
+
 RISKY = """import torch
 from transformers import AutoModelForCausalLM, TrainingArguments
 model = AutoModelForCausalLM.from_pretrained("org/model-1B", attn_implementation="flash_attention_2")
@@ -198,7 +244,7 @@ def test_the_default_of_trl_is_noted_and_is_no_problem(tmp_path):
 @pytest.mark.parametrize(
     ("scenario", "words"),
     [
-        ("test", "leave it until a run like this one has worked"), ("first-run", "leave it until"), ("time-critical", "leave it until"),
+        ("test", "fails fast shows less"), ("first-run", "leave it until a run like this one has worked"), ("time-critical", "costs more time than a slow one"),
         ("cost-critical", "small model"), ("proven", "to keep the fast way"),
     ],
 )  # fmt: skip
@@ -206,6 +252,7 @@ def test_what_a_run_is_for_decides_what_is_advised(tmp_path, scenario, words):
     script = "from transformers import TrainingArguments\nTrainingArguments('o', tf32=True)\n"
     (found,) = findings(tmp_path, script, gpu="t4", scenario=scenario)
     assert words in found.fix
+    assert found.fix.startswith("Write no tf32 at all")
 
 
 def test_a_package_that_this_machine_lacks_is_missed_only_where_it_runs_here(tmp_path):

@@ -254,3 +254,34 @@ def test_a_run_that_may_resume_saves_its_optimizer(tmp_path, given, count):
 def test_a_reward_function_takes_all_it_is_given(tmp_path, text, given, count):
     (tmp_path / "train.py").write_text(f"import functools\nfrom trl import *\n{text}\nGRPOTrainer('m', {given})\n")
     assert len(found(tmp_path, "narrow-reward", "train.py")) == count
+
+
+# -- numbers that are texts to PyYAML ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("argv", "text"),
+    [
+        ("trl sft --config run.yaml", "learning_rate: 5e-1\n"),
+        ("trl sft --config run.yaml", "learning_rate: '0.5'\n"),
+        ("axolotl train run.yaml", "base_model: m\nlearning_rate: 5e-1\n"),
+        ("llamafactory-cli train run.yaml", "stage: sft\nfinetuning_type: full\noptim: adamw_torch\nlearning_rate: 5e-1\n"),
+        ("python train.py", "model_name_or_path: m\noutput_dir: o\nlearning_rate: 5e-1\n"),
+    ],
+)  # fmt: skip
+def test_a_text_that_its_reader_turns_into_a_number_is_judged_as_one(tmp_path, argv, text):
+    (tmp_path / "run.yaml").write_text(text)
+    (tmp_path / "train.py").write_text("from omegaconf import OmegaConf\n")
+    checks = ("odd-learning-rate", "number-is-text")
+    report = checked(tmp_path, *(["run.yaml"] if "run.yaml" not in argv else []), argv=argv, select=checks)
+    assert [(each.check, each.where.line, "0.5" in each.message) for each in report.findings] == [
+        ("odd-learning-rate", text.count("\n"), True)
+    ]
+
+
+def test_a_text_that_stays_one_is_said_to_be_one_and_judged_as_nothing_else(tmp_path):
+    (tmp_path / "run.yaml").write_text("model_name_or_path: m\noutput_dir: o\nlearning_rate: 5e-1\n")
+    (tmp_path / "train.py").write_text("import yaml\nyaml.safe_load(open('run.yaml'))\n")
+    checks = ("odd-learning-rate", "number-is-text")
+    report = checked(tmp_path, "run.yaml", argv="python train.py", select=checks)
+    assert [each.check for each in report.findings] == ["number-is-text"]

@@ -86,6 +86,9 @@ KNOWN = {
     "a field through tyro": (PARSED + "cfg = tyro.cli(ScriptArguments)\nuse(cfg.model)", "org/base"),
     "a field of an object": (PARSED + "cfg = ScriptArguments(rank=8)\nuse(cfg.rank)", 8),
     "an attribute that is set": (PARSED + "cfg = ScriptArguments(rank=8)\ncfg.rank = 4\nuse(cfg.rank)", 4),
+    "the only assignment, under a condition": ("if x:\n    a = 1\nuse(a)", 1),
+    "two assignments that agree": ("if x:\n    a = 1\nelse:\n    a = 1\nuse(a)", 1),
+    "assigned for sure what was imported": ("from m import a\na = 1\nuse(a)", 1),
     "a condition that is known": ("debug = False\nuse(1 if debug else 2)", 2),
 }  # fmt: skip
 
@@ -98,6 +101,10 @@ def test_what_is_certain_is_known(what):
 
 NOT_KNOWN = {
     "two values by a condition": "if x:\n    a = 1\nelse:\n    a = 2\nuse(a)",
+    "imported, and assigned under a condition": "from m import a\nif x:\n    a = 1\nuse(a)",
+    "imported, or assigned where that fails": "try:\n    from m import a\nexcept ImportError:\n    a = None\nuse(a)",
+    "a function, or assigned": "if x:\n    a = 1\nelse:\n    def a(): ...\nuse(a)",
+    "taken from a match, or assigned": "match x:\n    case [a]:\n        pass\n    case _:\n        a = 1\nuse(a)",
     "assigned again under a condition": "a = 1\nif x:\n    a = 2\nuse(a)",
     "assigned in a loop": "a = 1\nfor i in y:\n    a = i\nuse(a)",
     "added to": "a = 1\na += 1\nuse(a)",

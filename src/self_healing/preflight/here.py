@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import re
 import sys
 from pathlib import Path, PurePath
 
 from .finding import Place
+from .hardware.devices import find_device, is_named_by
 from .hardware.memory import GIB
 from .hardware.model_sources import shape_of_model
 from .subject import Command, Kind, Subject
@@ -22,8 +22,8 @@ def runs_here(subject: Subject, tools: Tools) -> bool:
     gpu = tools.options.gpu
     if gpu is None or gpu.lower() == "cpu":
         return True
-    wanted = gpu.lower().partition("-")[0]
-    return any(wanted in re.split(r"[\s-]+", name.lower()) for name in tools.machine.gpus)
+    wanted = find_device(gpu)
+    return wanted is not None and any(is_named_by(wanted, name) for name in tools.machine.gpus)
 
 
 def shares_our_packages(subject: Subject, tools: Tools) -> bool:
@@ -74,14 +74,8 @@ def launch_flags(command: Command) -> tuple[Flag, ...]:
 
 
 def ranks(subject: Subject) -> int:
-    """Return how many processes train on this machine, as far as the command says."""
-    command = subject.command
-    if command is not None:
-        for flag in launch_flags(command):
-            named = flag.name in ("nproc_per_node", "num_processes", "num_gpus")
-            if named and isinstance(flag.value, int) and not isinstance(flag.value, bool):
-                return flag.value
-    return max(1, subject.options.gpus)
+    """Return how many processes train on this machine, as far as that is said."""
+    return max(1, (subject.processes or 1) // subject.machines)
 
 
 def is_adapter_only(subject: Subject) -> bool:

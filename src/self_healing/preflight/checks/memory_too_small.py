@@ -10,10 +10,11 @@ from ..finding import Finding
 from ..hardware.ladder import TIGHT, Change, larger_device, smallest_change
 from ..hardware.memory import GIB, Estimate, estimate, logits_bytes
 from ..hardware.model_sources import shape_of_model, shape_of_trainer
-from ..hardware.plan import Logits, TrainingPlan
+from ..hardware.plan import Logits, Sharding, TrainingPlan
 from ..hardware.reading import Training, as_trained, read_training, trained_model
 from ..hardware.shape import ModelShape
 from ..hardware.target import Target, target_of
+from ..here import starts_elsewhere
 from ..subject import Subject
 from ..tools import Tools
 
@@ -76,7 +77,8 @@ class MemoryTooSmall(Check):
             return
         target = target_of(subject, tools)
         if target is None:
-            raise CannotRun("there is no GPU here, and none is named; say which one it is for: --gpu a10g")
+            why = "it runs elsewhere" if starts_elsewhere(subject) else "there is no GPU here"
+            raise CannotRun(f"{why}, and no GPU is named; say which one it is for: --gpu a10g")
         if target.device.is_cpu and target.said_by.startswith("the flavor"):
             return
         built = subject.trainer
@@ -86,8 +88,12 @@ class MemoryTooSmall(Check):
                 f"the size of {named[0]} is not known: it is no folder with a config.json, and its name does not tell it"
             )
         training = read_training(subject, tools, target, shape)
-        if training is not None:
-            yield from self._judged(subject, training, as_trained(subject, shape), target)
+        if training is None:
+            return
+        found = list(self._judged(subject, training, as_trained(subject, shape), target))
+        if found and _is_shared_by_unknown(subject, training, target):
+            raise CannotRun("how many GPUs share the model is not said; say it: --gpus 8")
+        yield from found
 
     def _judged(self, subject: Subject, training: Training, shape: ModelShape, target: Target) -> Iterator[Finding]:
         estimated = estimate(shape, training.plan)
@@ -103,6 +109,12 @@ class MemoryTooSmall(Check):
             yield self.error(training.place, message, fix)
         elif estimated.steady_gib > has or _may_end_it(training, shape, estimated, has):
             yield self.warning(training.place, message, fix)
+
+
+def _is_shared_by_unknown(subject: Subject, training: Training, target: Target) -> bool:
+    """Say whether a launcher starts as many processes as there are GPUs, of which only the kind is named."""
+    is_open = subject.command is not None and subject.command.starts_many and subject.processes is None
+    return is_open and training.plan.sharding is not Sharding.NONE and target.said_by.startswith("--gpu")
 
 
 def _may_end_it(training: Training, shape: ModelShape, estimated: Estimate, has: float) -> bool:

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import Subject
-from ..subject.settings import normal
+from ..subject.readers import is_number, is_yaml
 from ..tools import Tools
-from ..training.readers import NUMBERS, turned_names, turns_texts
 
-_EXPONENT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+")
-_QUOTED = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)")
-_TEXTS = frozenset({"env", "environment", "secrets", "tags", "special_tokens"})
-"""Sections whose values are texts to everybody."""
 _OWN_READER = "import yaml\nfrom trl import SFTConfig\nSFTConfig(**yaml.safe_load(open('run.yaml')))\n"
 
 
@@ -58,32 +52,17 @@ class NumberIsText(Check):
     )
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
-        """Look at every text that would be a number."""
-        turned = turned_names(subject)
+        """Look at every text that would be a number; those that a reader turns are numbers already."""
         for config in subject.configs:
-            if config.path.suffix.lower() not in (".yaml", ".yml") or config.framework in ("job", "accelerate"):
+            if not is_yaml(config) or config.framework in ("job", "accelerate"):
                 continue
-            is_turned = turns_texts(subject, config)
             for value in config.values:
-                has_type = not any(part.endswith("_kwargs") for part in value.path[:-1])
-                if (
-                    not isinstance(value.value, str)
-                    or value.path[-1] in turned
-                    or (is_turned and (has_type or config.framework not in ("trl", "axolotl")))
-                    or not _is_number(value.path, value.value)
-                ):
+                if not isinstance(value.value, str) or not is_number(value.path, value.value):
                     continue
                 yield self.error(
                     Place(config.named, value.line, ".".join(value.path)), f"{'.'.join(value.path)}: {value.text} is a text to PyYAML, not a number",
                     f"Write {value.path[-1]}: {_with_point(value.value)}",
                 )  # fmt: skip
-
-
-def _is_number(path: tuple[str, ...], text: str) -> bool:
-    if any(part.lower() in _TEXTS for part in path[:-1]):
-        return False
-    is_setting = normal(path[-1]) in NUMBERS
-    return _EXPONENT.fullmatch(text) is not None or (is_setting and _QUOTED.fullmatch(text) is not None)
 
 
 def _with_point(text: str) -> str:

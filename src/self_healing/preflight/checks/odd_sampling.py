@@ -9,6 +9,7 @@ from ..finding import Finding
 from ..subject import Call, Subject
 from ..tools import Tools
 from ..training import Training, trainings
+from ..training.signatures import completion_length
 
 _RL = ("grpo", "rloo")
 HOTTEST = 2.0
@@ -74,7 +75,7 @@ class OddSampling(Check):
             )  # fmt: skip
         if training.is_trl and training.is_whole and not training.has("max_completion_length", "max_new_tokens"):
             yield self.info(
-                training.place, "max_completion_length is not given: completions are cut at 512 tokens, which is short for reasoning",
+                training.place, f"max_completion_length is not given: completions are cut at {completion_length(training.method)} tokens, which is short for reasoning",
                 "Write max_completion_length=... as long as an answer of the task is",
             )  # fmt: skip
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import Config, Setting, Subject
+from ..subject.readers import NUMBERS, is_yaml, turned_names, turns_texts
 from ..tools import Tools
 from ..training import trainings
 from ..training.deepspeed_batch import deepspeed_batches
-from ..training.readers import NUMBERS, turned_names, turns_texts
 
 _NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 _DEEPSPEED = frozenset(
@@ -72,9 +72,8 @@ class QuotedNumber(Check):
 
 def _is_left(subject: Subject, config: Config) -> bool:
     """Say whether a file is left alone: those of YAML are another check's, and some readers turn texts into numbers."""
-    is_yaml = config.path.suffix.lower() in (".yaml", ".yml")
     is_turned = turns_texts(subject, replace(config, framework=""))  # what is said of frameworks is said of their YAML
-    return is_yaml or (is_turned and config.framework != "deepspeed")
+    return is_yaml(config) or (is_turned and config.framework != "deepspeed")
 
 
 def _can_be(setting: Setting) -> bool:

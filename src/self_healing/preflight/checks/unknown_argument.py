@@ -24,7 +24,7 @@ _ALIKE = 0.85
 _LONGEST = 60
 """Letters of a value that are quoted."""
 _LIBRARIES = ("trl.", "transformers.", "peft.")
-_OF_A_CONFIG = frozenset({"config", "env", "reward_funcs", "reward_model_name_or_path", "method"})
+_OF_A_CONFIG = frozenset({"config", "env", "reward_funcs", "reward_model_name_or_path", "method", "accelerate_config"})
 
 
 class UnknownArgument(Check):
@@ -36,6 +36,7 @@ class UnknownArgument(Check):
     """
 
     passes = (
+        Example("trl sft --accelerate_config zero3 --num_processes 4", "command"),
         Example(
             "from trl import SFTConfig, SFTTrainer\nSFTTrainer('m', args=SFTConfig('o', max_length=512, eval_strategy='no'), processing_class=t)\n"
         ),

@@ -51,12 +51,18 @@ class HardwareCheck(Check):
 
     def advice(self, tools: Tools, safe: str = "") -> str:
         """Return what to do; what a run is for decides how much is said for the fast way."""
-        plain, scenario = safe or self.safe, tools.options.scenario
-        if scenario is Scenario.PROVEN:
-            return f"Write {plain} on this hardware; to keep the fast way ({self.fast}), run it on {self.needs}."
-        if scenario is Scenario.COST_CRITICAL:
-            return f"Write {plain}, and try it with a small model (Qwen/Qwen2.5-0.5B) first. Faster: {self.fast}; it needs {self.needs}."
-        return f"Write {plain}. The fast way ({self.fast}) needs {self.needs}; leave it until a run like this one has worked."
+        plain, fast = safe or self.safe, f"The fast way ({self.fast}) needs {self.needs}"
+        match tools.options.scenario:
+            case Scenario.PROVEN:
+                return f"Write {plain} on this hardware; to keep the fast way ({self.fast}), run it on {self.needs}."
+            case Scenario.COST_CRITICAL:
+                return f"Write {plain}, and try it with a small model (Qwen/Qwen2.5-0.5B) first. Faster: {self.fast}; it needs {self.needs}."
+            case Scenario.TIME_CRITICAL:
+                return f"Write {plain}. {fast}, and a failed run costs more time than a slow one."
+            case Scenario.TEST:
+                return f"Write {plain}. {fast}, and a test that fails fast shows less than one that works slowly."
+            case Scenario.FIRST_RUN:
+                return f"Write {plain}. {fast}; leave it until a run like this one has worked."
 
 
 def said(subject: Subject, *names: str) -> Said | None:

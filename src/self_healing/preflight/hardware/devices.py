@@ -96,6 +96,7 @@ DEVICES = (
     Device(name="CPU", names=("cpu",), memory_gib=0.0, architecture="x86 or ARM", maker=Maker.NONE),
 )
 CPU = DEVICES[-1]
+_SIZE = re.compile(r"(?i)\b(\d{1,3}) ?GB\b")
 RENTED = ("T4", "L4", "A10G", "A100 40 GB", "L40S", "A100 80 GB", "H100 80 GB", "H200", "MI300X")
 """What a larger device is looked for in: those that are commonly rented, the smallest first."""
 
@@ -133,17 +134,31 @@ def near_names(name: str) -> list[str]:
 
 def device_of_driver(name: str, memory_gib: float, capability: tuple[int, int]) -> Device:
     """Return the device that a driver names: `NVIDIA A100-SXM4-80GB`, `Tesla T4`; its memory is what the driver says."""
-    words = re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
-    joined = "".join(words)
     for device in sorted(DEVICES, key=lambda each: abs(each.memory_gib - memory_gib)):
-        stems = {stem for each in device.names if any(map(str.isdigit, stem := each.partition("-")[0]))}
-        is_named = any(stem in words or (len(stem) > 4 and stem in joined) for stem in stems)
-        if is_named and device.is_nvidia and abs(device.memory_gib - memory_gib) < 0.15 * device.memory_gib:
+        if is_named_by(device, name) and _is_as_large(device, memory_gib):
             return device
     return Device(
-        name=name, names=("-".join(words) or "gpu",), memory_gib=memory_gib, capability=capability,
+        name=name, names=("-".join(_words(name)) or "gpu",), memory_gib=memory_gib, capability=capability,
         architecture=_architecture(capability),
     )  # fmt: skip
+
+
+def is_named_by(device: Device, name: str) -> bool:
+    """Say whether a driver's name may stand for a device; where it tells the memory (`A100-SXM4-40GB`), that has to fit."""
+    words = _words(name)
+    joined = "".join(words)
+    stems = {stem for each in device.names if any(map(str.isdigit, stem := each.partition("-")[0]))}
+    size = _SIZE.search(name)
+    is_named = any(stem in words or (len(stem) > 4 and stem in joined) for stem in stems)
+    return is_named and device.is_nvidia and (size is None or _is_as_large(device, float(size[1])))
+
+
+def _is_as_large(device: Device, memory_gib: float) -> bool:
+    return abs(device.memory_gib - memory_gib) < 0.15 * device.memory_gib
+
+
+def _words(name: str) -> list[str]:
+    return re.sub(r"[^a-z0-9]+", " ", name.lower()).split()
 
 
 def _architecture(capability: tuple[int, int]) -> str:

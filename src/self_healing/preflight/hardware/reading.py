@@ -10,6 +10,7 @@ from pathlib import Path
 from ..finding import Place
 from ..subject import Kind, Subject
 from ..tools import Tools
+from ..training.signatures import completion_length
 from .plain_loop import Loop, loop_of
 from .plan import Dtype, Logits, Lora, Sharding, TrainingPlan
 from .shape import ModelShape
@@ -123,7 +124,7 @@ class _Reader:
         loop = self._loop
         batch = loop.batch if loop is not None else self._count("per_device_train_batch_size", 8)
         accumulation = self._count("gradient_accumulation_steps", 1)
-        completion = self._count("max_completion_length", 256) if self._is_rl else 0
+        completion = self._count("max_completion_length", completion_length(self._method)) if self._is_rl else 0
         return TrainingPlan(
             weights=self._weights(), has_autocast=self._autocast(), optimizer=loop.optimizer if loop is not None else self._text("optim") or "adamw_torch_fused",
             batch=batch, length=length, logits_length=0 if self.is_axolotl else completion, accumulation=accumulation,
@@ -141,7 +142,7 @@ class _Reader:
         if self._is_rl and not self.is_axolotl:
             completion = self._subject.number("max_completion_length")
             prompt = self._count("max_prompt_length", 512)
-            return round(completion or 256) + prompt, completion is not None
+            return round(completion or completion_length(self._method)) + prompt, completion is not None
         said = self._subject.number("max_length")
         if said is not None and said > 0:
             longest = self._shape.longest
@@ -300,6 +301,7 @@ class _Reader:
             return {1: Sharding.ZERO_1, 2: Sharding.ZERO_2, 3: Sharding.ZERO_3}.get(stage, Sharding.NONE)
         fsdp = self._subject.setting("fsdp")
         is_fsdp = fsdp is not None and fsdp.value not in ("", None, False, [])
+        is_fsdp |= self._text("accelerate_config").startswith("fsdp")  # TRL's own, by its name
         return Sharding.FSDP if is_fsdp or self._text("distributed_type").upper() == "FSDP" else Sharding.NONE
 
     def _stage(self) -> int | None:
@@ -310,7 +312,7 @@ class _Reader:
         zero = content.get("zero_optimization")
         if isinstance(zero, dict) and isinstance(zero.get("stage"), int):
             return int(zero["stage"])
-        named = re.search(r"(?i)zero[-_]?([123])", self._text("deepspeed"))
+        named = re.search(r"(?i)zero[-_]?([123])", self._text("deepspeed") or self._text("accelerate_config"))
         return int(named[1]) if named is not None else None
 
     def _offloads(self, what: str) -> bool:

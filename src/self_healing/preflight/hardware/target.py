@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ..here import starts_elsewhere
 from ..subject import Subject
 from ..tools import Tools
 from .devices import CPU, Device, find_device, find_flavor
 from .present import host_memory_gib, present_gpu
-
-_PROCESSES = ("nproc_per_node", "num_processes", "gpus_per_node")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +30,15 @@ class Target:
 
 
 def target_of(subject: Subject, tools: Tools) -> Target | None:
-    """Return the device; None where nobody says and this machine has no GPU: it may be a laptop that only submits."""
-    found = _named(tools) or _of_flavor(subject) or _of_cpu(subject) or _present(tools)
+    """Return the device; None where nobody says and this machine has no GPU, or is only the one that submits."""
+    found = _named(tools) or _of_flavor(subject) or _of_cpu(subject)
+    if found is None and not starts_elsewhere(subject):
+        found = _present(tools)
     if found is None:
         return None
     if found.device.is_cpu:
         return replace(found, device=replace(CPU, memory_gib=host_memory_gib()), count=1)
-    processes = _processes(subject)
-    return replace(found, count=processes) if processes else found
+    return replace(found, count=subject.processes or found.count)
 
 
 def _named(tools: Tools) -> Target | None:
@@ -65,13 +65,3 @@ def _present(tools: Tools) -> Target | None:
     return Target(
         found.device, found.count if tools.options.gpus == 1 else tools.options.gpus, "this machine", is_here=True
     )
-
-
-def _processes(subject: Subject) -> int:
-    """Return how many processes the launcher starts; 0 where that is not said."""
-    if subject.command is None or subject.command.launcher is None:
-        return 0
-    for flag in subject.command.launcher_flags:
-        if flag.name in _PROCESSES and isinstance(flag.value, int) and not isinstance(flag.value, bool):
-            return max(flag.value, 1)
-    return 0

@@ -17,7 +17,8 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
 TRL_METHODS = frozenset({"sft", "dpo", "grpo", "kto", "reward", "rloo"})
 _TRAINERS = frozenset({"axolotl", "llamafactory-cli", "lmf"})
 _TRAINER_MODULES = frozenset({"axolotl.cli.train", "axolotl.cli.preprocess", "llamafactory.cli", "axolotl.cli.main"})
-_LAUNCHER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch"})
+_LAUNCHER_MODULES = frozenset({"torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner"})  # fmt: skip
+_DEEPSPEED = frozenset({"deepspeed", "deepspeed.launcher.runner"})
 _CONFIGS = (".yaml", ".yml", ".json", ".toml")
 _URL = ("http://", "https://")
 _WITHOUT_VALUE = frozenset(
@@ -97,11 +98,37 @@ class Command:
 
     @property
     def processes(self) -> int | None:
-        """How many processes its launcher starts, where the command says so."""
-        given = {flag.name: flag.value for flag in self.launcher_flags}
-        each = next((given[name] for name in ("nproc_per_node", "num_processes", "num_gpus") if name in given), None)
-        nodes = given.get("nnodes", 1) if "num_processes" not in given else 1
-        return each * nodes if isinstance(each, int) and isinstance(nodes, int) and each * nodes > 0 else None
+        """How many processes its launcher starts on all machines, where the command says so; see `Subject.processes`."""
+        if (total := self._launched("num_processes")) is not None:
+            return as_count(total)
+        included = self._launched("include")
+        if isinstance(included, str):  # DeepSpeed's: localhost:0,1 or a:0,1@b:0,1
+            return (
+                sum(len(host.partition(":")[2].split(",")) if ":" in host else 0 for host in included.split("@"))
+                or None
+            )
+        each, nodes = as_count(self._launched("nproc_per_node", "num_gpus")), self.nodes
+        return each * nodes if each is not None and nodes is not None else None
+
+    @property
+    def nodes(self) -> int | None:
+        """On how many machines; None where that is not known, as of torchrun's `--nnodes 1:4`."""
+        return as_count(self._launched("nnodes", "num_nodes", "num_machines", default=1))
+
+    @property
+    def starts_many(self) -> bool:
+        """Whether it may start several processes without saying how many: as many as there are GPUs."""
+        is_launcher = self.launcher is not None or bool(self.method or self.configs)
+        return is_launcher or any(PurePath(word).name in _DEEPSPEED for word in self.argv)
+
+    def _launched(self, *names: str, default: object = None) -> object:
+        """Return what a launcher is told; TRL's and Axolotl's commands take its flags among their own."""
+        is_own = self.script is not None or (self.module is not None and self.module not in _TRAINER_MODULES)
+        given = {
+            flag.name: flag.value
+            for flag in ((*self.launcher_flags,) if is_own else (*self.flags, *self.launcher_flags))
+        }
+        return next((given[name] for name in names if name in given), default)
 
 
 def read_command(argv: Sequence[str]) -> Command:
@@ -161,6 +188,11 @@ def _simple_command(text: str) -> list[str] | None:
     except ValueError:  # a quotation that does not end
         return None
     return next((part for part in parts if any(_is_script(word) for word in part)), None)
+
+
+def as_count(value: object) -> int | None:
+    """Return a number of things, where it is one."""
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
 
 
 def _is_script(word: str) -> bool:

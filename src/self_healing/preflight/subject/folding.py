@@ -1,7 +1,7 @@
 """What names and expressions of a script stand for, as far as that can be known without running it.
 
-A name is its value where one assignment alone can have given it; one that is assigned under a condition, in a loop or from
-anything that is not known here is unknown. Options of argparse, typer and click and fields of dataclasses that are read from
+A name is its value where one assignment alone can have given it, be it under a condition; one that is assigned several times,
+one of them under a condition or in a loop, or from anything that is not known here is unknown. Options of argparse, typer and click and fields of dataclasses that are read from
 the command line are what the command gives them, or their defaults; likewise variables of the environment.
 """
 

@@ -96,19 +96,28 @@ class Gathered:
         self.options: dict[str, ast.expr | None] = {}
         """Of argparse: their defaults."""
         self.mentions: dict[str, int] = defaultdict(int)
+        self._otherwise: list[tuple[str, str, Assignment]] = []
+        """Names that an import, a function or a class gives, by scope."""
         self._walk(tree, "", sure=True)
+        for scope, name, bound in self._otherwise:  # where it is assigned too, that is not the only one that counts
+            if (scope, name) in self.assigned:
+                self.assigned[scope, name] = sorted([*self.assigned[scope, name], bound], key=lambda each: each.line)
 
     def _walk(self, node: ast.AST, scope: str, *, sure: bool) -> None:
         for child in ast.iter_child_nodes(node):
             match child:
                 case ast.Import() | ast.ImportFrom():
                     self._take_import(child)
+                    for alias in child.names:
+                        self._take_otherwise(alias.asname or alias.name.partition(".")[0], child, scope, sure=sure)
                 case ast.FunctionDef() | ast.AsyncFunctionDef():
                     self._take_function(child, scope)
+                    self._take_otherwise(child.name, child, scope, sure=sure)
                     self._walk(child, child.name, sure=True)
                     continue
                 case ast.ClassDef():
                     self.classes[child.name] = child
+                    self._take_otherwise(child.name, child, scope, sure=sure)
                     self._walk(child, f"{child.name}.", sure=True)
                     continue
                 case ast.If():
@@ -125,6 +134,9 @@ class Gathered:
                 case _:
                     self._take_assignment(child, scope, sure=sure)
             self._walk(child, scope, sure=sure)
+
+    def _take_otherwise(self, name: str, node: ast.stmt, scope: str, *, sure: bool) -> None:
+        self._otherwise.append((scope, name, Assignment(None, node.lineno, sure)))
 
     def _take_import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
@@ -174,6 +186,8 @@ class Gathered:
             where = self.outer.get(scope, "") if isinstance(node, ast.Nonlocal) else ""
             for name in node.names:
                 self.assigned[where, name].append(Assignment(None, node.lineno, is_sure=False))
+        elif isinstance(node, ast.ExceptHandler | ast.MatchAs | ast.MatchStar) and node.name is not None:
+            self.assigned[scope, node.name].append(Assignment(None, node.lineno, is_sure=False))
         elif isinstance(node, ast.Delete):
             for target in node.targets:
                 if isinstance(target, ast.Subscript):

@@ -14,6 +14,7 @@ from . import hydra
 from .command import Command, read_command
 from .config import SUFFIXES, Config, read_config
 from .jobs import Job, job_of_command, job_of_config, jobs_of_script, with_header
+from .readers import with_numbers
 from .references import config_references, script_references, setting_references
 from .script import Script, parse_script, read_script
 from .settings import command_settings, config_settings, script_settings
@@ -79,7 +80,11 @@ class _Reading:
         else:
             self._command = read_command(argv)
         command = self._command
-        files = [flag.text for flag in (command.flag("config", "config_file"),) if flag is not None]
+        files = [
+            flag.text
+            for flag in (command.flag("config", "config_file"), command.flag("accelerate_config"))
+            if flag is not None
+        ]
         files += [flag.text for flag in command.launcher_flags if flag.name in ("config_file", "deepspeed_config_file")]
         for name in (*files, *command.configs):
             if Path(name).suffix.lower() in SUFFIXES and not self._is_left_out(name):
@@ -197,6 +202,12 @@ class _Reading:
             elif part.named not in self._configs:
                 self._parts.append((group, part))
 
+    def _turn_texts(self) -> None:
+        """Have the configs hold what their readers see, which are known now."""
+        readers = Subject(scripts=tuple(self._scripts.values()), command=self._command)
+        self._configs = {named: with_numbers(readers, config) for named, config in self._configs.items()}
+        self._parts = [(group, with_numbers(readers, part)) for group, part in self._parts]
+
     # -- what follows from it ------------------------------------------------------------------------
 
     def _place_of(self, named: str) -> Place:
@@ -237,6 +248,7 @@ class _Reading:
 
     def subject(self, options: CheckOptions) -> Subject:
         """Return all of it."""
+        self._turn_texts()
         settings = tuple(self._settings())
         references = [each for script in self._scripts.values() for each in script_references(script)]
         references += setting_references(settings)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..options import CheckOptions
-from .command import Command
+from .command import Command, as_count
 from .config import Config
 from .jobs import Job
 from .script import Call, Script
@@ -97,9 +97,35 @@ class Subject:
 
     @property
     def gpus(self) -> int:
-        """How many of them: as asked, or as many as the job's machine has or the command starts processes."""
-        if self.options.gpus > 1:
-            return self.options.gpus
-        if self.job is not None and self.job.gpu not in (None, "cpu"):
-            return self.job.gpus
-        return (self.command.processes if self.command is not None else None) or 1
+        """How many of them: one for each process, or as many as the job's machine has."""
+        of_job = self.job.gpus if self.job is not None and self.job.gpu not in (None, "cpu") else None
+        return self.processes or of_job or 1
+
+    @property
+    def processes(self) -> int | None:
+        """How many processes train, on all machines: what every check builds on; None where nobody says it.
+
+        What a launcher is told goes before accelerate's config, and that before `--gpus`.
+        """
+        asked = self.options.gpus if self.options.gpus > 1 else None
+        if self.trainer is not None:
+            return asked or as_count(getattr(getattr(self.trainer, "args", None), "world_size", None))
+        told = self.command.processes if self.command is not None else None
+        if (
+            told is None and self.command is not None and self.command.method
+        ):  # TRL hands on what its config says of it, too
+            told = as_count(self.number("num_processes"))
+        return told or self._of_accelerate("num_processes") or asked
+
+    @property
+    def machines(self) -> int:
+        """On how many machines they are, as far as that is said."""
+        nodes = self.command.nodes if self.command is not None else None
+        return max(nodes or 1, self._of_accelerate("num_machines") or 1)
+
+    def _of_accelerate(self, name: str) -> int | None:
+        configs = [
+            each for each in self.configs if each.framework == "accelerate" or "distributed_type" in each.content
+        ]
+        counts = (as_count(config.get(name)) for config in configs)
+        return next((count for count in counts if count is not None), None)

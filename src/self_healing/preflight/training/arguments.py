@@ -157,7 +157,7 @@ def _of_files(subject: Subject, *, has_calls: bool) -> Iterator[Training]:
     method = command.method if command is not None else ""
     configs = [config for config in subject.configs if framework_of(config) not in ("deepspeed", "accelerate", "job")]
     for config in configs:
-        framework = framework_of(config)
+        framework = "trl" if method else framework_of(config)  # whatever it holds, TRL's command reads it
         for prefix, settings in _groups(config, framework):
             given = settings | (flags if not prefix else {})
             of_parser = METHODS[parsed[1]] if parsed is not None and framework == "trl" else ""

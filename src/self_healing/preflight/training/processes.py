@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from ..subject import Command, Config, Subject
-from .arguments import framework_of
+from ..subject import Command, Subject
 
 
 def process_count(subject: Subject) -> int | None:
-    """Return the number of processes; None where nothing says it."""
-    if subject.trainer is not None:
-        count = getattr(getattr(subject.trainer, "args", None), "world_size", None)
-        return count if isinstance(count, int) else None
-    if subject.command is not None and (count := _of_command(subject.command)) is not None:
-        return count
-    for config in subject.configs:
-        if framework_of(config) == "accelerate" and (count := _whole(config, "num_processes")) is not None:
-            return count
-    if subject.options.gpus > 1:
-        return subject.options.gpus
+    """Return the number of processes: as it is said, else one where nothing is there that starts more; None where it may be any."""
+    command = subject.command
+    if subject.trainer is None and command is not None and command.processes is None and _is_plain(command):
+        return 1
+    if subject.trainer is not None or subject.processes is not None:
+        return subject.processes
     # the machine of a job may have more GPUs than its command starts processes
     return 1 if subject.job is not None and subject.gpu not in (None, "cpu") and subject.gpus == 1 else None
 
@@ -32,19 +26,6 @@ def is_one_gpu(subject: Subject) -> bool | None:
     return True if subject.gpu not in (None, "cpu") and subject.gpus == 1 else None
 
 
-def _of_command(command: Command) -> int | None:
-    flags = {flag.name: flag.value for flag in command.launcher_flags}
-    for each in ("nproc_per_node", "num_processes", "num_gpus"):
-        value = flags.get(each)
-        if isinstance(value, int) and not isinstance(value, bool):
-            nodes = flags.get("nnodes", flags.get("num_nodes", 1))
-            return value * nodes if each != "num_processes" and isinstance(nodes, int) else value
-    if command.launcher is not None or command.method:
-        return None
-    first = PurePath(command.argv[0]).name
-    return 1 if first.startswith("python") else None
-
-
-def _whole(config: Config, name: str) -> int | None:
-    value = config.get(name)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def _is_plain(command: Command) -> bool:
+    """Say whether Python alone runs it."""
+    return PurePath(command.argv[0]).name.startswith("python") and not command.starts_many

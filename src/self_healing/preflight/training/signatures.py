@@ -47,6 +47,8 @@ _CHOICES = {
     "save_strategy": ("transformers/trainer_utils.py", "SaveStrategy"),
     "hub_strategy": ("transformers/trainer_utils.py", "HubStrategy"),
 }
+_COMPLETION_LENGTH = 512
+"""What TRL cuts completions at where it is not installed; older versions had 256."""
 _DATA = Path(__file__).parent / "data" / "signatures.json"
 
 
@@ -84,6 +86,20 @@ def choices_of(name: str) -> frozenset[str]:
         return frozenset(_written()["choices"].get(name, ()))
     values = [each.value for each in found.body if isinstance(each, ast.Assign)]
     return frozenset(each.value for each in values if isinstance(each, ast.Constant) and isinstance(each.value, str))
+
+
+@functools.cache
+def completion_length(method: str) -> int:
+    """Return at how many tokens GRPO and RLOO cut completions where nobody says it: as the installed TRL has it."""
+    name = f"{method.upper()}Config"
+    found = _class_of(_FILES[name], name) if name in _FILES else None
+    for each in found.body if found is not None else ():
+        if isinstance(each, ast.AnnAssign) and ast.unparse(each.target) == "max_completion_length":
+            keywords = each.value.keywords if isinstance(each.value, ast.Call) else []
+            given = next((keyword.value for keyword in keywords if keyword.arg == "default"), each.value)
+            if isinstance(given, ast.Constant) and isinstance(given.value, int):
+                return given.value
+    return _COMPLETION_LENGTH
 
 
 def installed_version(library: str) -> str | None:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 
-from ..subject import Config, Script, Subject
+from .config import Config, ConfigValue
+from .frameworks import normal
+from .script import Script
+from .subject import Subject
 
 NUMBERS = frozenset(
     "learning_rate weight_decay warmup_steps warmup_ratio max_grad_norm adam_beta1 adam_beta2 adam_epsilon num_train_epochs max_steps \
@@ -21,6 +26,13 @@ _TURNING_MODULES = frozenset(
 )
 """Their readers make numbers of texts: by a YAML 1.2 of their own, or by the types of the fields."""
 _PLAIN = frozenset({"safe_load", "full_load", "parse_yaml_file"})
+_EXPONENT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+")
+_QUOTED = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)")
+_WHOLE = re.compile(r"[-+]?\d+")
+_TEXTS = frozenset({"env", "environment", "secrets", "tags", "special_tokens"})
+"""Sections whose values are texts to everybody."""
+_UNTYPED = ("trl", "axolotl")
+"""Their readers know the types of their own fields, and none below `..._kwargs`."""
 _PLAIN_LOADS = ("yaml.load", "yaml.unsafe_load", "yaml.safe_load_all", "yaml.load_all")
 
 
@@ -38,6 +50,47 @@ def turns_texts(subject: Subject, config: Config) -> bool:
     if any(_reads_plainly(script) for script in subject.scripts):
         return any(_hands_on(script, config.framework) for script in subject.scripts)
     return config.framework in _TURNING_FRAMEWORKS
+
+
+def is_number(path: tuple[str, ...], text: str) -> bool:
+    """Say whether a text of a config is meant as a number: with an exponent, or quoted under a name that wants one."""
+    if any(part.lower() in _TEXTS for part in path[:-1]):
+        return False
+    return _EXPONENT.fullmatch(text) is not None or (
+        normal(path[-1]) in NUMBERS and _QUOTED.fullmatch(text) is not None
+    )
+
+
+def with_numbers(subject: Subject, config: Config) -> Config:
+    """Return a config as its reader sees it: numbers where that makes them of texts, so that all checks judge them.
+
+    What is still a text behind this is one to the training, too.
+    """
+    if config.framework in ("job", "accelerate"):
+        return config
+    if is_yaml(config):
+        is_turned = turns_texts(subject, config)
+    elif config.framework == "deepspeed":
+        return config
+    else:  # what is said of frameworks is said of their YAML
+        is_turned = turns_texts(subject, replace(config, framework=""))
+    turned = turned_names(subject)
+
+    def seen(value: ConfigValue) -> ConfigValue:
+        text = value.value
+        if not isinstance(text, str) or not is_number(value.path, text):
+            return value
+        has_type = config.framework not in _UNTYPED or not any(part.endswith("_kwargs") for part in value.path[:-1])
+        if value.path[-1] not in turned and not (is_turned and has_type):
+            return value
+        return replace(value, value=int(text) if _WHOLE.fullmatch(text) else float(text))
+
+    return replace(config, values=tuple(map(seen, config.values)))
+
+
+def is_yaml(config: Config) -> bool:
+    """Say whether a config is one of YAML, where a number may be a text without quotes."""
+    return config.path.suffix.lower() in (".yaml", ".yml")
 
 
 def _is_turning(script: Script) -> bool:
