@@ -14,7 +14,6 @@ from ..hardware.plan import Logits, Sharding, TrainingPlan
 from ..hardware.reading import Training, as_trained, read_training, trained_model
 from ..hardware.shape import ModelShape
 from ..hardware.target import Target, target_of
-from ..here import starts_elsewhere
 from ..subject import Subject
 from ..tools import Tools
 
@@ -77,7 +76,7 @@ class MemoryTooSmall(Check):
             return
         target = target_of(subject, tools)
         if target is None:
-            why = "it runs elsewhere" if starts_elsewhere(subject) else "there is no GPU here"
+            why = "it runs elsewhere" if subject.starts_elsewhere else "there is no GPU here"
             raise CannotRun(f"{why}, and no GPU is named; say which one it is for: --gpu a10g")
         if target.device.is_cpu and target.said_by.startswith("the flavor"):
             return

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ..here import starts_elsewhere
 from ..subject import Subject
 from ..tools import Tools
 from .devices import CPU, Device, find_device, find_flavor
@@ -32,7 +31,7 @@ class Target:
 def target_of(subject: Subject, tools: Tools) -> Target | None:
     """Return the device; None where nobody says and this machine has no GPU, or is only the one that submits."""
     found = _named(tools) or _of_flavor(subject) or _of_cpu(subject)
-    if found is None and not starts_elsewhere(subject):
+    if found is None and not subject.starts_elsewhere:
         found = _present(tools)
     if found is None:
         return None
