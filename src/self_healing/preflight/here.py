@@ -10,26 +10,21 @@ from pathlib import Path, PurePath
 from .finding import Place
 from .hardware.memory import GIB
 from .hardware.model_sources import shape_of_model
+from .started import Where, program_of, where_run
 from .subject import Command, Kind, Subject
 from .subject.command import Flag
 from .tools import Tools
 
-_ELSEWHERE = frozenset({
-    "hf", "huggingface-cli", "sbatch", "srun", "salloc", "ssh", "docker", "podman", "apptainer", "singularity", "kubectl", "sky",
-    "modal", "ray", "dstack", "gcloud", "aws", "az",
-})  # fmt: skip
-"""Commands that start a run somewhere else, or in a container with a disk and limits of its own."""
 
-
-def starts_elsewhere(subject: Subject) -> bool:
+def starts_elsewhere(subject: Subject, tools: Tools) -> bool:
     """Say whether it is a job, or a command that has something else do the work."""
     command = subject.command
-    return subject.job is not None or (command is not None and PurePath(command.argv[0]).name in _ELSEWHERE)
+    return subject.job is not None or (command is not None and where_run(command.argv, tools.cwd) is not Where.HERE)
 
 
 def runs_here(subject: Subject, tools: Tools) -> bool:
     """Say whether this machine is the one that it will run on."""
-    if starts_elsewhere(subject):
+    if starts_elsewhere(subject, tools):
         return False
     gpu = tools.options.gpu
     if gpu is None or gpu.lower() == "cpu":
@@ -44,7 +39,7 @@ def shares_our_packages(subject: Subject, tools: Tools) -> bool:
         return False
     command = subject.command
     if command is not None:
-        program = command.argv[0]
+        program = next(iter(program_of(command.argv)), "")
         if PurePath(program).name in ("uv", "uvx", "pipx", "conda", "poetry", "pixi", "hatch"):
             return False
         if os.sep in program:

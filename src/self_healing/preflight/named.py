@@ -9,6 +9,7 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from .started import Where, where_run
 from .subject import Call, Kind, Place, Reference, Script, Subject
 from .tools import Tools
 
@@ -59,10 +60,10 @@ class Names:
 
     @property
     def is_for_another_machine(self) -> bool:
-        """Whether it is sent off with `hf jobs`, where the files that are here are not."""
+        """Whether it is sent off, as with `hf jobs`, to where the files that are here are not."""
         command = self._subject.command
-        is_job = getattr(self._subject, "job", None) is not None
-        return is_job or (command is not None and command.argv[:2] == ("hf", "jobs"))
+        is_away = command is not None and where_run(command.argv, self._tools.cwd) is Where.AWAY
+        return self._subject.job is not None or is_away
 
     def home_of(self, reference: Reference) -> Home:
         """Say where something that is named is to be found; what is here wins, as it does for the libraries."""

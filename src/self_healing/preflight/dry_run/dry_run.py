@@ -9,6 +9,7 @@ from ...core.errors import ConfigError
 from ..check import CannotRun
 from ..finding import Finding, NotRun
 from ..here import starts_elsewhere
+from ..started import program_of
 from ..subject import Subject
 from ..tools import Tools
 from . import judging, vllm_server
@@ -50,7 +51,7 @@ def dry_run(subject: Subject, tools: Tools) -> DryReport:
     if sys.platform == "win32":
         report.not_run.append(NotRun(judging.NAME, "it needs process groups, which Windows does not have; use WSL"))
         return report
-    if starts_elsewhere(subject):  # it would be paid for, and the limits do not reach there
+    if starts_elsewhere(subject, tools):  # it would be paid for, and the limits do not reach there
         report.not_run.append(
             NotRun(
                 judging.NAME,
@@ -73,7 +74,7 @@ def _fresh(bench: Bench, subject: Subject, tools: Tools, report: DryReport) -> F
     """Return how the command is run; None where the environment that was asked for cannot be made."""
     assert subject.command is not None
     if not tools.options.fresh_env:
-        return FreshPython(subject.command.argv, {}, python_of(subject.command.argv, tools.environ))
+        return FreshPython(subject.command.argv, {}, python_of(program_of(subject.command.argv), tools.environ))
     try:
         return fresh_python(bench, subject)
     except NotInstalled as error:

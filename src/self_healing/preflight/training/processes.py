@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+from ..started import program_of
 from ..subject import Command, Config, Subject
 from .arguments import framework_of
 
@@ -41,7 +42,7 @@ def _of_command(command: Command) -> int | None:
             return value * nodes if each != "num_processes" and isinstance(nodes, int) else value
     if command.launcher is not None or command.method:
         return None
-    first = PurePath(command.argv[0]).name
+    first = PurePath(next(iter(program_of(command.argv)), "")).name
     return 1 if first.startswith("python") else None
 
 
