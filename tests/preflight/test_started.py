@@ -22,7 +22,7 @@ SHELL_FILES = {
     "submit.sh": "#!/bin/bash\nset -e\nif true; then\n  JOB=$(sbatch --parsable \\\n    job.sh)\nfi\n",
     "quoted.sh": 'echo "job: $(sbatch job.sh)"\n',
     "outer.sh": "bash submit.sh\n",
-    "itself.sh": "bash itself.sh\n",
+    "itself.sh": "bash itself.sh\n" * 200,
     "plain.sh": "# sbatch job.sh\nhf download org/model\naws s3 cp s3://a/b data\necho ssh\npython train.py --backend ray\n",
 }
 
@@ -41,6 +41,7 @@ def folder(tmp_path):
         "time -f %e srun python train.py", "timeout -k 5 10m srun python train.py", "taskset -c 0 nice -n 5 sbatch job.sh",
         "bash -c 'sbatch job.sh'", "bash -lc 'cd x && A=b sbatch job.sh'", "sh -ec 'true; exec srun python train.py'",
         "bash submit.sh", "bash -x quoted.sh", "./submit.sh", "sh outer.sh", "bash -c 'bash outer.sh'", "su - me -c 'sbatch job.sh'",
+        "bash -euo pipefail -c 'sbatch job.sh'", "bash -eo pipefail submit.sh", "python -m self_healing run -- sbatch job.sh",
         "uv run sbatch job.sh", "heal run -- sbatch job.sh",
     ],
 )  # fmt: skip
@@ -65,7 +66,7 @@ def test_what_other_machines_and_containers_run_is_seen_too(folder, line):
     [
         "python train.py", "env A=b python train.py", "sudo -u hf python train.py", "python train.py --backend ray", "bash plain.sh",
         "bash missing.sh", "bash itself.sh", "bash", "env", "make train", "uv run train.py", "hf download org/model", "torchrun --nproc_per_node 2 train.py",
-        "python -m torch.distributed.run train.py", "bash -c",
+        "python -m torch.distributed.run train.py", "bash -c", "bash -o", "env -u", "timeout", "bash -c 'command -v docker'",
     ],
 )  # fmt: skip
 def test_what_runs_here_or_cannot_be_known_runs_here(folder, line):

@@ -43,9 +43,10 @@ _MANAGERS = {"uv": "run", "poetry": "run", "pixi": "run", "conda": "run", "mamba
 _OF_MANAGERS = "-p --python --with --from -n --name --directory --project --extra --group --env-file --index --package"
 _SHELLS = frozenset({"bash", "sh", "zsh", "dash", "ksh", "source", "."})
 _WITH_TEXT = re.compile(r"-[a-zA-Z]*c")
+_NAMES_OPTION = re.compile(r"[-+][a-zA-Z]*[oO]|--rcfile|--init-file")
 _INSIDE = re.compile(r"(?:\$\(|`)([^`)]*)")
 _DEEPEST = 4
-_MOST_BYTES = 1 << 18
+_MOST_BYTES = 1 << 16
 
 
 def program_of(argv: Sequence[str]) -> tuple[str, ...]:
@@ -57,6 +58,8 @@ def program_of(argv: Sequence[str]) -> tuple[str, ...]:
     """
     words = list(argv)
     while words:
+        if words[0] == "command" and words[1:2] in (["-v"], ["-V"]):  # which asks for a program and does not run it
+            break
         if _ASSIGNMENT.fullmatch(words[0]):
             words = words[1:]
         elif (known := _BEFORE.get(PurePath(words[0]).name)) is not None:
@@ -66,64 +69,77 @@ def program_of(argv: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
-def where_run(argv: Sequence[str], cwd: Path, depth: int = 0) -> Where:
+def where_run(argv: Sequence[str], cwd: Path) -> Where:
     """Say where a command runs; text for a shell is looked into, and files with it that can be read."""
-    words = program_of(argv)
-    if not words or depth > _DEEPEST:
-        return Where.HERE
-    name = PurePath(words[0]).name
-    if name in _CLUSTER:
-        return Where.CLUSTER
-    if name in _AWAY:
-        return Where.HERE if _RUNS_NOTHING.intersection(words[1:2]) else Where.AWAY
-    inner: Sequence[str] = ()
-    if name in _MANAGERS and (not _MANAGERS[name] or _MANAGERS[name] in words[1:2]):
-        inner = _behind(words[1 + bool(_MANAGERS[name]) :], _OF_MANAGERS)
-    elif name == "heal" and words[1:2] == ("run",) and "--" in words:
-        inner = words[words.index("--") + 1 :]
-    elif name.startswith("python") and "-m" in words[1:3]:  # python -m modal run train.py
-        inner = words[words.index("-m") + 1 :]
-    if inner:
-        return where_run(inner, cwd, depth + 1)
-    return _of_text(_text_for_shell(words, cwd), cwd, depth)
+    return _Looking(cwd).at(argv, 0)
 
 
-def _of_text(text: str, cwd: Path, depth: int) -> Where:
-    texts = [text, *_INSIDE.findall(text)]
-    found = {where_run(words, cwd, depth + 1) for each in texts for words in shell_commands(each)}
-    return next((where for where in (Where.AWAY, Where.CLUSTER) if where in found), Where.HERE)
+class _Looking:
+    """One look at a command; each file is read once, whatever names it."""
 
+    def __init__(self, cwd: Path) -> None:
+        self._cwd = cwd
+        self._read: set[Path] = set()
 
-def _text_for_shell(words: Sequence[str], cwd: Path) -> str:
-    """Return what a shell is given to run: a text, or a file; empty where it is no shell, or the file cannot be read."""
-    name = PurePath(words[0]).name
-    if name == "eval":
-        return " ".join(words[1:])
-    if name not in _SHELLS and name != "su":
-        return _read(cwd / words[0]) if name.endswith(".sh") else ""
-    for at, word in enumerate(words[1:], 1):
-        if _WITH_TEXT.fullmatch(word) and name != ".":
-            return words[at + 1] if at + 1 < len(words) else ""
-        if not word.startswith(("-", "+")) and name != "su":  # `su - user -c text`
-            return _read(cwd / word)
-    return ""
+    def at(self, argv: Sequence[str], depth: int) -> Where:
+        words = program_of(argv)
+        if not words or depth > _DEEPEST:
+            return Where.HERE
+        name = PurePath(words[0]).name
+        if name in _CLUSTER:
+            return Where.CLUSTER
+        if name in _AWAY:
+            return Where.HERE if _RUNS_NOTHING.intersection(words[1:2]) else Where.AWAY
+        inner: Sequence[str] = ()
+        if name in _MANAGERS and (not _MANAGERS[name] or _MANAGERS[name] in words[1:2]):
+            inner = _behind(words[1 + bool(_MANAGERS[name]) :], _OF_MANAGERS)
+        elif name in ("heal", "self_healing") and words[1:2] == ("run",) and "--" in words:
+            inner = words[words.index("--") + 1 :]
+        elif name.startswith("python") and "-m" in words[1:3]:  # python -m modal run train.py
+            inner = words[words.index("-m") + 1 :]
+        if inner:
+            return self.at(inner, depth + 1)
+        return self._in_text(self._text_for_shell(words), depth)
 
+    def _in_text(self, text: str, depth: int) -> Where:
+        texts = [text, *_INSIDE.findall(text)]
+        found = {self.at(words, depth + 1) for each in texts for words in shell_commands(each)}
+        return next((where for where in (Where.AWAY, Where.CLUSTER) if where in found), Where.HERE)
 
-def _read(path: Path) -> str:
-    try:
-        if not path.is_file():  # a pipe would be waited for
-            return ""
-        with path.open("rb") as file:
-            return file.read(_MOST_BYTES).decode("utf-8", errors="replace")
-    except (OSError, ValueError):
+    def _text_for_shell(self, words: Sequence[str]) -> str:
+        """Return what a shell is given to run: a text, or a file; empty where it is no shell, or the file cannot be read."""
+        name = PurePath(words[0]).name
+        if name == "eval":
+            return " ".join(words[1:])
+        if name not in _SHELLS and name != "su":
+            return self._text_of(words[0]) if name.endswith(".sh") else ""
+        for at, word in enumerate(words[1:], 1):
+            if _NAMES_OPTION.fullmatch(words[at - 1]):  # `-o pipefail`
+                continue
+            if _WITH_TEXT.fullmatch(word) and name != ".":
+                return words[at + 1] if at + 1 < len(words) else ""
+            if not word.startswith(("-", "+")) and name != "su":  # `su - user -c text`
+                return self._text_of(word)
         return ""
+
+    def _text_of(self, name: str) -> str:
+        path = self._cwd / name
+        try:
+            if path in self._read or not path.is_file():  # a pipe would be waited for
+                return ""
+            self._read.add(path)
+            with path.open("rb") as file:
+                return file.read(_MOST_BYTES).decode("utf-8", errors="replace")
+        except (OSError, ValueError):
+            return ""
 
 
 def _behind(words: Sequence[str], with_value: str) -> list[str]:
     """Return what follows the options that a list of words begins with."""
     at = 0
     while at < len(words) and words[at].startswith("-"):
-        at += 1 + (words[at] in with_value.split())
-        if words[at - 1] == "--":
+        word = words[at]
+        at += 1 + (word in with_value.split())
+        if word == "--":
             break
     return list(words[at:])
