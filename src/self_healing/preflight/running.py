@@ -79,13 +79,20 @@ def is_sent(subject: Subject, script: Script) -> bool:
     if job is None:
         return False
     if job.inline is not None:
-        source = job.place.source
-        is_in_config = script.named == source and any(config.named == source for config in subject.configs)
-        return is_in_config or script.named == f"{source} (script)"
+        return is_inline(subject, script)
     names = [job.script]
     if subject.command is not None and job.place.source == "job":  # of `hf jobs run image python train.py` too
         names.append(subject.command.script)
     return any(name is not None and PurePath(name) == PurePath(script.named) for name in names)
+
+
+def is_inline(subject: Subject, script: Script) -> bool:
+    """Say whether a script stands in the spec of a job, and is no file of its own."""
+    if subject.job is None or subject.job.inline is None:
+        return False
+    source = subject.job.place.source
+    is_in_config = script.named == source and any(config.named == source for config in subject.configs)
+    return is_in_config or script.named == f"{source} (script)"
 
 
 def has_environment_for_uv(script: Script, cwd: Path) -> bool:
