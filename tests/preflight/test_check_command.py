@@ -148,6 +148,20 @@ def test_offline_a_vllm_server_is_asked_on_this_machine_only(tmp_path, monkeypat
     assert "does not answer" in found.message
 
 
+def test_a_vllm_server_that_is_not_asked_is_told_of_and_the_trial_is_made(heal, tmp_path):
+    given = "use_vllm=True, vllm_mode='server', vllm_server_base_url='http://me:pass-of-mine@gpu-7:8000'"
+    text = f"open('was-run', 'w').close()\ndef arguments():\n    from trl import GRPOConfig\n    return GRPOConfig({given})\n"
+    words = ("--select", "dry-run", "--steps", 2, "--", sys.executable, "train.py")
+    code, out, _ = heal("--select", "vllm-server", *words, files={"train.py": text})
+    assert (code, "not run: vllm-server: the vLLM server at http://***@gpu-7:8000 is not on this machine" in out) == (
+        0,
+        True,
+    )
+    assert (tmp_path / "was-run").exists()
+    _, out, _ = heal(*words)
+    assert "vllm-server" not in out
+
+
 # -- reward functions --------------------------------------------------------------------------------
 
 
