@@ -310,7 +310,9 @@ def vllm(tmp_path):
 
 
 def test_a_vllm_server_answers_and_serves_the_model_of_the_run(vllm, monkeypatch):
-    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")  # nobody is there: what is on this machine is asked directly
     assert vllm("org/served") == []
     [other] = vllm("org/other")
     assert "serves org/served, and the run trains org/other" in other

@@ -176,7 +176,7 @@ _RULES = (
     _rule(
         "passw pwd passphrase secret key",
         r"((?:password|passwd|pwd|passphrase|secret|(?:api|private|access|secret)[_-]?key)"
-        rf"{_AFTER})[^\s\"',;&]{{4,}}+",
+        rf"{_AFTER})(?!\.\.\.|os\.)[^\s\"',;&]{{4,}}+",  # what stands in for a value, or says where it comes from, is none
     ),
     _rule("token", rf"(token{_AFTER})(?=[A-Za-z+/=_.-]{{0,64}}\d)[\w+/=.-]{{16,}}+"),
     # A plain key= is often a name ("key=step-00001000"): only hexadecimal or mixed-case noise is a secret.
@@ -267,11 +267,6 @@ def tokens_in(text: str) -> Iterator[str]:
         kinds = sum(any(test(char) for char in token) for test in (str.isupper, str.islower, str.isdigit))
         if len(set(token)) >= 12 and kinds >= 2 and not any(word in token.lower() for word in _STANDS_IN):
             yield token
-
-
-def without_tokens(text: str) -> str:
-    """Return a text with everything masked in it that has the shape of a token."""
-    return _TOKEN.sub(MASK, text)
 
 
 # --- addresses that are secrets themselves -----------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ..core.errors import InputError
 from .checks.no_version_bound import unbounded
 from .dependencies import available, bound_for, missing_imports, missing_needs
 from .header import CLOSES, OPENS, Header, read_header
-from .running import how_it_runs
+from .running import how_it_runs, is_inline
 from .subject import Script, Subject
 from .subject.files import text_of_script
 from .subject.script import parse_script
@@ -24,6 +24,10 @@ from .toml_array import Array, find_array
 _BOM = b"\xef\xbb\xbf"
 _FIRST_LINES = re.compile(r"#!|#.*?coding[:=]")
 _NAME = re.compile(r"\s*[A-Za-z0-9][A-Za-z0-9._-]*(?:\s*\[[^\]]*\])?")
+
+
+class NotAFile(InputError):
+    """A script that is no file of its own, so that nothing can be written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,7 @@ def fix_header(subject: Subject, script: Script) -> HeaderFix | None:
 
     Raises:
         InputError: the header cannot be read, or what the script installs cannot be known.
+        NotAFile: the script stands in the spec of a job.
 
     """
     header = read_header(script)
@@ -68,15 +73,23 @@ def fix_header(subject: Subject, script: Script) -> HeaderFix | None:
     wanted = _wanted(subject, script, header)
     if not wanted.added and not wanted.bounds and not wanted.renamed:
         return None
+    if is_inline(subject, script):
+        raise NotAFile(
+            f"{script.named}: its script stands in the spec and cannot be corrected there; write these into its header, or give "
+            f"the script a file of its own: {', '.join(_changes(wanted))}"
+        )
     raw = script.path.read_bytes()
     if text_of_script(raw, script.named) != script.text:
         raise InputError(f"{script.named}: has changed while it was checked; run it again")
-    changes = [f"added {each.text} ({each.why})" for each in wanted.added]
-    changes += [f"{name}: bound {bound}" for name, bound in wanted.bounds.items()]
-    changes += [f"{old}: is called {new}" for old, new in wanted.renamed.items()]
     content = _with_new_header(raw, wanted.added) if header is None else _with_header(raw, header, wanted)
     _verify(script, content, [each.text for each in wanted.added])
-    return HeaderFix(script, content, tuple(changes))
+    return HeaderFix(script, content, tuple(_changes(wanted)))
+
+
+def _changes(wanted: Wanted) -> Iterator[str]:
+    yield from (f"added {each.text} ({each.why})" for each in wanted.added)
+    yield from (f"{name}: bound {bound}" for name, bound in wanted.bounds.items())
+    yield from (f"{old}: is called {new}" for old, new in wanted.renamed.items())
 
 
 def _verify(script: Script, content: bytes, added: Sequence[str]) -> None:

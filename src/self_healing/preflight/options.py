@@ -47,6 +47,10 @@ class CheckOptions(BaseModel):
     select: tuple[str, ...] = ()
     ignore: tuple[str, ...] = ()
 
+    def is_chosen(self, check: str) -> bool:
+        """Say whether a check is to be made."""
+        return (not self.select or check in self.select) and check not in self.ignore
+
     @field_validator("gpu")
     @classmethod
     def _is_known(cls, gpu: str | None) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from ..core.discover import discover_classes
 from ..core.errors import ConfigError
-from ..core.secrets import without_tokens
+from ..core.secrets import Masker
 from .check import CannotRun, Check
 from .finding import Finding, NotRun, Severity
 from .options import CheckOptions
@@ -22,6 +22,8 @@ CATALOGUE = "self_healing.preflight.checks"
 READING = "reading"
 """What stands for a check where a file could not be looked at by any."""
 _UNREAD = "{}: is not here, so it was not looked at; where the run has it, name a copy of it, too: heal check FILE"
+OF_A_TRIAL = ("dry-run", "fresh-env", "isolate", "reward-function", "vllm-server")
+"""What a dry run reports under; these names are selected and ignored like those of checks."""
 LONGEST_S = 60.0
 """After that a check has not been made, however many others take as long; the calls to the outside have shorter limits of their own."""
 
@@ -32,6 +34,8 @@ class CheckReport:
 
     findings: list[Finding] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
+    masker: Masker = field(default_factory=lambda: Masker({}), repr=False, compare=False)
+    """For everything that leaves: what a check quotes of a script, what a command has printed."""
 
     def __str__(self) -> str:
         """Return it as the command prints it."""
@@ -40,9 +44,12 @@ class CheckReport:
         return "\n".join(lines_of(self))
 
     def add(self, findings: Iterable[Finding], not_run: Iterable[NotRun]) -> None:
-        """Take in what came from elsewhere, and put everything in order."""
-        self.findings += findings
-        self.not_run += not_run
+        """Take in what was found, without its secrets, and put everything in order."""
+        mask = self.masker.text
+        for each in findings:
+            where = replace(each.where, source=mask(each.where.source), key=mask(each.where.key))
+            self.findings.append(replace(each, where=where, message=mask(each.message), fix=mask(each.fix)))
+        self.not_run += [replace(each, because=mask(each.because)) for each in not_run]
         self.findings.sort(key=lambda found: (-found.severity, found.where.source, found.where.line, found.check))
 
     def exit_code(self, *, strict: bool) -> int:
@@ -73,15 +80,12 @@ def chosen_checks(options: CheckOptions) -> dict[str, type[Check]]:
 
     """
     known = known_checks()
+    names = (*known, *OF_A_TRIAL)
     for name in (*options.select, *options.ignore):
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
             raise ConfigError(f"{name}: there is no such check" + (f"; did you mean {near[0]}?" if near else ""))
-    return {
-        name: cls
-        for name, cls in known.items()
-        if (not options.select or name in options.select) and name not in options.ignore
-    }
+    return {name: cls for name, cls in known.items() if options.is_chosen(name)}
 
 
 def run_checks(subject: Subject, tools: Tools) -> CheckReport:
@@ -89,7 +93,9 @@ def run_checks(subject: Subject, tools: Tools) -> CheckReport:
     made = [_Making(cls(), subject, tools) for cls in chosen_checks(tools.options).values()]
     for each in made:
         each.start()
-    report = CheckReport(not_run=[NotRun(READING, _UNREAD.format(named)) for named in subject.left_out])
+    unread = [NotRun(READING, _UNREAD.format(named)) for named in subject.left_out]
+    report = CheckReport(masker=Masker(tools.environ))
+    report.add([], unread)
     until = time.monotonic() + LONGEST_S
     for each in made:
         each.join(max(0.0, until - time.monotonic()))
@@ -124,8 +130,6 @@ class _Making(threading.Thread):
 
 def _gather(findings: Iterable[Finding], into: list[Finding]) -> None:
     for each in findings:
-        message = without_tokens(each.message)  # whatever a check quotes of a script
-        fix = without_tokens(spelled_for(each.where, each.fix))
-        finding = replace(each, message=message, fix=fix)
+        finding = replace(each, fix=spelled_for(each.where, each.fix))
         if finding not in into:
             into.append(finding)

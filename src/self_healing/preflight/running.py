@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 from packaging.requirements import InvalidRequirement, Requirement
 
 from .header import Header
+from .started import Where, where_run
 from .subject import Script, Subject
 
 
@@ -21,6 +22,8 @@ class Way(StrEnum):
     """Only the file is named."""
     HERE = "here"
     """By an interpreter of this machine: its packages are those that are installed."""
+    ELSEWHERE = "elsewhere"
+    """On another machine or in a container, with what is installed there."""
     UV = "uv run"
     JOB = "job"
     """A new container: nothing of this machine is there."""
@@ -37,11 +40,16 @@ class Running:
     """An image of the user's choice, which may hold anything."""
     python: str = ""
 
+    @property
+    def reads_header(self) -> bool:
+        """Whether the header of a script decides what is there; a plain interpreter does not look at it."""
+        return self.way not in (Way.HERE, Way.ELSEWHERE)
+
     def is_fresh(self, header: Header | None) -> bool:
         """Say whether it starts with nothing but what the script itself asks for."""
         if self.has_image:
             return False
-        return self.way is Way.JOB or (header is not None and self.way is not Way.HERE)
+        return self.way is Way.JOB or (header is not None and self.reads_header)
 
 
 def how_it_runs(subject: Subject, script: Script) -> Running:
@@ -55,8 +63,12 @@ def how_it_runs(subject: Subject, script: Script) -> Running:
     before = command.argv[: command.argv.index(command.script)]
     is_uv = any(pair == ("uv", "run") for pair in pairwise(PurePath(word).name for word in before))
     added = [part for text in _values(before, "--with") for part in text.split(",")]
+    is_elsewhere = (
+        not is_uv and where_run(command.argv, Path()) is not Where.HERE
+    )  # with packages that are not known here
     return Running(
-        Way.UV if is_uv else Way.HERE, tuple(_requirements(added)), bool(_values(before, "--with-requirements", "--with-editable")),
+        Way.UV if is_uv else Way.ELSEWHERE if is_elsewhere else Way.HERE, tuple(_requirements(added)),
+        is_elsewhere or bool(_values(before, "--with-requirements", "--with-editable")),
         next(iter(_values(before, "--python", "-p")), ""),
     )  # fmt: skip
 
@@ -67,13 +79,20 @@ def is_sent(subject: Subject, script: Script) -> bool:
     if job is None:
         return False
     if job.inline is not None:
-        source = job.place.source
-        is_in_config = script.named == source and any(config.named == source for config in subject.configs)
-        return is_in_config or script.named == f"{source} (script)"
+        return is_inline(subject, script)
     names = [job.script]
     if subject.command is not None and job.place.source == "job":  # of `hf jobs run image python train.py` too
         names.append(subject.command.script)
     return any(name is not None and PurePath(name) == PurePath(script.named) for name in names)
+
+
+def is_inline(subject: Subject, script: Script) -> bool:
+    """Say whether a script stands in the spec of a job, and is no file of its own."""
+    if subject.job is None or subject.job.inline is None:
+        return False
+    source = subject.job.place.source
+    is_in_config = script.named == source and any(config.named == source for config in subject.configs)
+    return is_in_config or script.named == f"{source} (script)"
 
 
 def has_environment_for_uv(script: Script, cwd: Path) -> bool:

@@ -150,11 +150,11 @@ def _programs(value: object) -> Iterator[list[str]]:
         elif words:
             yield _plain(words)
     elif isinstance(value, str):
-        yield from (words for words in map(_plain, _parts(value)) if words)
+        yield from (words for words in map(_plain, shell_commands(value)) if words)
 
 
-def _parts(text: str) -> Iterator[list[str]]:
-    """Yield the commands of a shell line."""
+def shell_commands(text: str) -> Iterator[list[str]]:
+    """Yield the commands of a text for a shell, as words."""
     for line in text.replace("\\\n", " ").split("\n"):
         lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True

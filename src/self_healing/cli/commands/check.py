@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ...core.secrets import strip_control
+from ...core.errors import InputError
+from ...core.secrets import Masker, strip_control
 
 if TYPE_CHECKING:
     from ...preflight.dry_run.dry_run import DryReport
@@ -54,7 +55,7 @@ def command(
     Nothing of yours is run: scripts are parsed; only --steps, --fresh-env and --isolate run the command. Nothing is written except by --fix. Exit codes: 0 clean, 1 problems, 2 unusable input.
     """
     from ...preflight.rendering import lines_of
-    from ...preflight.runner import run_checks
+    from ...preflight.runner import chosen_checks, run_checks
     from ...preflight.subject import read_subject
     from ...preflight.tools import Tools
 
@@ -65,6 +66,7 @@ def command(
         "fresh_env": fresh_env, "isolate": isolate,
     }  # fmt: skip
     options = _options(given)
+    chosen_checks(options)  # a name that is none is told before anything is run
     paths, argv = _parts(words or [])
     if not paths and not argv and model is None and dataset is None:
         raise typer.BadParameter("there is nothing to check; name a script, a config, --model, or a command behind --")
@@ -82,16 +84,15 @@ def command(
     if dry is not None:
         report.add(dry.findings, dry.not_run)
         for line in [] if as_json else [*(f"  | {line}" for line in dry.last_lines), *dry.notes]:
-            print(line)
+            print(report.masker.text(line))
     if as_json:
         more = {} if dry is None else {"dry_run": dry.measured}
         print(json.dumps({**report.to_json(), **more}, ensure_ascii=True))
     else:
         for line in lines_of(report):
             print(line)
-    if fix:
-        _write_fixes(subject, in_place=in_place)
-    raise typer.Exit(report.exit_code(strict=strict))
+    has_failed = fix and not _write_fixes(subject, report.masker, in_place=in_place)
+    raise typer.Exit(report.exit_code(strict=strict) or 2 * has_failed)
 
 
 def _options(given: Mapping[str, object]) -> CheckOptions:
@@ -107,19 +108,27 @@ def _options(given: Mapping[str, object]) -> CheckOptions:
         raise typer.BadParameter(f"--{str(first['loc'][0]).replace('_', '-')}: {said}") from error
 
 
-def _write_fixes(subject: Subject, *, in_place: bool) -> None:
-    """Correct the headers, and say what was written; on standard error, so that --json stays JSON."""
-    from ...preflight.header_fix import fix_header, write_fix
+def _write_fixes(subject: Subject, masker: Masker, *, in_place: bool) -> bool:
+    """Correct the headers, and say what was written; on standard error, so that --json stays JSON.
 
+    Returns whether each script that is a file could be corrected; one that could not stops none of the others.
+    """
+    from ...preflight.header_fix import NotAFile, fix_header, write_fix
+
+    is_done = True
     for script in subject.scripts:
-        fixed = fix_header(subject, script)
-        if fixed is None:
-            print(f"{script.named}: the header needs no correction", file=sys.stderr)
-            continue
-        target = write_fix(fixed, in_place=in_place)
-        print(f"wrote {os.path.relpath(target)}:", file=sys.stderr)
-        for change in fixed.changes:
-            print(f"    {strip_control(change)}", file=sys.stderr)
+        try:
+            fixed = fix_header(subject, script)
+            if fixed is None:
+                said = [f"{script.named}: the header needs no correction"]
+            else:
+                said = [f"wrote {os.path.relpath(write_fix(fixed, in_place=in_place))}:"]
+                said += [f"    {change}" for change in fixed.changes]
+        except InputError as error:
+            said, is_done = [str(error)], is_done and isinstance(error, NotAFile)
+        for line in said:
+            print(strip_control(masker.text(line)), file=sys.stderr)
+    return is_done
 
 
 def _dry_run(subject: Subject, tools: Tools) -> DryReport:

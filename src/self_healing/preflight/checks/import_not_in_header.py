@@ -8,7 +8,6 @@ from ..check import Check, Example
 from ..dependencies import Imported, available, line_for, missing_imports, place_of, with_header
 from ..finding import Finding
 from ..header import Header
-from ..running import Way
 from ..subject import Script, Subject
 from ..tools import Tools
 
@@ -38,7 +37,7 @@ class ImportNotInHeader(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Compare the imports with what the header comes to."""
         for script, header, running in with_header(subject):
-            there = available(script, header, running) if running.way is not Way.HERE else None
+            there = available(script, header, running) if running.reads_header else None
             for each in missing_imports(script, there, header) if there is not None else ():
                 unknown = [name for name in there.unknown if name != each.listed_as] if there is not None else []
                 yield self._finding(script, header, each, unknown, has_image=running.has_image)

@@ -11,6 +11,7 @@ from ..dependencies import place_of, with_header
 from ..distributions import installed_version
 from ..finding import Finding
 from ..running import Way
+from ..started import program_of
 from ..subject import Command, Subject
 from ..tools import Tools
 
@@ -51,5 +52,5 @@ class InstalledVersionDiffers(Check):
 
 def _is_ours(command: Command) -> bool:
     """Say whether the command's interpreter is the one whose packages are seen here."""
-    program = PurePath(command.argv[0])
+    program = PurePath(next(iter(program_of(command.argv)), ""))
     return len(program.parts) == 1 or Path(program).parent == Path(sys.executable).parent

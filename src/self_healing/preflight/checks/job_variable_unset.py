@@ -45,5 +45,5 @@ class JobVariableUnset(Check):
             add = f"--env {read.name}=..." if subject.job.place.source == "job" else f"env: {{{read.name}: ...}}"
             yield tell(
                 Place(script.named, read.line), f"{read.name} is read, the job does not set it, and {how}",
-                f'Add {add} to the job (a secret: secrets), or give it a default in the script: os.getenv("{read.name}", "...")',
+                f'Add {add} to the job (a secret goes under secrets), or give it a default in the script: os.getenv("{read.name}", "...")',
             )  # fmt: skip

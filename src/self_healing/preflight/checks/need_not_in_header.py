@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from ..check import Check, Example
 from ..dependencies import available, line_for, missing_needs, with_header
 from ..finding import Finding
-from ..running import Way
 from ..subject import Subject
 from ..tools import Tools
 
@@ -45,7 +44,7 @@ class NeedNotInHeader(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Compare what the options are known to need with what the header comes to."""
         for script, header, running in with_header(subject):
-            there = available(script, header, running) if running.way is not Way.HERE else None
+            there = available(script, header, running) if running.reads_header else None
             if there is None or there.unknown:  # what is not known may bring it
                 continue
             for need in missing_needs(subject, script, there):

@@ -76,7 +76,7 @@ def _set_for(subject: Subject, script: Script, tools: Tools) -> set[str]:
     named = {word.partition("=")[0] for word in words}
     job = subject.job if running.way is Way.JOB else None
     of_job = (*job.secrets, *job.env) if job is not None else ()
-    return {*_LAUNCHER, *named, *of_job, *(tools.environ if running.way is Way.HERE else ())}
+    return {*_LAUNCHER, *named, *of_job, *(tools.environ if running.way in (Way.HERE, Way.ELSEWHERE) else ())}
 
 
 def _must_be_there(call: Call) -> Iterator[ast.expr]:

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from ...core.errors import ConfigError
 from ..check import CannotRun
 from ..finding import Finding, NotRun
+from ..here import starts_elsewhere
+from ..runner import OF_A_TRIAL
+from ..started import program_of
 from ..subject import Subject
 from ..tools import Tools
 from . import judging, vllm_server
@@ -15,6 +18,7 @@ from .fresh_env import NAME as FRESH_ENV
 from .fresh_env import FreshPython, NotInstalled, fresh_python, look_at_uv
 from .isolating import NAME as ISOLATE
 from .isolating import isolate
+from .rewards import NAME as REWARDS
 from .rewards import completions, reward_findings
 from .trying import Bench, python_of
 
@@ -43,36 +47,52 @@ def dry_run(subject: Subject, tools: Tools) -> DryReport:
         Interrupted: the user has ended it; nothing is left of it.
 
     """
+    chosen = tools.options.is_chosen
     report = DryReport()
+    if not any(map(chosen, OF_A_TRIAL)):
+        report.not_run.append(NotRun(judging.NAME, "--select and --ignore leave nothing of it to be looked at"))
+        return report
+    _run(subject, tools, report)
+    if report.last_lines and not chosen(judging.NAME):  # what hides the failure must not let the rest look sound
+        report.not_run.append(NotRun(REWARDS, "the dry run failed; leave dry-run among the checks to see why"))
+    report.findings = [each for each in report.findings if chosen(each.check)]
+    report.not_run = [each for each in report.not_run if chosen(each.check)]
+    return report
+
+
+def _run(subject: Subject, tools: Tools, report: DryReport) -> None:
     if subject.command is None:
         raise ConfigError("--steps runs a command: name it behind --, as in: heal check --steps 2 -- python train.py")
     if sys.platform == "win32":
         report.not_run.append(NotRun(judging.NAME, "it needs process groups, which Windows does not have; use WSL"))
-        return report
-    if subject.starts_elsewhere:  # it would be paid for, and the limits do not reach there
+        return
+    if starts_elsewhere(subject, tools):  # it would be paid for, and the limits do not reach there
         report.not_run.append(
             NotRun(
                 judging.NAME,
                 "the command starts the run elsewhere; name the one that is run there, such as python train.py",
             )
         )
-        return report
-    report.findings += vllm_server.server_findings(subject)
+        return
+    if tools.options.is_chosen(vllm_server.NAME):
+        try:
+            report.findings += vllm_server.server_findings(subject, offline=tools.options.offline)
+        except CannotRun as error:
+            report.not_run.append(NotRun(vllm_server.NAME, str(error)))
     if report.findings:
         report.not_run.append(NotRun(judging.NAME, "the command would wait for its vLLM server; mend that first"))
-        return report
+        return
     with Bench(tools.environ, tools.cwd, tools.options.seconds) as bench:
         fresh = _fresh(bench, subject, tools, report)
         if fresh is not None:
             _try(bench, fresh, subject, tools, report)
-    return report
 
 
 def _fresh(bench: Bench, subject: Subject, tools: Tools, report: DryReport) -> FreshPython | None:
     """Return how the command is run; None where the environment that was asked for cannot be made."""
     assert subject.command is not None
     if not tools.options.fresh_env:
-        return FreshPython(subject.command.argv, {}, python_of(subject.command.argv, tools.environ))
+        return FreshPython(subject.command.argv, {}, python_of(program_of(subject.command.argv), tools.environ))
     try:
         return fresh_python(bench, subject)
     except NotInstalled as error:
@@ -103,7 +123,7 @@ def _try(bench: Bench, fresh: FreshPython, subject: Subject, tools: Tools, repor
             return
     report.findings.append(judging.failure(trial, subject, bench.keep(trial)))
     report.last_lines = trial.last_lines()
-    if tools.options.isolate:
+    if tools.options.isolate and tools.options.is_chosen(ISOLATE):
         try:
             report.findings += isolate(bench, fresh, orders, subject, trial, offline=tools.options.offline)
         except CannotRun as error:

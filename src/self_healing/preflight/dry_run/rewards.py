@@ -46,6 +46,13 @@ def _of_function(name: str, calls: list[Mapping[str, Any]], subject: Subject) ->
             f"Call it in a Python shell with the same rows, mend it, and have it return a number for each: {name}(prompts=[...], completions=[...])",
         )  # fmt: skip
         return
+    other = next((each for each in calls if "returned" in each), None)
+    if other is not None:
+        yield _finding(
+            Severity.ERROR, subject, name, f"{name} returns {shown(other['returned'], 300)} {_about(other)}, and not a list with a number for each completion",
+            "End it with such a list, as in: return [1.0 if is_right(each) else 0.0 for each in completions]",
+        )  # fmt: skip
+        return
     bad = next((each for each in calls if any(_is_nan(value) for value in each["values"])), None)
     if bad is not None:
         yield _finding(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import http.client
+import ipaddress
 import json
 import urllib.request
 from collections.abc import Iterator
 from urllib.parse import urlsplit
 
 from ...core.failure import Severity
+from ..check import CannotRun
 from ..finding import Finding, Place
 from ..subject import Kind, Subject
 
@@ -18,14 +20,21 @@ USUAL_PORT = 8000
 MOST_BYTES = 1 << 20
 
 
-def server_findings(subject: Subject) -> Iterator[Finding]:
-    """Ask the server that is configured; nothing where there is none."""
+def server_findings(subject: Subject, *, offline: bool = False) -> Iterator[Finding]:
+    """Ask the server that is configured; nothing where there is none.
+
+    Raises:
+        CannotRun: it is on another machine, and nobody outside this one is to be asked.
+
+    """
     mode = subject.setting("vllm_mode")
     if not subject.is_on("use_vllm") or mode is None or mode.value != "server":
         return
     where, model = mode.place, next((each.name for each in subject.references if each.kind is Kind.MODEL), None)
     base = _address(subject)
-    command = f"trl vllm-serve --model {model or 'MODEL'} --port {urlsplit(base).port or USUAL_PORT}"
+    if offline and not _is_here(base):
+        raise CannotRun(f"the vLLM server at {base} is not on this machine; leave out --offline to have it asked")
+    command = f"trl vllm-serve --model {model or 'MODEL'} --port {_port(base)}"
     try:
         _asked(f"{base}/health")
     except (OSError, ValueError, http.client.HTTPException) as error:
@@ -56,10 +65,27 @@ def _address(subject: Subject) -> str:
     return f"http://{'127.0.0.1' if name == '0.0.0.0' else name}:{int(port or USUAL_PORT)}"  # noqa: S104  # compared, not bound
 
 
+def _port(url: str) -> int:
+    try:
+        return urlsplit(url).port or USUAL_PORT
+    except ValueError:  # no number; that it leads nowhere is found when it is asked
+        return USUAL_PORT
+
+
+def _is_here(url: str) -> bool:
+    try:
+        name = urlsplit(url).hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:  # a name, which may lead anywhere
+        return False
+
+
 def _asked(url: str) -> bytes:
     if urlsplit(url).scheme not in ("http", "https"):
         raise ValueError(f"{url} is no address of a server")
-    with urllib.request.urlopen(url, timeout=ANSWER_S) as answer:  # noqa: S310  # looked at above
+    # A proxy is outside: it is not asked for what is here.
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if _is_here(url) else []))
+    with opener.open(url, timeout=ANSWER_S) as answer:
         data: bytes = answer.read(MOST_BYTES)
     return data
 

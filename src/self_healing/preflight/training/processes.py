@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
+from ..started import program_of
 from ..subject import Command, Subject
 
 
@@ -28,4 +29,5 @@ def is_one_gpu(subject: Subject) -> bool | None:
 
 def _is_plain(command: Command) -> bool:
     """Say whether Python alone runs it."""
-    return PurePath(command.argv[0]).name.startswith("python") and not command.starts_many
+    first = PurePath(next(iter(program_of(command.argv)), "")).name
+    return first.startswith("python") and not command.starts_many

@@ -82,7 +82,7 @@ def _try(function: Callable[..., Any], name: str, rows: list[dict[str, Any]], tr
     except Exception as error:  # noqa: BLE001  # the user's function: what it raises is the finding
         event("reward", function=name, of="answers", column=answer, error=f"{type(error).__name__}: {error}")
         return
-    event("reward", function=name, of="answers", column=answer, values=_numbers(values))
+    event("reward", function=name, of="answers", column=answer, **_told(values))
 
 
 def _heard(function: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -103,14 +103,18 @@ def _heard(function: Callable[..., Any], name: str) -> Callable[..., Any]:
         except Exception as error:
             event("reward", function=name, of="completions", error=f"{type(error).__name__}: {error}")
             raise
-        event("reward", function=name, of="completions", values=_numbers(values))
+        event("reward", function=name, of="completions", **_told(values))
         return values
 
     return heard
 
 
-def _numbers(values: Any) -> list[float | None]:
-    return [None if value is None else float(value) for value in values]
+def _told(values: Any) -> dict[str, Any]:
+    """Return the numbers that a function gave; where they are none, what it gave in their place."""
+    try:
+        return {"values": [None if value is None else float(value) for value in values]}
+    except (TypeError, ValueError):
+        return {"returned": repr(values)[:LONGEST]}
 
 
 def _text(completion: Any) -> str:
