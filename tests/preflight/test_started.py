@@ -8,9 +8,8 @@ import sys
 import pytest
 
 from self_healing.cli.main import main
-from self_healing.preflight.here import shares_our_packages
+from self_healing.preflight.here import shares_our_packages, starts_elsewhere
 from self_healing.preflight.machine import Machine
-from self_healing.preflight.named import Names
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.running import Way, how_it_runs
 from self_healing.preflight.started import Where, program_of, where_run
@@ -92,7 +91,7 @@ def test_everyone_who_asks_gets_the_same_answer(folder):
         way = how_it_runs(subject, subject.scripts[0]).way
         return (
             way,
-            Names(subject, tools).is_for_another_machine,
+            starts_elsewhere(subject, tools),
             shares_our_packages(subject, tools),
             process_count(subject),
         )
@@ -101,7 +100,7 @@ def test_everyone_who_asks_gets_the_same_answer(folder):
     assert asked(f"env A=b {sys.executable} train.py") == (Way.HERE, False, True, 1)
     assert asked("env A=b /opt/other/bin/python train.py") == (Way.HERE, False, False, 1)
     assert asked("env A=b uv run train.py") == (Way.UV, False, False, None)
-    assert asked("nohup srun python train.py") == (Way.ELSEWHERE, False, False, None)
+    assert asked("nohup srun python train.py") == (Way.ELSEWHERE, True, False, None)
     assert asked("sudo docker run image python train.py") == (Way.ELSEWHERE, True, False, None)
 
 

@@ -176,7 +176,7 @@ _RULES = (
     _rule(
         "passw pwd passphrase secret key",
         r"((?:password|passwd|pwd|passphrase|secret|(?:api|private|access|secret)[_-]?key)"
-        rf"{_AFTER})(?!\.\.\.|os\.)[^\s\"',;&]{{4,}}+",  # what stands in for a value, or says where it comes from, is none
+        rf"{_AFTER})(?!\.\.\.|os\.(?:environ|getenv))[^\s\"',;&]{{4,}}+",  # what stands in for a value, or says where it comes from, is none
     ),
     _rule("token", rf"(token{_AFTER})(?=[A-Za-z+/=_.-]{{0,64}}\d)[\w+/=.-]{{16,}}+"),
     # A plain key= is often a name ("key=step-00001000"): only hexadecimal or mixed-case noise is a secret.
