@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 
+from huggingface_hub import constants
+
 SLOW_S = 1.0
 OLD, NEW = "a" * 40, "b" * 40
 """The commits of every repository: the first, and the one that main is at."""
@@ -94,9 +96,12 @@ def hub_server(content=None):
     server.hub = HubServer(f"http://127.0.0.1:{server.server_address[1]}")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
     thread.start()
+    usual = constants.HF_HUB_OFFLINE  # read once, when it was imported: other tests of the process want no network
+    constants.HF_HUB_OFFLINE = False
     try:
         yield server.hub
     finally:
+        constants.HF_HUB_OFFLINE = usual
         server.shutdown()
         server.server_close()
         thread.join()
