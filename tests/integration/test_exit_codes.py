@@ -126,7 +126,7 @@ def test_an_exception_that_another_process_may_fare_better_with_keeps_its_own_co
         ("hook", 78, "shown by the program: UnrecoverableError"),
         ("wrapped", 78, "RuntimeError: the job has failed"),
         ("caught", 3, ""),
-        ("other", 1, "RuntimeError: something else"),
+        pytest.param("other", 1, "RuntimeError: something else", marks=pytest.mark.soak),
     ],
 )
 def test_what_the_program_does_with_the_exception_counts(around, code, said, tmp_path):

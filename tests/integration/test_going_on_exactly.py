@@ -89,7 +89,14 @@ def whole(trainings, tmp_path_factory):
 
 
 @pytest.mark.parametrize("where", ["memory", "disk"])
-@pytest.mark.parametrize("kind", ["drawing-workers", "drawing-workers-that-persist", "workers-with-generators"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "drawing-workers",
+        pytest.param("drawing-workers-that-persist", marks=pytest.mark.soak),
+        "workers-with-generators",
+    ],
+)
 def test_what_workers_draw_is_drawn_again_with_exact_data(kind, where, trainings, whole, tmp_path):
     """Killed in the middle of the second epoch and, in the third, at a step that another worker reads."""
     config = {**EXACT, "shared_memory": where == "memory"}

@@ -142,7 +142,11 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+LONG = frozenset({"sft-accumulation-4", "persistent-workers", "grpo-short-epochs", "scheduler-and-sgd"})
+"""What others that stay cover in part."""
+
+
+@pytest.mark.parametrize("kind", [pytest.param(kind, marks=pytest.mark.soak if kind in LONG else ()) for kind in KINDS])
 def test_every_kind_of_training_leaves_no_trace(kind, clean, tmp_path):
     """Exceptions in the first epoch and in the third, harm in the second: each is returned from by a restart."""
     kind = KINDS[kind]

@@ -96,7 +96,12 @@ class Trackio:
 TRACKERS = [TensorBoard(), Wandb(), MLflow(), Trackio()]
 
 
-@pytest.fixture(params=TRACKERS, ids=lambda tracker: tracker.name)
+@pytest.fixture(
+    params=[
+        pytest.param(tracker, marks=pytest.mark.soak if tracker.name == "tensorboard" else (), id=tracker.name)
+        for tracker in TRACKERS
+    ]
+)
 def tracker(request):
     pytest.importorskip(request.param.module)
     return request.param

@@ -86,7 +86,12 @@ FLOODS = {
 BEGINNINGS = {"endless": b"Traceback (most recent call last):\n"}
 
 
-@pytest.mark.parametrize("name", FLOODS)
+LONG = frozenset({"unfinished", "ranks"})
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.soak if name in LONG else ()) for name in FLOODS]
+)
 def test_a_flood_does_not_fill_memory(name):
     flood, beginning = FLOODS[name], BEGINNINGS.get(name, b"")
     read(flood)  # what is made once is not counted
