@@ -65,6 +65,10 @@ CASES = (  # the first eight are one of each kind, in case there is no time for 
     Case("full, bf16, adamw without fusing", "1B", plan(1, 512, optimizer="adamw_torch")),
     Case("full, bf16 autocast, checkpointed", "3B", plan(2, 2048, is_checkpointed=True, **MIXED)),
     Case("LoRA on q and v, bf16", "7B", plan(4, 512, lora=SMALL_LORA, has_autocast=True)),
+    Case("full, fp32, checkpointed", "1B", plan(4, 1024, weights=Dtype.FP32, is_checkpointed=True)),
+    Case("full, fp32, every head its keys", "7B", plan(1, 512, weights=Dtype.FP32, optimizer="sgd")),
+    Case("full, bf16, as on GPUs before Ampere", "1B", plan(2, 1024, grouped_bytes=())),
+    Case("full, bf16, as on GPUs before Ampere", "0.5B", plan(1, 2048, grouped_bytes=())),
 )
 SMOKE = tuple(
     Case(case.name, "tiny", TrainingPlan(**{name: getattr(case.plan, name) for name in TrainingPlan.__slots__} | {"batch": 2, "length": 32}))
@@ -99,6 +103,8 @@ def trained(case: Case, device: str, folder: str) -> None:
     todo = case.plan
     dtype = torch.bfloat16 if todo.weights is Dtype.BF16 else torch.float32
     config = config_of(case)
+    torch.backends.cuda.enable_flash_sdp(2 in todo.grouped_bytes)  # what older GPUs do not have
+    torch.backends.cuda.enable_cudnn_sdp(2 in todo.grouped_bytes)
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=todo.attention)
     if todo.lora is not None:

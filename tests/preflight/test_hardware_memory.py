@@ -188,6 +188,26 @@ def test_what_grows_makes_the_estimate_grow():
     assert estimate(EIGHT, replace(BF16, batch=4, attention="eager")).total_gib > base
 
 
+def test_shared_keys_without_a_kernel_take_as_much_as_eager_attention():
+    """Measured on an H200: 27.36 GiB for a Llama of 1 billion, in 32 bit, 2 rows of 1024 tokens."""
+    one = shape_of_config({
+        "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": True,
+    })  # fmt: skip
+    full = TrainingPlan(weights=Dtype.FP32, batch=2, length=1024)
+    assert estimate(one, full).allocated_bytes / GIB == pytest.approx(27.36, rel=0.02)
+    assert estimate(one, replace(full, grouped_bytes=(2, 4))).allocated_bytes / GIB == pytest.approx(22.92, rel=0.02)
+    older = replace(full, weights=Dtype.BF16, grouped_bytes=())
+    assert estimate(one, older).allocated_bytes / GIB == pytest.approx(17.75, rel=0.02)
+    every_head = replace(one, key_value=one.query)
+    assert estimate(every_head, full) == estimate(every_head, replace(full, grouped_bytes=(2, 4)))
+
+
+def test_the_device_says_for_which_numbers_there_is_a_kernel():
+    kernels = {name: find_device(name).grouped_attention_bytes for name in ("t4", "a100", "mi300x", "cpu")}
+    assert kernels == {"t4": (), "a100": (2,), "mi300x": (2,), "cpu": (2, 4)}
+
+
 def test_the_parts_add_up_to_the_total_that_is_shown():
     estimated = estimate(EIGHT, replace(BF16, batch=4))
     *_, total = estimated.table().split(" = ")

@@ -12,6 +12,7 @@ from pathlib import Path
 from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import Kind, Subject
+from ..subject.parsing import parsed
 from ..tools import Tools
 
 _LARGEST_BYTES = 4 << 20
@@ -131,7 +132,7 @@ def _names_in(source: Path) -> frozenset[str] | None:
     """Return what a module defines at its top; None where that cannot be told from its text."""
     try:
         with source.open("rb") as file:
-            tree = ast.parse(file.read(_LARGEST_BYTES))
+            tree: ast.Module = parsed(file.read(_LARGEST_BYTES))
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     found: set[str] = set()

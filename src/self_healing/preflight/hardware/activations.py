@@ -46,10 +46,14 @@ def _inputs(shape: ModelShape, plan: TrainingPlan) -> int:
 
 def _attention(shape: ModelShape, plan: TrainingPlan, *, is_trained: bool) -> int:
     number = plan.compute_bytes
-    if plan.attention != "eager":
-        return number * (2 * shape.query + 2 * shape.key_value) + 4 * shape.heads
-    scores = shape.heads * plan.length * (4 if number == 4 else 6)  # the softmax in 32 bit, and its copy in 16
-    return scores + number * (3 + is_trained) * shape.query
+    if plan.attention == "eager":
+        scores = shape.heads * plan.length * (4 if number == 4 else 6)  # the softmax in 32 bit, and its copy in 16
+        return scores + number * (3 + is_trained) * shape.query
+    shares_keys = shape.key_value < shape.query and not shape.is_estimate
+    if plan.attention == "sdpa" and shares_keys and number not in plan.grouped_bytes:
+        # Torch multiplies out what it has no kernel for, in 32 bit, with queries, keys and values of its own.
+        return 4 * shape.heads * plan.length + (4 * 3 + number * is_trained) * shape.query
+    return number * (2 * shape.query + 2 * shape.key_value) + 4 * shape.heads
 
 
 def _feed_forward(shape: ModelShape, plan: TrainingPlan, *, is_trained: bool) -> int:

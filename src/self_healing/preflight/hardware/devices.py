@@ -66,6 +66,13 @@ class Device:
         return self.maker is Maker.AMD or (self.is_nvidia and self.capability >= (8, 0))
 
     @property
+    def grouped_attention_bytes(self) -> tuple[int, ...]:
+        """Bytes of the numbers for which torch's attention has a kernel where heads share their keys: FlashAttention's."""
+        if self.is_cpu:
+            return 2, 4
+        return (2,) if self.has_flash_attention_2 else ()
+
+    @property
     def has_flash_attention_3(self) -> bool:
         """Whether FlashAttention 3 runs on it: it is written for Hopper alone."""
         return self.is_nvidia and self.capability[0] == 9

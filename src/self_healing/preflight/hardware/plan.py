@@ -84,6 +84,9 @@ class TrainingPlan:
     accumulation: int = 1
     is_checkpointed: bool = False
     attention: str = "sdpa"
+    grouped_bytes: tuple[int, ...] = (2,)
+    """Bytes of the numbers for which torch's own attention has a kernel on the GPU where heads share their keys; for others
+    it writes down all scores, as eager attention does."""
     lora: Lora | None = None
     gpus: int = 1
     sharding: Sharding = Sharding.NONE

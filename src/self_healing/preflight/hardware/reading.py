@@ -129,7 +129,7 @@ class _Reader:
             weights=self._weights(), has_autocast=self._autocast(), optimizer=loop.optimizer if loop is not None else self._text("optim") or "adamw_torch_fused",
             batch=batch, length=length, logits_length=0 if self.is_axolotl else completion, accumulation=accumulation,
             is_checkpointed=loop.is_checkpointed if loop is not None else self._switch("gradient_checkpointing", default=self._is_trl),
-            attention=self._attention(), lora=lora, gpus=self._target.count, sharding=self._sharding(),
+            attention=self._attention(), grouped_bytes=self._target.device.grouped_attention_bytes, lora=lora, gpus=self._target.count, sharding=self._sharding(),
             offloads_optimizer=self._offloads("optimizer"), offloads_weights=self._offloads("param"),
             method=self._method, logits=self._logits(), has_reference=lora is None and self._reference(),
             eval_batch=self._eval_batch(), elsewhere_gib=self._vllm(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 import shlex
 from collections.abc import Mapping, Sequence
@@ -10,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePath
 
 from ...supervisor.launcher import Launcher, launcher_of
+from .parsing import literal
 
 _FLAG = re.compile(r"--?([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
@@ -261,7 +261,7 @@ def read_value(text: str) -> object:
             continue
     if text[:1] in "[{(" and len(text) < 10_000:
         try:
-            return ast.literal_eval(text)
+            return literal(text)
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             return text
     return text

@@ -13,6 +13,7 @@ from .environment import EnvironmentRead, environment_reads
 from .files import read_bytes, text_of_script
 from .folding import Names
 from .gathering import is_main_guard
+from .parsing import parsed
 from .values import UNKNOWN, Value
 from .visiting import Visitor
 
@@ -181,7 +182,7 @@ def parse_script(
 def _tree_of(text: str, named: str) -> ast.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of escapes in texts: they are the script's own
-        tree = ast.parse(text, filename=named)
+        tree: ast.Module = parsed(text, named)
     if sum(1 for _ in ast.walk(tree)) > MOST_NODES:
         raise InputError(f"{named}: is longer than what is written by hand, so it is not looked at")
     return tree

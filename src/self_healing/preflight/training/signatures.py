@@ -14,6 +14,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..subject.parsing import parsed
+
 _FILES = {
     "TrainingArguments": "transformers/training_args.py",
     "Seq2SeqTrainingArguments": "transformers/training_args_seq2seq.py",
@@ -119,7 +121,7 @@ def _trainer_names(name: str) -> set[str]:
     if found is None:
         return set()
     try:
-        tree = ast.parse(f"def f({found['arguments']}\n): ...")
+        tree: ast.Module = parsed(f"def f({found['arguments']}\n): ...")
     except SyntaxError:
         return set()
     arguments = tree.body[0].args if isinstance(tree.body[0], ast.FunctionDef) else None
@@ -154,9 +156,10 @@ def _class_of(file: str, name: str) -> ast.ClassDef | None:
 @functools.cache
 def _tree(file: str) -> ast.Module:
     try:
-        return ast.parse(source_of(file))
+        tree: ast.Module = parsed(source_of(file))
     except SyntaxError:  # of a later Python
         return ast.Module([], [])
+    return tree
 
 
 @functools.cache
