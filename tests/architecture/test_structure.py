@@ -107,6 +107,17 @@ def test_layers_are_kept(path):
             )
 
 
+def test_no_module_imports_a_check():
+    """What two of them share lies in a room of preflight, or in `checks/` with a leading underscore."""
+    taken = [
+        f"{relative(path)}:{line}"
+        for path in (PACKAGE / "preflight").rglob("*.py")
+        for line, module in imports(path)
+        if module.startswith("self_healing.preflight.checks.") and not module.split(".")[3].startswith("_")
+    ]
+    assert taken == []
+
+
 def is_about_tensors(path: Path) -> bool:
     """Say whether a module may import torch at its top: nothing that starts without a training run imports it."""
     return path.parent == PACKAGE / "tensors" or relative(path) == "adapters/trainer/trainer_guard.py"

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from self_healing.preflight.machine import Machine
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import known_checks, run_checks
 from self_healing.preflight.subject import read_subject
+from self_healing.preflight.surroundings.machine import Machine
 from self_healing.preflight.tools import Tools
 
 from ..preflight.hub_server import hub_server

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from self_healing.preflight.here import GIB, model_bytes
-from self_healing.preflight.machine import Machine
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import run_checks
 from self_healing.preflight.subject import read_subject
+from self_healing.preflight.surroundings.here import GIB, model_bytes
+from self_healing.preflight.surroundings.machine import Machine
 from self_healing.preflight.tools import Tools
 
 

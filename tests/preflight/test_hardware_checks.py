@@ -18,10 +18,10 @@ from self_healing.preflight.hardware.devices import (
     near_names,
 )
 from self_healing.preflight.hardware.target import target_of
-from self_healing.preflight.here import ranks
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import known_checks, run_checks
 from self_healing.preflight.subject import read_subject
+from self_healing.preflight.surroundings.here import ranks
 from self_healing.preflight.tools import Tools
 from self_healing.preflight.training import process_count
 
@@ -132,7 +132,7 @@ def test_the_device_of_this_machine_is_asked_of_its_driver(tmp_path):
 
 
 def test_a_driver_that_hangs_or_babbles_is_no_gpu(tmp_path, monkeypatch):
-    monkeypatch.setattr("self_healing.preflight.hardware.present.LONGEST_S", 0.2)
+    monkeypatch.setattr("self_healing.preflight.surroundings.driver.LONGEST_S", 0.2)
     environ = machine(tmp_path, "Tesla T4, 15360, 7.5, 535.104.05", sleeps=3)
     assert target_of(*checked(tmp_path, "", argv=["python"], environ=environ)) is None
     (tmp_path / "other").mkdir()

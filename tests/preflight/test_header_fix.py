@@ -12,8 +12,8 @@ import pytest
 
 from self_healing.core.errors import InputError
 from self_healing.core.failure import Severity
-from self_healing.preflight.header_fix import fix_header, write_fix
 from self_healing.preflight.options import CheckOptions
+from self_healing.preflight.packages.header_fix import fix_header, write_fix
 from self_healing.preflight.subject import read_subject
 
 from .checked_scripts import OF_HEADERS, checked, header

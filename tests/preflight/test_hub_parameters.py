@@ -8,10 +8,10 @@ import time
 import pytest
 
 from self_healing.preflight.hardware.model_sources import shape_of_model
-from self_healing.preflight.here import model_bytes
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import run_checks
 from self_healing.preflight.subject import read_subject
+from self_healing.preflight.surroundings.here import model_bytes
 from self_healing.preflight.tools import Tools
 
 from ..unit.loopback_servers import hanging

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from self_healing.preflight.address import Asked, Reached, ask_all
 from self_healing.preflight.hub import Hub
+from self_healing.preflight.names.address import AddressQuestion, Reached, ask_all
 
 from ..unit.loopback_servers import hanging
 
@@ -304,7 +304,7 @@ def test_many_addresses_are_asked_for_by_few_threads_and_not_for_long(check, mon
         asking.pop()
         return Reached.FOUND, "", 200
 
-    monkeypatch.setattr(Asked, "_once", once)
+    monkeypatch.setattr(AddressQuestion, "_once", once)
     many = [f"http://127.0.0.1:9/{place}.json" for place in range(200)]
     before = threading.active_count()
     asked = ask_all(many, 5.0)

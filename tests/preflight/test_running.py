@@ -7,7 +7,7 @@ import json
 import pytest
 
 from self_healing.preflight.options import CheckOptions
-from self_healing.preflight.running import Way, how_it_runs
+from self_healing.preflight.packages.running import Way, how_it_runs
 from self_healing.preflight.subject import read_subject
 
 TRAIN = "import trl\n"

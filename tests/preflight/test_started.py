@@ -8,12 +8,12 @@ import sys
 import pytest
 
 from self_healing.cli.main import main
-from self_healing.preflight.here import shares_our_packages, starts_elsewhere
-from self_healing.preflight.machine import Machine
 from self_healing.preflight.options import CheckOptions
-from self_healing.preflight.running import Way, how_it_runs
-from self_healing.preflight.started import Where, program_of, where_run
+from self_healing.preflight.packages.running import Way, how_it_runs
 from self_healing.preflight.subject import read_subject
+from self_healing.preflight.subject.started import Where, program_of, where_run
+from self_healing.preflight.surroundings.here import shares_our_packages
+from self_healing.preflight.surroundings.machine import Machine
 from self_healing.preflight.tools import Tools
 from self_healing.preflight.training.processes import process_count
 
@@ -91,7 +91,7 @@ def test_everyone_who_asks_gets_the_same_answer(folder):
         way = how_it_runs(subject, subject.scripts[0]).way
         return (
             way,
-            starts_elsewhere(subject, tools),
+            subject.starts_elsewhere,
             shares_our_packages(subject, tools),
             process_count(subject),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -39,7 +40,7 @@ COMMANDS = {
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_a_command_is_taken_apart(line):
-    command = read_command(shlex.split(line))
+    command = read_command(shlex.split(line), Path())
     script, flags, processes = COMMANDS[line]
     assert (command.script, command.processes) == (script, processes)
     assert {flag.name: flag.value for flag in command.flags} == flags

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from self_healing.preflight import compatibility
-from self_healing.preflight.compatibility import CORE, KNOWN_VERSIONS, needs_of, proposed_bound
-from self_healing.preflight.version_ranges import have_common, lies_in
+from self_healing.preflight.packages import compatibility
+from self_healing.preflight.packages.compatibility import CORE, KNOWN_VERSIONS, needs_of, proposed_bound
+from self_healing.preflight.packages.version_ranges import have_common, lies_in
 
 
 @pytest.mark.parametrize(

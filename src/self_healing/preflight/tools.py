@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from .hub.hub import LIMIT_S, Hub
-from .machine import Machine
 from .options import CheckOptions
+from .surroundings.machine import Machine
 
 
 @dataclass(frozen=True)

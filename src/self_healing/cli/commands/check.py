@@ -113,7 +113,7 @@ def _write_fixes(subject: Subject, masker: Masker, *, in_place: bool) -> bool:
 
     Returns whether each script that is a file could be corrected; one that could not stops none of the others.
     """
-    from ...preflight.header_fix import NotAFile, fix_header, write_fix
+    from ...preflight.packages.header_fix import NotAFile, fix_header, write_fix
 
     is_done = True
     for script in subject.scripts:

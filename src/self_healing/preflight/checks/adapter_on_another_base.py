@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import ast
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..check import Check, Example
 from ..finding import Finding, Place
+from ..scripts.syntax import syntax_of
 from ..subject import Call, Script, Subject
-from ..syntax import syntax_of
+from ..subject.files import json_object
 from ..tools import Tools
 
 _LOADERS = ("AutoModel", "AutoPeftModel")
@@ -87,11 +87,7 @@ def _loader(script: Script, name: str) -> str:
 
 def _of_file(folder: Path) -> str:
     """Return the base that an adapter in a folder names."""
-    try:
-        content = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return ""
-    base = content.get("base_model_name_or_path") if isinstance(content, dict) else None
+    base = (json_object(folder / "adapter_config.json") or {}).get("base_model_name_or_path")
     return base if isinstance(base, str) else ""
 
 

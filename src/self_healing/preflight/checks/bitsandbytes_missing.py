@@ -10,7 +10,7 @@ from ..hardware.check import HardwareCheck, is_missing
 from ..hardware.target import Target, target_of
 from ..subject import Subject
 from ..tools import Tools
-from .optimizer_not_supported import is_of_bitsandbytes
+from ..training.optimizers import is_of_bitsandbytes
 
 _SCRIPT = """from trl import SFTConfig
 args = SFTConfig(output_dir="out", optim="{optimizer}")

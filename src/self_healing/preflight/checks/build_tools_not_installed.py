@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..build_steps import BUILDERS, installs_build_tools, steps_of
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..header import read_header
-from ..running import how_it_runs
+from ..packages.build_steps import BUILD_TOOLS, installs_build_tools, steps_of
+from ..packages.header import read_header
+from ..packages.running import how_it_runs
 from ..subject import Script, Subject
 from ..tools import Tools
 
@@ -42,7 +42,7 @@ class BuildToolsNotInstalled(Check):
     def _of(self, script: Script, listed: set[str]) -> Iterator[Finding]:
         for step in steps_of(script):
             tool = step.program
-            if tool not in BUILDERS or tool in listed or installs_build_tools(script, tool):
+            if tool not in BUILD_TOOLS or tool in listed or installs_build_tools(script, tool):
                 continue
             yield self.warning(
                 Place(script.named, step.started.call.line),

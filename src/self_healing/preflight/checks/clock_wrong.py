@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..here import output_folder, runs_here
 from ..subject import Subject
+from ..surroundings.here import output_folder, runs_here
 from ..tools import Tools
 
 EARLIEST_S = 1_704_067_200.0

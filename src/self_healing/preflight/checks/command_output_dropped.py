@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..script_commands import TELLERS, Started, only_asks, started_by
+from ..scripts.script_commands import TELLERS, Started, only_asks, started_by
+from ..scripts.syntax import Syntax, syntax_of
 from ..subject import Script, Subject
-from ..syntax import Syntax, syntax_of
 from ..tools import Tools
 
 _RUN = "import subprocess\n"

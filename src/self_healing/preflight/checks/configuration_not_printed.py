@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
+from ..scripts.syntax import SAYING
 from ..subject import Call, Script, Subject
-from ..syntax import SAYING
 from ..tools import Tools
 
 _TRAINS = "from trl import SFTConfig, SFTTrainer\nargs = SFTConfig(output_dir='out')\n{}SFTTrainer(model='m', args=args).train()\n"

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..here import gib, is_adapter_only, model_bytes, nearest_there, output_folder, runs_here
 from ..subject import Subject
+from ..surroundings.here import gib, is_adapter_only, model_bytes, nearest_there, output_folder, runs_here
 from ..tools import Tools
 
 STATE = 3.0

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..here import runs_here
 from ..hub.wire import token_of
-from ..pushes import first_push, may_log_in
+from ..names.pushes import first_push, may_log_in
 from ..subject import Subject
+from ..surroundings.here import runs_here
 from ..tools import Tools
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..dependencies import Imported, available, line_for, missing_imports, place_of, with_header
 from ..finding import Finding
-from ..header import Header
+from ..packages.dependencies import Imported, available, line_for, missing_imports, place_of, with_header
+from ..packages.header import Header
 from ..subject import Script, Subject
 from ..tools import Tools
 

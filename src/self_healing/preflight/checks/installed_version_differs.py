@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from ..check import Check, Example
-from ..dependencies import place_of, with_header
-from ..distributions import installed_version
 from ..finding import Finding
-from ..running import Way
-from ..started import program_of
+from ..packages.dependencies import place_of, with_header
+from ..packages.distributions import installed_version
+from ..packages.running import Way
 from ..subject import Command, Subject
+from ..subject.started import program_of
 from ..tools import Tools
 
 _HEAD = "# /// script\n# dependencies = [{}]\n# ///\n"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..job_needs import has_hub_token, hub_needs
 from ..subject import Job, Subject
+from ..surroundings.job_needs import has_hub_token, hub_needs
 from ..tools import Tools
 
 _SPEC = "flavor: a10g-large\ntimeout: 4h\n{more}script: |\n  from trl import SFTConfig\n  args = SFTConfig({args})\n"

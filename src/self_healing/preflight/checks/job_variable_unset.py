@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..job_needs import unset_variables
 from ..subject import Subject
+from ..surroundings.job_needs import unset_variables
 from ..tools import Tools
 
 _SPEC = "flavor: a10g-large\ntimeout: 4h\n{more}script: |\n  import os\n  {line}\n  print(1)\n"

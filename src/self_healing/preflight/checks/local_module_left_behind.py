@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..dependencies import is_local
-from ..distributions import is_standard
 from ..finding import Finding, Place
-from ..header import read_header
-from ..running import Way, how_it_runs
+from ..packages.dependencies import is_local
+from ..packages.distributions import is_standard
+from ..packages.header import read_header
+from ..packages.running import Way, how_it_runs
 from ..subject import Script, Subject
 from ..tools import Tools
 

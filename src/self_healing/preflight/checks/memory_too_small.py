@@ -11,7 +11,7 @@ from ..hardware.ladder import TIGHT, Change, larger_device, smallest_change
 from ..hardware.memory import GIB, Estimate, estimate, logits_bytes
 from ..hardware.model_sources import shape_of_model, shape_of_trainer
 from ..hardware.plan import Logits, Sharding, TrainingPlan
-from ..hardware.reading import Training, as_trained, read_training, trained_model
+from ..hardware.reading import PlannedTraining, as_trained, read_training, trained_model
 from ..hardware.shape import ModelShape
 from ..hardware.target import Target, target_of
 from ..subject import Subject
@@ -94,7 +94,9 @@ class MemoryTooSmall(Check):
             raise CannotRun("how many GPUs share the model is not said; say it: --gpus 8")
         yield from found
 
-    def _judged(self, subject: Subject, training: Training, shape: ModelShape, target: Target) -> Iterator[Finding]:
+    def _judged(
+        self, subject: Subject, training: PlannedTraining, shape: ModelShape, target: Target
+    ) -> Iterator[Finding]:
         estimated = estimate(shape, training.plan)
         has = target.device.memory_gib
         if estimated.total_gib <= TIGHT * has:
@@ -110,27 +112,27 @@ class MemoryTooSmall(Check):
             yield self.warning(training.place, message, fix)
 
 
-def _is_shared_by_unknown(subject: Subject, training: Training, target: Target) -> bool:
+def _is_shared_by_unknown(subject: Subject, training: PlannedTraining, target: Target) -> bool:
     """Say whether a launcher starts as many processes as there are GPUs, of which only the kind is named."""
     is_open = subject.command is not None and subject.command.starts_many and subject.processes is None
     return is_open and training.plan.sharding is not Sharding.NONE and target.said_by.startswith("--gpu")
 
 
-def _may_end_it(training: Training, shape: ModelShape, estimated: Estimate, has: float) -> bool:
+def _may_end_it(training: PlannedTraining, shape: ModelShape, estimated: Estimate, has: float) -> bool:
     """Say whether it may run out of memory: on what is only guessed it has to be far above."""
     if training.is_length_sure and not shape.is_estimate:
         return True
     return estimated.total_gib > has * (1.0 if training.is_length_said else 2.0)
 
 
-def _is_sure(training: Training, shape: ModelShape) -> bool:
+def _is_sure(training: PlannedTraining, shape: ModelShape) -> bool:
     """Say whether a batch is as large as was assumed: rows that are cut at a length may all be shorter."""
     halved = replace(training.plan, length=training.plan.length // 2, logits_length=training.plan.logits_length // 2)
     longest = estimate(shape, training.plan).total_gib
     return training.is_length_sure or estimate(shape, halved).total_gib > longest / 1.3 or training.plan.generations > 0
 
 
-def _message(training: Training, shape: ModelShape, target: Target, estimated: Estimate) -> str:
+def _message(training: PlannedTraining, shape: ModelShape, target: Target, estimated: Estimate) -> str:
     will = "will not fit" if estimated.total_gib > target.device.memory_gib else "is tight"
     guessed = f", an estimate: its size is guessed from {shape.source}" if shape.is_estimate else ""
     rows = f"{training.plan.rows} rows of {training.plan.length} tokens"
@@ -151,7 +153,7 @@ def grpo_logits(plan: TrainingPlan, shape: ModelShape) -> str:
     return f"the logits alone: {rows} x {length} x {shape.vocabulary} x 2 bytes = {size / GIB:.1f} GiB"
 
 
-def _fix(training: Training, shape: ModelShape, target: Target) -> str:
+def _fix(training: PlannedTraining, shape: ModelShape, target: Target) -> str:
     device = target.device
     change = smallest_change(shape, training.plan, device, style=training.style)
     larger = larger_device(shape, training.plan)

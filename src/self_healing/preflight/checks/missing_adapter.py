@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..existence import Existence
 from ..finding import Finding
 from ..hub import State
-from ..named import Names
+from ..names.existence import Existence
+from ..names.named import Homes
 from ..subject import Kind, Subject
 from ..tools import Tools
 
@@ -36,7 +36,7 @@ class MissingAdapter(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Ask the Hub for all of them at once, and what files they have."""
-        references = Names(subject, tools).on_the_hub(Kind.ADAPTER)
+        references = Homes(subject, tools).on_the_hub(Kind.ADAPTER)
         for reference in references:
             answer = tools.hub.repository("model", reference.name, reference.revision).answer()
             found = answer.repository if answer.state is State.FOUND else None

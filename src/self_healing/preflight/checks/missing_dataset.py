@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..existence import Existence
 from ..finding import Finding
-from ..named import Names
+from ..names.existence import Existence
+from ..names.named import Homes
 from ..subject import Kind, Subject
 from ..tools import Tools
 
@@ -31,5 +31,5 @@ class MissingDataset(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Ask the Hub for all of them at once."""
-        references = Names(subject, tools).on_the_hub(Kind.DATASET)
+        references = Homes(subject, tools).on_the_hub(Kind.DATASET)
         yield from Existence(self, "dataset", "data set", subject, tools).findings(references)

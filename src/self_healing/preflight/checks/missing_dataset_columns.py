@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..dataset_card import read_card
-from ..existence import Unanswered, looked_up
 from ..finding import Finding, Place
-from ..named import Names
-from ..near import near_name
+from ..names.dataset_card import read_card
+from ..names.existence import Unanswered, looked_up
+from ..names.named import Homes
+from ..names.near import near_name
 from ..subject import Kind, Reference, Subject
 from ..tools import Tools
 
@@ -64,7 +64,7 @@ class MissingDatasetColumns(Check):
         if any(True for _ in subject.calls(lambda call: call.last in _CHANGES)):
             return
         silent = Unanswered()
-        for reference, answer in looked_up(Names(subject, tools).on_the_hub(Kind.DATASET), "dataset", tools, silent):
+        for reference, answer in looked_up(Homes(subject, tools).on_the_hub(Kind.DATASET), "dataset", tools, silent):
             part = read_card(answer.repository.card).part(reference.config) if answer.repository is not None else None
             if part is not None and part.columns:
                 yield from self._asked_for(subject, reference, part.columns)

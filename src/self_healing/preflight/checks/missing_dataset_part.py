@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..dataset_card import Part, read_card
-from ..existence import Unanswered, looked_up
 from ..finding import Finding
-from ..named import Names
-from ..near import near_name
+from ..names.dataset_card import Part, read_card
+from ..names.existence import Unanswered, looked_up
+from ..names.named import Homes
+from ..names.near import near_name
 from ..subject import Kind, Reference, Subject
 from ..tools import Tools
 
@@ -41,7 +41,7 @@ class MissingDatasetPart(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Read the cards."""
         silent = Unanswered()
-        names = Names(subject, tools)
+        names = Homes(subject, tools)
         wanted = [each for each in subject.references if each.kind is Kind.DATASET]
         on_hub = {each.name for each in names.on_the_hub(Kind.DATASET)}
         for reference, answer in looked_up([each for each in wanted if each.name in on_hub], "dataset", tools, silent):
@@ -80,7 +80,7 @@ class MissingDatasetPart(Check):
             )  # fmt: skip
 
 
-def _has_config(subject: Subject, names: Names, reference: Reference) -> bool:
+def _has_config(subject: Subject, names: Homes, reference: Reference) -> bool:
     """Say whether a configuration is given that cannot be known here, or stands elsewhere in a config."""
     call = names.call_at(reference, "load_dataset", "load_dataset_builder")
     if call is not None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..existence import Existence
 from ..finding import Finding
-from ..named import Names
+from ..names.existence import Existence
+from ..names.named import Homes
 from ..subject import Kind, Subject
 from ..tools import Tools
 
@@ -33,5 +33,5 @@ class MissingModel(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Ask the Hub for all of them at once."""
-        references = Names(subject, tools).on_the_hub(Kind.MODEL, Kind.TOKENIZER, Kind.FILE)
+        references = Homes(subject, tools).on_the_hub(Kind.MODEL, Kind.TOKENIZER, Kind.FILE)
         yield from Existence(self, "model", "model", subject, tools).findings(references)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..named import DATA_SUFFIXES, Home, Names, data_files
+from ..names.named import DATA_SUFFIXES, Home, Homes, data_files
 from ..subject import Kind, Reference, Subject
 from ..tools import Tools
 
@@ -46,7 +46,7 @@ class MissingPath(Check):
         """Look for each."""
         if subject.starts_elsewhere:
             return
-        names = Names(subject, tools)
+        names = Homes(subject, tools)
         seen: set[tuple[Kind, str]] = set()
         for reference in (*subject.references, *data_files(subject)):
             known = (reference.kind, reference.name)
@@ -55,7 +55,7 @@ class MissingPath(Check):
                 seen.add(known)
                 yield from self._looked_at(reference, names, tools)
 
-    def _looked_at(self, reference: Reference, names: Names, tools: Tools) -> Iterator[Finding]:
+    def _looked_at(self, reference: Reference, names: Homes, tools: Tools) -> Iterator[Finding]:
         if _is_pattern(reference):
             if not _matches(names.path(reference.name)):
                 yield self.error(
@@ -76,7 +76,7 @@ class MissingPath(Check):
                 "Put the data there, or name the folder that holds them",
             )  # fmt: skip
 
-    def _missing(self, reference: Reference, names: Names, tools: Tools) -> Finding:
+    def _missing(self, reference: Reference, names: Homes, tools: Tools) -> Finding:
         name = reference.name
         script = names.beside_the_script(name) if not name.startswith(("/", "~")) else None
         if script is not None:
@@ -98,7 +98,7 @@ class MissingPath(Check):
             f"Correct the path, or make it: `ls {name.rstrip('/').rpartition('/')[0] or '.'}` shows what there is",
         )  # fmt: skip
 
-    def _folder(self, reference: Reference, path: Path, names: Names) -> Iterator[Finding]:
+    def _folder(self, reference: Reference, path: Path, names: Homes) -> Iterator[Finding]:
         """Look into a folder that something is loaded from."""
         call = names.call_at(reference, "from_pretrained")
         if call is not None and ("subfolder" in call.keywords or call.has_unknown_keywords):

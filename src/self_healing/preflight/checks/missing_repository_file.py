@@ -6,11 +6,12 @@ import difflib
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..existence import Unanswered, looked_up
 from ..finding import Finding
 from ..hub.hub import RepositoryKind
-from ..named import BUILDERS, Home, Names, texts_in
+from ..names.existence import Unanswered, looked_up
+from ..names.named import Home, Homes, texts_in
 from ..subject import Call, Kind, Place, Reference, Script, Subject
+from ..subject.references import BUILDERS
 from ..tools import Tools
 
 _LOAD = "from transformers import AutoModel\nAutoModel.from_pretrained({})\n"
@@ -39,7 +40,7 @@ class MissingRepositoryFile(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Compare with the list of files that the Hub gives."""
         silent = Unanswered()
-        names = Names(subject, tools)
+        names = Homes(subject, tools)
         for kind in _KINDS:
             wanted = [each for each in _wanted(subject) if each[1] == kind and names.home_of(each[0]) is Home.HUB]
             files = {

@@ -6,12 +6,12 @@ import re
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..existence import Unanswered, looked_up
 from ..finding import Finding
 from ..hub import References, State
 from ..hub.hub import RepositoryKind
-from ..named import Names
-from ..near import near_name
+from ..names.existence import Unanswered, looked_up
+from ..names.named import Homes
+from ..names.near import near_name
 from ..subject import Kind, Reference, Subject
 from ..tools import Tools
 
@@ -43,7 +43,7 @@ class MissingRevision(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Ask for each repository at its revision and, of a pinned commit, as it is today."""
         silent = Unanswered()
-        names = Names(subject, tools)
+        names = Homes(subject, tools)
         of_models = names.on_the_hub(Kind.MODEL, Kind.TOKENIZER, Kind.ADAPTER)
         of_data = names.on_the_hub(Kind.DATASET)
         kinds: tuple[tuple[RepositoryKind, list[Reference]], ...] = (("model", of_models), ("dataset", of_data))

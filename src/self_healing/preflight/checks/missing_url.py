@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 from urllib.parse import urlsplit
 
-from ..address import Reached, ask_all, blob_as_raw
 from ..check import Check, Example
-from ..existence import Unanswered
 from ..finding import Finding, Place
-from ..named import data_files
+from ..names.address import Reached, ask_all, blob_as_raw
+from ..names.existence import Unanswered
+from ..names.named import data_files
 from ..subject import Kind, Subject
 from ..tools import Tools
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..dependencies import available, line_for, missing_needs, with_header
 from ..finding import Finding
+from ..packages.dependencies import available, line_for, missing_needs, with_header
 from ..subject import Subject
 from ..tools import Tools
 

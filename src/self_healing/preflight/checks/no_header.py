@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..dependencies import available, line_for, missing_imports
 from ..finding import Finding, Place
-from ..header import read_header
-from ..running import Way, has_environment_for_uv, how_it_runs
+from ..packages.dependencies import available, line_for, missing_imports
+from ..packages.header import read_header
+from ..packages.running import Way, has_environment_for_uv, how_it_runs
 from ..subject import Subject
 from ..tools import Tools
 

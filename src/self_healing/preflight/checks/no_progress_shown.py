@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..plain_loops import silent_loop
+from ..scripts.plain_loops import silent_loop
 from ..subject import Setting, Subject
 from ..tools import Tools
 

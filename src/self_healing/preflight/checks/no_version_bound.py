@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..compatibility import CORE
-from ..dependencies import bound_for, place_of, with_header
 from ..finding import Finding
-from ..header import Header, Listed
-from ..subject import Script, Subject
+from ..packages.dependencies import bound_for, place_of, unbounded, with_header
+from ..subject import Subject
 from ..tools import Tools
 
 _HEAD = "# /// script\n# dependencies = [{}]\n# ///\n"
@@ -47,10 +45,3 @@ class NoVersionBound(Check):
                 f"Write in the header the versions it was tried with, for example (`heal check --fix {script.named}` does it):\n"
                 + "\n".join(lines),
             )  # fmt: skip
-
-
-def unbounded(script: Script, header: Header) -> list[Listed]:
-    """Return the core libraries without a bound; a lock file beside the script bounds them all."""
-    if header.is_locked or script.path.with_name(f"{script.path.name}.lock").exists():
-        return []
-    return [each for each in header.listed if each.name in CORE and not each.is_bounded]

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..here import ranks, runs_here, workers
 from ..subject import Subject
+from ..surroundings.here import ranks, runs_here, workers
 from ..tools import Tools
 
 ENOUGH = 4096

@@ -10,11 +10,11 @@ from ..hardware.check import HardwareCheck
 from ..hardware.target import Target
 from ..subject import Subject
 from ..tools import Tools
+from ..training.optimizers import is_of_bitsandbytes
 
 _SCRIPT = """from transformers import TrainingArguments
 args = TrainingArguments(output_dir="out", optim="{optim}")
 """
-_OF_BITSANDBYTES = ("adamw_8bit", "lion_8bit", "lion_32bit", "rmsprop_bnb", "ademamix", "bnb", "paged_")
 
 
 class OptimizerNotSupported(HardwareCheck):
@@ -54,9 +54,3 @@ class OptimizerNotSupported(HardwareCheck):
                 f"{asked.value} on {target.device.name} needs a build of bitsandbytes for ROCm; the usual one has none"
             )
             yield self.warning(asked.place, message, self.advice(tools))
-
-
-def is_of_bitsandbytes(optimizer: str) -> bool:
-    """Say whether an optimizer of transformers is one of bitsandbytes."""
-    plain = optimizer.lower()
-    return not plain.startswith(("galore", "apollo", "adamw_torch")) and any(part in plain for part in _OF_BITSANDBYTES)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..build_steps import Step, steps_of
 from ..check import Check, Example
 from ..finding import Finding, Place
+from ..packages.build_steps import Step, steps_of
 from ..subject import Script, Subject
 from ..tools import Tools
 

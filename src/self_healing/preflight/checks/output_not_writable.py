@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..here import nearest_there, output_folder, runs_here
 from ..subject import Subject
+from ..surroundings.here import nearest_there, output_folder, runs_here
 from ..tools import Tools
 
 

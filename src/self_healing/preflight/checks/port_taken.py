@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..here import launch_flags, runs_here
 from ..subject import Command, Subject
+from ..surroundings.here import launch_flags, runs_here
 from ..tools import Tools
 
 USUAL = 29500

@@ -10,14 +10,14 @@ from collections.abc import Iterator
 from packaging.specifiers import SpecifierSet
 
 from ..check import Check, Example
-from ..compatibility import PYTHON, needs_of
-from ..dependencies import place_of, with_header
 from ..finding import Finding, Place
-from ..header import Header
-from ..running import Running, Way
+from ..packages.compatibility import PYTHON, needs_of
+from ..packages.dependencies import place_of, with_header
+from ..packages.header import Header
+from ..packages.running import Running, Way
+from ..packages.version_ranges import have_common
 from ..subject import Script, Subject
 from ..tools import Tools
-from ..version_ranges import have_common
 
 _HEAD = '# /// script\n# requires-python = "{}"\n# dependencies = [{}]\n# ///\n'
 _PLAIN = re.compile(r"\d+\.\d+(?:\.\d+)?")

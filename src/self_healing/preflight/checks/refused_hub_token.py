@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..check import CannotRun, Check, Example
 from ..finding import Finding, Place
 from ..hub import State
-from ..named import Names
+from ..names.named import Homes
 from ..subject import Kind, Subject
 from ..tools import Tools
 
@@ -32,7 +32,7 @@ class RefusedHubToken(Check):
         """Ask whose it is, where something of the Hub is used."""
         hub = tools.hub
         pushes = subject.is_on("push_to_hub") or any(each.kind is Kind.OUTPUT_REPO for each in subject.references)
-        if not hub.has_token or not (pushes or Names(subject, tools).on_the_hub(*_ASKED_WITH_IT)):
+        if not hub.has_token or not (pushes or Homes(subject, tools).on_the_hub(*_ASKED_WITH_IT)):
             return
         user = hub.user().answer()
         if user.is_unanswered:

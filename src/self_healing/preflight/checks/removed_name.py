@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
+from ..packages.distributions import installed_version
 from ..subject import Subject
 from ..tools import Tools
 from ..training.imports import KNOWN_VERSIONS, MOVED, is_gone
 from ..training.pins import excluding_pin
-from ..training.signatures import installed_version
 
 
 class RemovedName(Check):
@@ -37,7 +37,7 @@ class RemovedName(Check):
             for each in script.imports:
                 if each.module not in KNOWN_VERSIONS or each.is_guarded or not is_gone(each.module, each.name):
                     continue
-                version = installed_version(each.module) or KNOWN_VERSIONS[each.module]
+                version = str(installed_version(each.module) or KNOWN_VERSIONS[each.module])
                 if excluding_pin(script, each.module, version):
                     continue  # another version is asked for, and may have it
                 fix = (

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
+from ..scripts.syntax import is_conditional
 from ..subject import UNKNOWN, Call, Script, Subject
-from ..syntax import is_conditional
 from ..tools import Tools
 from ..training import Training, trainings
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ..check import Check, Example
 from ..finding import Finding
 from ..hardware.memory import GIB
-from ..here import gib, runs_here, workers
 from ..subject import Subject
+from ..surroundings.here import gib, runs_here, workers
 from ..tools import Tools
 
 ENOUGH_BYTES = GIB

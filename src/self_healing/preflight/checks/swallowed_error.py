@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
+from ..scripts.syntax import SAYING, last_of, syntax_of
 from ..subject import Script, Subject
-from ..syntax import SAYING, last_of, syntax_of
 from ..tools import Tools
 
 _TRY = "try:\n    {}\nexcept {}:\n    {}\n"

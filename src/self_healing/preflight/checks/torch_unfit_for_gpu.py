@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..here import shares_our_packages
 from ..subject import Subject
+from ..surroundings.here import shares_our_packages
 from ..tools import Tools
 
 _BUILD = re.compile(r"\+cu(\d+)(\d)$")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..here import shares_our_packages
 from ..subject import Subject
+from ..surroundings.here import shares_our_packages
 from ..tools import Tools
 from ._trackers import reported_to
 

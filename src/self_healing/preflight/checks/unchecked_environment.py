@@ -8,10 +8,10 @@ from typing import cast
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..running import Way, how_it_runs
+from ..packages.running import Way, how_it_runs
+from ..scripts.syntax import Syntax, syntax_of
 from ..subject import Call, Script, Subject
 from ..subject.folding import ENVIRONMENT_CALLS
-from ..syntax import Syntax, syntax_of
 from ..tools import Tools
 
 _OS = "import os\nfrom datasets import load_dataset\n"

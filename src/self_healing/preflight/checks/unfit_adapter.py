@@ -6,10 +6,10 @@ import json
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..existence import Unanswered
 from ..finding import Finding
 from ..hub import State
-from ..named import Names, is_path
+from ..names.existence import Unanswered
+from ..names.named import Homes, is_path
 from ..subject import Kind, Reference, Subject
 from ..tools import Tools
 
@@ -33,7 +33,7 @@ class UnfitAdapter(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Compare, where one base is loaded and known; that an adapter is not there is told by missing-adapter."""
-        names = Names(subject, tools)
+        names = Homes(subject, tools)
         adapters = names.on_the_hub(Kind.ADAPTER)
         bases = names.on_the_hub(Kind.MODEL)
         if len({each.name for each in subject.references if each.kind is Kind.MODEL}) != 1 or not bases:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..header import read_header
+from ..packages.header import read_header
 from ..subject import Subject
 from ..tools import Tools
 

@@ -6,11 +6,11 @@ import re
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..dependencies import imported_names, place_of, with_header
-from ..distribution_facts import BRINGS, LEAVES, MODULES, WITHOUT_IMPORT
 from ..finding import Finding
-from ..header import Header, Listed
-from ..indirect_needs import indirect_needs
+from ..packages.dependencies import imported_names, place_of, with_header
+from ..packages.distribution_facts import BRINGS, LEAVES, MODULES, WITHOUT_IMPORT
+from ..packages.header import Header, Listed
+from ..packages.indirect_needs import indirect_needs
 from ..subject import Script, Subject
 from ..tools import Tools
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import CannotRun, Check, Example
-from ..existence import log_in
 from ..finding import Finding, Place
 from ..hub import State, User
-from ..near import near_name
-from ..pushes import first_push, logs_in, may_log_in
+from ..names.existence import log_in
+from ..names.near import near_name
+from ..names.pushes import first_push, logs_in, may_log_in
 from ..subject import Kind, Subject
 from ..tools import Tools
 

@@ -9,13 +9,13 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from ..check import Check, Example
-from ..compatibility import PYTHON, needs_of
-from ..dependencies import place_of, with_header
 from ..finding import Finding
-from ..header import Header, Listed
+from ..packages.compatibility import PYTHON, needs_of
+from ..packages.dependencies import place_of, with_header
+from ..packages.header import Header, Listed
+from ..packages.version_ranges import have_common
 from ..subject import Script, Subject
 from ..tools import Tools
-from ..version_ranges import have_common
 
 _HEAD = "# /// script\n# dependencies = [{}]\n# ///\n"
 

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from ..check import Check, Example
 from ..finding import Finding
-from ..here import runs_here
 from ..subject import Subject
+from ..surroundings.here import runs_here
 from ..tools import Tools
 from ._trackers import reported_to
 

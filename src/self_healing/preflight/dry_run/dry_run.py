@@ -8,10 +8,9 @@ from dataclasses import dataclass, field
 from ...core.errors import ConfigError
 from ..check import CannotRun
 from ..finding import Finding, NotRun
-from ..here import starts_elsewhere
 from ..runner import OF_A_TRIAL
-from ..started import program_of
 from ..subject import Subject
+from ..subject.started import program_of
 from ..tools import Tools
 from . import judging, vllm_server
 from .fresh_env import NAME as FRESH_ENV
@@ -66,7 +65,7 @@ def _run(subject: Subject, tools: Tools, report: DryReport) -> None:
     if sys.platform == "win32":
         report.not_run.append(NotRun(judging.NAME, "it needs process groups, which Windows does not have; use WSL"))
         return
-    if starts_elsewhere(subject, tools):  # it would be paid for, and the limits do not reach there
+    if subject.starts_elsewhere:  # it would be paid for, and the limits do not reach there
         report.not_run.append(
             NotRun(
                 judging.NAME,

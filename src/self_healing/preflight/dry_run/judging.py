@@ -11,8 +11,8 @@ from ...core.failure import Severity
 from ...diagnosis.text_finding import shown
 from ...supervisor.outcome import EndedBy
 from ..finding import Finding, Place
-from ..here import gib
 from ..subject import Subject
+from ..surroundings.here import gib
 from .trying import Trial
 
 NAME = "dry-run"

@@ -9,10 +9,10 @@ from typing import ClassVar
 
 from ..check import Check
 from ..finding import Finding, Place
-from ..here import shares_our_packages
 from ..options import Scenario
-from ..running import Way, how_it_runs
+from ..packages.running import Way, how_it_runs
 from ..subject import Subject
+from ..surroundings.here import shares_our_packages
 from ..tools import Tools
 from .target import Target, target_of
 

@@ -6,9 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from ..finding import Place
+from ..scripts.syntax import syntax_of
 from ..subject import UNKNOWN, Call, Script, Subject
 from ..subject.gathering import is_main_guard
-from ..syntax import syntax_of
 
 _ASKS_THE_GPU = frozenset(
     {"is_bf16_supported", "get_device_capability", "is_torch_bf16_gpu_available", "is_bfloat16_supported", "get_device_properties"}

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from ..subject.files import json_object
 from ..tools import Tools
 from .architectures import shape_of_config
 from .named_sizes import parameters_of_name, shape_of_parameters
 from .safetensors_header import count_in_folder
 from .shape import ModelShape
-
-LARGEST_CONFIG = 4 << 20
 
 
 @runtime_checkable
@@ -33,14 +31,7 @@ class LocalFolders:
 
     def fetch_config(self, name: str) -> Mapping[str, Any] | None:
         """Return the config of a folder."""
-        path = self._cwd / name / "config.json"
-        try:
-            if not path.is_file() or path.stat().st_size > LARGEST_CONFIG:
-                return None
-            content = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError, RecursionError):
-            return None
-        return content if isinstance(content, dict) else None
+        return json_object(self._cwd / name / "config.json")
 
 
 def sources_of(tools: Tools) -> list[ConfigSource]:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-import shutil
-import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ..surroundings.driver import nvidia_smi
 from .devices import Device, device_of_driver
 
-LONGEST_S = 5.0
-"""A driver that hangs must not hold a check up."""
 _QUERY = "--query-gpu=name,memory.total,compute_cap,driver_version"
 _ROW = re.compile(r"\s*([^,]{1,200}?)\s*,\s*(\d{3,8})(?: MiB)?\s*,\s*(\d{1,2})\.(\d)\s*,\s*([\d.]{1,20})\s*")
 _KEPT = 0.985
@@ -30,8 +27,7 @@ class Present:
 
 def present_gpu(environ: Mapping[str, str]) -> Present | None:
     """Return the GPUs of this machine that are visible; None where there is none, or the driver does not answer."""
-    program = shutil.which("nvidia-smi", path=environ.get("PATH"))
-    found = _asked(program) if program is not None else None
+    found = _asked(environ.get("PATH"))
     if found is None:
         return None
     visible = environ.get("CUDA_VISIBLE_DEVICES")
@@ -49,17 +45,11 @@ def host_memory_gib() -> float:
 
 
 @functools.cache
-def _asked(program: str) -> Present | None:
+def _asked(path: str | None) -> Present | None:
     """Ask once in a process: a dozen checks want to know."""
-    try:
-        done = subprocess.run(  # noqa: S603
-            [program, _QUERY, "--format=csv,noheader,nounits"], capture_output=True, text=True, timeout=LONGEST_S,
-            check=False, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
-    except (OSError, subprocess.TimeoutExpired, UnicodeDecodeError):
-        return None
-    rows = [row for line in done.stdout.splitlines() if (row := _ROW.fullmatch(line)) is not None]
-    if done.returncode != 0 or not rows:
+    said = nvidia_smi(_QUERY, "--format=csv,noheader,nounits", path=path)
+    rows = [row for line in said.splitlines() if (row := _ROW.fullmatch(line)) is not None]
+    if not rows:
         return None
     smallest = min(rows, key=lambda row: int(row[2]))  # a run is as small as its smallest device
     memory_gib = int(smallest[2]) / 1024 * _KEPT

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from ..finding import Place
 from ..subject import Kind, Subject
+from ..subject.files import json_object
 from ..tools import Tools
 from ..training.signatures import completion_length
 from .plain_loop import Loop, loop_of
@@ -35,7 +34,7 @@ _RECOMPUTES = ("gradient_checkpointing_enable", "prepare_model_for_kbit_training
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class PlannedTraining:
     """A training to be estimated."""
 
     model: str
@@ -82,7 +81,7 @@ def _has_trainer(subject: Subject) -> bool:
     return any(config.get("base_model") for config in subject.configs)
 
 
-def read_training(subject: Subject, tools: Tools, target: Target, shape: ModelShape) -> Training | None:
+def read_training(subject: Subject, tools: Tools, target: Target, shape: ModelShape) -> PlannedTraining | None:
     """Return the training a subject describes; None where no model is trained that has a name."""
     named = trained_model(subject)
     if named is None:
@@ -93,7 +92,7 @@ def read_training(subject: Subject, tools: Tools, target: Target, shape: ModelSh
         return None
     length, is_said = reader.length()
     batch = subject.setting("per_device_train_batch_size")
-    return Training(
+    return PlannedTraining(
         model=named[0], place=batch.place if batch is not None else named[1], plan=reader.plan(length),
         is_length_sure=is_said and (subject.is_on("packing", "sample_packing", "pad_to_sequence_len")),
         is_length_said=is_said, style=Style.AXOLOTL if reader.is_axolotl else Style.LOOP if loop is not None else Style.TRAINER,
@@ -329,7 +328,7 @@ class _Reader:
         if isinstance(setting.value, dict):
             return setting.value
         path = self._tools.cwd / setting.value if isinstance(setting.value, str) and setting.value else None
-        return _json(path) if path is not None else {}
+        return (json_object(path) if path is not None else None) or {}
 
 
 def _enables(subject: Subject) -> bool:
@@ -339,13 +338,3 @@ def _enables(subject: Subject) -> bool:
         if given is None or given.value is not False:
             return True
     return False
-
-
-def _json(path: Path) -> dict[str, object]:
-    try:
-        if not path.is_file() or path.stat().st_size > 1 << 20:
-            return {}
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}

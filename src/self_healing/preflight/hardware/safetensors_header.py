@@ -8,6 +8,8 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..subject.files import json_object
+
 LARGEST_HEADER = 100 << 20
 """The format's own limit."""
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F8_E4M3": "float8"}
@@ -61,12 +63,9 @@ def read_header(file: Path) -> Mapping[str, object] | None:
 def _files(folder: Path) -> list[Path]:
     """Return the files that hold a model: those its index names, or the one there is."""
     index = folder / "model.safetensors.index.json"
-    try:
-        if index.is_file():
-            named = json.loads(index.read_text(encoding="utf-8")).get("weight_map", {})
-            files = [folder / str(name) for name in dict.fromkeys(named.values())]
-            return files if all(file.is_file() and file.parent == folder for file in files) else []
-    except (OSError, ValueError, AttributeError):
-        return []
+    if index.is_file():
+        named = (json_object(index) or {}).get("weight_map")
+        files = [folder / str(name) for name in dict.fromkeys(named.values())] if isinstance(named, dict) else []
+        return files if all(file.is_file() and file.parent == folder for file in files) else []
     single = folder / "model.safetensors"
     return [single] if single.is_file() else []

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from importlib import metadata
 
+from ..packages.distributions import installed_version
 from ..subject import Subject
 
 _PIN = r"(?i)[\"']{name}(?:\[[^\]]*\])?\s*(==|~=|<=|<|>=)?\s*(\d+(?:\.\d+)*)?"
@@ -21,15 +21,8 @@ def version_of(subject: Subject, name: str) -> tuple[int, ...] | None:
             if found[1] in ("==", "~=", "<=", "<") and found[2]:
                 return _numbers(found[2])
             return _NEWEST
-    return installed_version(name)
-
-
-def installed_version(name: str) -> tuple[int, ...] | None:
-    """Return what is installed here."""
-    try:
-        return _numbers(metadata.version(name))
-    except metadata.PackageNotFoundError:
-        return None
+    installed = installed_version(name)
+    return None if installed is None else installed.release[:3]
 
 
 def _numbers(text: str) -> tuple[int, ...]:

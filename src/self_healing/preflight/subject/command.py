@@ -6,10 +6,11 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from ...supervisor.launcher import Launcher, launcher_of
 from .parsing import literal
+from .started import Where, where_run
 
 _FLAG = re.compile(r"--?([A-Za-z_][\w.-]*)(?:=(.*))?", re.DOTALL)
 _OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_][\w./@-]*)=(.*)", re.DOTALL)
@@ -27,13 +28,6 @@ _WITHOUT_VALUE = frozenset(
 """Flags of launchers that take no value: what follows them is something else."""
 _SWEEPS = frozenset({"m", "multirun"})
 """Hydra's, before its overrides."""
-_ELSEWHERE = frozenset({
-    "hf", "huggingface-cli", "sbatch", "srun", "salloc", "ssh", "docker", "podman", "apptainer", "singularity", "kubectl", "sky",
-    "modal", "ray", "dstack", "gcloud", "aws", "az",
-})  # fmt: skip
-"""Commands that start a run somewhere else, or in a container with a disk and limits of its own."""
-_BEFORE = frozenset({"sudo", "nohup", "time"})
-"""What may stand before any of them."""
 _SHELLS = frozenset({"sh", "bash", "zsh", "dash"})
 _REDIRECTION = re.compile(r"(?<=\s)\d?[<>]{1,2}&?\s*[^\s;&|]+")
 _OPERATORS = frozenset({"&&", "||", ";", "|", "&"})
@@ -79,6 +73,7 @@ class Command:
     """What is set before it: `env A=b`, `A=b python ...`."""
     configs: tuple[str, ...] = ()
     """The configs that are named without a flag: `axolotl train config.yml`."""
+    where: Where = Where.HERE
 
     def flag(self, *names: str) -> Flag | None:
         """Return the flag of one of the names."""
@@ -87,9 +82,7 @@ class Command:
     @property
     def starts_elsewhere(self) -> bool:
         """Whether it has something else do the work, where the files that are here need not be."""
-        words = self.argv[_assignments(self.argv)[1] :]
-        program = next((PurePath(word).name for word in words if word not in _BEFORE), "")
-        return program in _ELSEWHERE
+        return self.where is not Where.HERE
 
     @property
     def is_sweep(self) -> bool:
@@ -131,8 +124,8 @@ class Command:
         return next((given[name] for name in names if name in given), default)
 
 
-def read_command(argv: Sequence[str]) -> Command:
-    """Take a command line apart."""
+def read_command(argv: Sequence[str], cwd: Path) -> Command:
+    """Take a command line apart that is given in a folder."""
     environ, begins = _assignments(argv)
     words = _opened(argv[begins:])
     script_at = next((at for at, word in enumerate(words) if _is_script(word)), None)
@@ -151,7 +144,7 @@ def read_command(argv: Sequence[str]) -> Command:
             module, script_at, trains = following, at + 1, following in _TRAINER_MODULES
             break
         if name == "heal" and following == "run" and "--" in words[at:]:
-            inner = read_command(words[words.index("--", at) + 1 :])
+            inner = read_command(words[words.index("--", at) + 1 :], cwd)
             return replace(inner, argv=tuple(argv), environ={**environ, **inner.environ})
     before = words[:script_at] if script_at is not None else words[:1]
     after = words[script_at + 1 :] if script_at is not None else words[1:]
@@ -160,6 +153,7 @@ def read_command(argv: Sequence[str]) -> Command:
         argv=tuple(argv), launcher=launcher_of(argv), script=words[script_at] if is_file and script_at is not None else None,
         flags=tuple(_flags(after, _SWEEPS)), launcher_flags=tuple(_flags(before, _WITHOUT_VALUE)), method=method, module=module,
         environ=environ, configs=tuple(word for word in after[:2] if trains and word.endswith(_CONFIGS)),
+        where=where_run(argv, cwd),
     )  # fmt: skip
 
 

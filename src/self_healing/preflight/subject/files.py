@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
 import os
 import stat
 import tokenize
 from pathlib import Path
+from typing import Any
 
 from ...core.errors import InputError
 
@@ -45,6 +47,17 @@ def read_bytes(path: Path, named: str, what: str, largest: int) -> bytes:
     if len(raw) > largest:
         raise InputError(f"{named}: has more than {largest:,} bytes, so it is hardly {what}")
     return raw
+
+
+def json_object(path: Path, largest: int = 16 << 20) -> dict[str, Any] | None:
+    """Return the JSON object in a file; None where there is none, or it is larger than such files are."""
+    try:
+        if not path.is_file() or path.stat().st_size > largest:
+            return None
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
 
 
 def text_of_config(raw: bytes, named: str) -> str:

@@ -18,6 +18,7 @@ from .readers import with_numbers
 from .references import config_references, script_references, setting_references
 from .script import Script, parse_script, read_script
 from .settings import command_settings, config_settings, script_settings
+from .started import where_run
 from .subject import Subject
 from .values import Kind, Reference, Setting
 
@@ -68,17 +69,18 @@ class _Reading:
         self._job = job_of_command(argv)
         if self._job is not None:
             script = [self._job.script] if self._job.script is not None else []
-            inner = read_command([*script, *self._job.arguments])
+            inner = read_command([*script, *self._job.arguments], self._cwd)
             before = argv[: len(argv) - len(script) - len(self._job.arguments)]
-            flags = (*read_command(before).flags, *inner.launcher_flags)
-            self._command = replace(inner, argv=tuple(argv), launcher_flags=flags)
+            flags = (*read_command(before, self._cwd).flags, *inner.launcher_flags)
+            where = where_run(argv, self._cwd)
+            self._command = replace(inner, argv=tuple(argv), launcher_flags=flags, where=where)
             named = self._job.script
             is_file = named is not None and named.endswith(".py") and not named.startswith(_URL)
             if named is not None and is_file and not self._is_left_out(named):
                 header = read_script(self._cwd / named, named).header  # read again below, with what the job sets
                 self._job = with_header(self._job, header, named)
         else:
-            self._command = read_command(argv)
+            self._command = read_command(argv, self._cwd)
         command = self._command
         files = [
             flag.text

@@ -26,9 +26,10 @@ _LOOSE = frozenset({"model", "ref_model", "dataset_name", "model_name_or_path"})
 """Keys that stand for something else too where nothing tells whose they are: `model: resnet50`, Hydra's `model=small`."""
 _NAMES_DATA = frozenset({"trl", "transformers", "command", "ScriptArguments", "DataTrainingArguments"})
 BUILDERS = frozenset(
-    "json csv parquet text arrow pandas xml webdataset imagefolder audiofolder videofolder sql hdf5 spark generator".split()
+    """json csv parquet arrow text xml imagefolder audiofolder videofolder pdffolder webdataset pandas sql spark generator
+    hdf5 lance niftifolder""".split()
 )
-"""What `load_dataset` is given to read files: no names of data sets."""
+"""What `load_dataset` takes for a format of files and not for a name."""
 _WRITES = frozenset({"save_pretrained", "save_model", "save_to_disk", "save_pretrained_merged", "save_pretrained_gguf"})
 _UPLOADS = frozenset({"create_repo", "upload_folder", "upload_file", "upload_large_folder", "create_commit"})
 _DOWNLOADS = frozenset({"snapshot_download", "hf_hub_download"})

@@ -155,9 +155,9 @@ def _of_files(subject: Subject, *, has_calls: bool) -> Iterator[Training]:
     flags = {} if command is None else {setting.name: setting for setting in command_settings(command)}
     parsed = _parsed(subject)
     method = command.method if command is not None else ""
-    configs = [config for config in subject.configs if framework_of(config) not in ("deepspeed", "accelerate", "job")]
+    configs = [config for config in subject.configs if reader_of(config) not in ("deepspeed", "accelerate", "job")]
     for config in configs:
-        framework = "trl" if method else framework_of(config)  # whatever it holds, TRL's command reads it
+        framework = "trl" if method else reader_of(config)  # whatever it holds, TRL's command reads it
         for prefix, settings in _groups(config, framework):
             given = settings | (flags if not prefix else {})
             of_parser = METHODS[parsed[1]] if parsed is not None and framework == "trl" else ""
@@ -195,8 +195,13 @@ def _of_parser(script: Script, owner: str, flags: Mapping[str, Setting]) -> Trai
     )  # fmt: skip
 
 
-def framework_of(config: Config) -> str:
-    """Return who reads a config: `axolotl`, `trl`, `deepspeed`, `accelerate`, or `config` where that is not known."""
+def reader_of(config: Config) -> str:
+    """Return who takes the arguments of a config: `axolotl`, `trl`, `deepspeed`, `accelerate`, `job`, or `config` where that is not known.
+
+    A part of a config counts, too, which by itself does not show whose it is.
+    """
+    if config.framework in ("deepspeed", "accelerate", "job", "axolotl"):
+        return config.framework
     keys = set(config.content)
     if "zero_optimization" in keys:
         return "deepspeed"

@@ -9,8 +9,8 @@ from typing import Any
 
 from ..finding import Place
 from ..subject import Config, Subject
-from .arguments import Training, framework_of, trainings
-from .models import read_json
+from ..subject.files import json_object
+from .arguments import Training, reader_of, trainings
 
 TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 
@@ -38,9 +38,7 @@ class Batches:
 
 def deepspeed_batches(subject: Subject, cwd: Path) -> Iterator[Batches]:
     """Yield every DeepSpeed config, with its training where one names it; the values of one that is not here are not known."""
-    files = [
-        config for config in subject.configs if framework_of(config) == "deepspeed" or config.framework == "deepspeed"
-    ]
+    files = [config for config in subject.configs if reader_of(config) == "deepspeed"]
     named: set[str] = set()
     found = trainings(subject)
     for training in found:
@@ -49,7 +47,7 @@ def deepspeed_batches(subject: Subject, cwd: Path) -> Iterator[Batches]:
             yield Batches(value, place, training=training)
         elif isinstance(value, str) and value:
             config = next((each for each in files if PurePath(each.named) == PurePath(value)), None)
-            content = config.content if config is not None else read_json(cwd / value)
+            content = config.content if config is not None else json_object(cwd / value)
             if content is not None:
                 named.add(config.named if config is not None else value)
                 yield Batches(content, place, config, training)

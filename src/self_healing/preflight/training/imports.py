@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import re
 
-from .signatures import installed_version, source_of
+from ..packages.distributions import installed_version
+from .signatures import source_of
 
 _EXPERIMENTAL = "from trl.experimental.{} import {}"
 

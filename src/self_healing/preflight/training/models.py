@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ..finding import Place
 from ..subject import Kind, Subject
+from ..subject.files import json_object
 
-LARGEST_BYTES = 16 << 20
 _LLAMA = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
 LINEAR_LAYERS: Mapping[str, frozenset[str]] = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "gemma3_text", "smollm3"), _LLAMA),
@@ -90,7 +88,7 @@ def only_model(subject: Subject, cwd: Path) -> Model | None:
 
 
 def _of_folder(folder: Path, name: str, place: Place) -> Model | None:
-    config = read_json(folder / "config.json")
+    config = json_object(folder / "config.json")
     if config is None:
         return None
     text = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
@@ -100,7 +98,7 @@ def _of_folder(folder: Path, name: str, place: Place) -> Model | None:
     scaling = text.get("rope_scaling") or text.get("rope_parameters") or {}
     factor = scaling.get("factor", 1) if isinstance(scaling, dict) else 1
     longest = int(longest * factor) if isinstance(factor, int | float) and factor > 1 else longest
-    tokenizer = read_json(folder / "tokenizer_config.json")
+    tokenizer = json_object(folder / "tokenizer_config.json")
     has_template = has_pad = None
     if tokenizer is not None:
         has_template = bool(tokenizer.get("chat_template")) or (folder / "chat_template.jinja").exists()
@@ -115,14 +113,3 @@ def _of_name(name: str, place: Place) -> Model | None:
             has_pad = False if model_type in ("gpt2", "llama", "mistral") and has_template is False else None
             return Model(name, place, model_type, longest, has_template, has_pad)
     return None
-
-
-def read_json(path: Path) -> dict[str, Any] | None:
-    """Return a JSON object of a file; None where there is none."""
-    try:
-        if not path.is_file() or path.stat().st_size > LARGEST_BYTES:
-            return None
-        loaded = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return loaded if isinstance(loaded, dict) else None

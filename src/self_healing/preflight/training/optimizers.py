@@ -10,6 +10,7 @@ from ..subject import Script, Subject, Value
 
 _MODULES = ("torch.optim", "optim.", "bitsandbytes", "bnb.", "transformers.", "apex.", "deepspeed.")
 _OTHERS = frozenset({"SGD", "RMSprop", "Adagrad", "Adadelta"})
+_OF_BITSANDBYTES = ("adamw_8bit", "lion_8bit", "lion_32bit", "rmsprop_bnb", "ademamix", "bnb", "paged_")
 
 
 @dataclass(frozen=True)
@@ -48,3 +49,9 @@ def optimizers(subject: Subject) -> Iterator[Optimizer]:
             rate, decay = call.given(1, "lr"), call.given(4, "weight_decay")
             given = {name: value for name, value in (("lr", rate), ("weight_decay", decay)) if value is not None}
             yield Optimizer(script, call.last, Place(script.named, call.line), given)
+
+
+def is_of_bitsandbytes(optimizer: str) -> bool:
+    """Say whether an optimizer of transformers is one of bitsandbytes."""
+    plain = optimizer.lower()
+    return not plain.startswith(("galore", "apollo", "adamw_torch")) and any(part in plain for part in _OF_BITSANDBYTES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import PurePath
 
-from ..started import program_of
 from ..subject import Command, Subject
+from ..subject.started import program_of
 
 
 def process_count(subject: Subject) -> int | None:

@@ -10,8 +10,8 @@ from typing import Any
 
 from ..finding import Place
 from ..subject import Subject
-from .arguments import Training, framework_of, trainings
-from .models import read_json
+from ..subject.files import json_object
+from .arguments import Training, reader_of, trainings
 
 _NAMED = re.compile(r"(?:zero|z|stage)[_-]?([0-3])(?!\d)", re.IGNORECASE)
 
@@ -29,7 +29,7 @@ def deepspeeds(subject: Subject, cwd: Path) -> list[DeepSpeed]:
     """Return every use of DeepSpeed that is configured."""
     found = [_of_value(each.value("deepspeed"), each.where("deepspeed"), cwd) for each in trainings(subject)]
     for config in subject.configs:
-        framework = framework_of(config)
+        framework = reader_of(config)
         place = Place(config.named, config.line_of("zero_optimization") or config.line_of("deepspeed_config") or 1)
         if framework == "deepspeed":
             found.append(_of_mapping(config.content, place))
@@ -44,7 +44,7 @@ def _of_value(value: object, place: Place, cwd: Path) -> DeepSpeed | None:
         return _of_mapping(value, place)
     if not isinstance(value, str) or not value:
         return None
-    content = read_json(cwd / value)
+    content = json_object(cwd / value)
     if content is not None:
         return _of_mapping(content, place)
     named = _NAMED.search(Path(value).name)
@@ -83,7 +83,7 @@ def fsdp_settings(subject: Subject) -> Iterator[tuple[Mapping[str, object], Plac
             yield {**given, **_plain(config)}, training.where("fsdp_config"), False
     for config_file in subject.configs:
         inner = config_file.get("fsdp_config")
-        if framework_of(config_file) == "accelerate" and isinstance(inner, Mapping):
+        if reader_of(config_file) == "accelerate" and isinstance(inner, Mapping):
             yield _plain(inner), Place(config_file.named, config_file.line_of("fsdp_config")), True
 
 

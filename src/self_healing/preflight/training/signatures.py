@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import ast
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..packages.distributions import installed_version
 from ..subject.parsing import parsed
 
 _FILES = {
@@ -74,7 +74,7 @@ def signature_of(name: str) -> Signature | None:
     if version is None:
         return _written_down(name, library)
     names = _trainer_names(name) if name.endswith("Trainer") else _field_names(name)
-    return Signature(frozenset(names), f"{library} {version}", version) if names else None
+    return Signature(frozenset(names), f"{library} {version}", str(version)) if names else None
 
 
 @functools.cache
@@ -102,14 +102,6 @@ def completion_length(method: str) -> int:
             if isinstance(given, ast.Constant) and isinstance(given.value, int):
                 return given.value
     return _COMPLETION_LENGTH
-
-
-def installed_version(library: str) -> str | None:
-    """Return the version of a library that is installed; it is not imported."""
-    try:
-        return importlib.metadata.version(library)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _trainer_names(name: str) -> set[str]:
@@ -178,7 +170,7 @@ def source_of(file: str) -> str:
 def _written_down(name: str, library: str) -> Signature | None:
     names = _written()["names"].get(name)
     version = str(_written()["versions"].get(library, ""))
-    return Signature(frozenset(names), f"{library} {version}", version) if names else None
+    return Signature(frozenset(names), f"{library} {version}", str(version)) if names else None
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..subject import Kind, Subject
-from .models import read_json
+from ..subject.files import json_object
 from .signatures import source_of
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
@@ -48,7 +48,7 @@ def knows_token(name: str, cwd: Path, token: str) -> bool | None:
 @functools.cache
 def _vocabulary(path: Path) -> frozenset[str] | None:
     """Return every token of a `tokenizer.json`."""
-    content = read_json(path)
+    content = json_object(path)
     model = content.get("model") if content is not None else None
     vocab = model.get("vocab") if isinstance(model, dict) else None
     if content is None or not isinstance(vocab, dict | list):
@@ -64,9 +64,9 @@ def _vocabulary(path: Path) -> frozenset[str] | None:
 
 def _added(folder: Path) -> set[str]:
     """Return what the files beside add: also the special tokens, which are added when the tokenizer is loaded."""
-    found: set[str] = set(read_json(folder / "added_tokens.json") or ())
+    found: set[str] = set(json_object(folder / "added_tokens.json") or ())
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        content = read_json(folder / name) or {}
+        content = json_object(folder / name) or {}
         for key, value in content.items():
             values: list[Any] = [value]
             if key == "added_tokens_decoder" and isinstance(value, Mapping):
@@ -86,7 +86,7 @@ def template_of(folder: Path) -> str | None:
             return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
-    template = (read_json(folder / "tokenizer_config.json") or {}).get("chat_template")
+    template = (json_object(folder / "tokenizer_config.json") or {}).get("chat_template")
     if isinstance(template, list):  # named variants
         named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
         template = named.get("default")

@@ -13,8 +13,8 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
+from ..subject import Import
 from .distribution_facts import BRINGS, EXTRAS, LEAVES, MODULES, NAMESPACES
-from .subject import Import
 
 
 def is_standard(module: str) -> bool:

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-from .subject import Call, Script
+from ..subject import Call, Script
 
 SAYING = frozenset(
     """

@@ -6,26 +6,19 @@ import os
 import sys
 from pathlib import Path, PurePath
 
-from .finding import Place
-from .hardware.devices import find_device, is_named_by
-from .hardware.memory import GIB
-from .hardware.model_sources import shape_of_model
-from .started import Where, program_of, where_run
-from .subject import Command, Kind, Subject
-from .subject.command import Flag
-from .tools import Tools
-
-
-def starts_elsewhere(subject: Subject, tools: Tools) -> bool:
-    """Say whether it is a job, or a command that has something else do the work; shell scripts are looked into."""
-    command = subject.command
-    is_sent = command is not None and where_run(command.argv, tools.cwd) is not Where.HERE
-    return subject.starts_elsewhere or is_sent
+from ..finding import Place
+from ..hardware.devices import find_device, is_named_by
+from ..hardware.memory import GIB
+from ..hardware.model_sources import shape_of_model
+from ..subject import Command, Kind, Subject
+from ..subject.command import Flag
+from ..subject.started import program_of
+from ..tools import Tools
 
 
 def runs_here(subject: Subject, tools: Tools) -> bool:
     """Say whether this machine is the one that it will run on."""
-    if starts_elsewhere(subject, tools):
+    if subject.starts_elsewhere:
         return False
     gpu = tools.options.gpu
     if gpu is None or gpu.lower() == "cpu":

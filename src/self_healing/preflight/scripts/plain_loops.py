@@ -6,7 +6,7 @@ import ast
 import sys
 from collections.abc import Iterator
 
-from .subject import Script
+from ..subject import Script
 from .syntax import SAYING, Syntax, last_of, syntax_of
 
 SHORT_STEPS = 1_000

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 
-from .compatibility import proposed_bound
+from ..finding import Place
+from ..scripts.script_commands import installs_by_pip
+from ..scripts.syntax import syntax_of
+from ..subject import Import, Script, Subject
+from .compatibility import CORE, proposed_bound
 from .distributions import Brought, brought_by, distributions_of, is_standard, modules_of
-from .finding import Place
-from .header import Header, read_header
+from .header import Header, Listed, read_header
 from .indirect_needs import Need, indirect_needs
 from .running import Running, how_it_runs
-from .script_commands import installs_by_pip
-from .subject import Import, Script, Subject
-from .syntax import syntax_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +125,10 @@ def _late_lines(script: Script) -> set[int]:
 def imported_names(imports: tuple[Import, ...]) -> set[str]:
     """Return every distribution that an import may come from."""
     return {name for each in imports for name in distributions_of(modules_of(each))}
+
+
+def unbounded(script: Script, header: Header) -> list[Listed]:
+    """Return the core libraries without a bound; a lock file beside the script bounds them all."""
+    if header.is_locked or script.path.with_name(f"{script.path.name}.lock").exists():
+        return []
+    return [each for each in header.listed if each.name in CORE and not each.is_bounded]

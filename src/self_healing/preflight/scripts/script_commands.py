@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from .subject import UNKNOWN, Call, Script
+from ..subject import UNKNOWN, Call, Script
+from ..subject.shell_words import shell_commands
 from .syntax import syntax_of
 
 STARTERS = frozenset({"run", "call", "check_call", "check_output", "Popen", "getoutput", "getstatusoutput"})
-_BETWEEN = frozenset({"&&", "||", ";", "|", "&", "(", ")"})
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 _PREFIXES = frozenset({"sudo", "env", "time", "nice", "exec"})
 
@@ -151,25 +150,6 @@ def _programs(value: object) -> Iterator[list[str]]:
             yield _plain(words)
     elif isinstance(value, str):
         yield from (words for words in map(_plain, shell_commands(value)) if words)
-
-
-def shell_commands(text: str) -> Iterator[list[str]]:
-    """Yield the commands of a text for a shell, as words."""
-    for line in text.replace("\\\n", " ").split("\n"):
-        lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
-        lexer.whitespace_split = True
-        try:
-            words = list(lexer)
-        except ValueError:  # a quote that is not closed
-            words = line.split()
-        part: list[str] = []
-        for word in (*words, ";"):
-            if word in _BETWEEN:
-                if part:
-                    yield part
-                part = []
-            else:
-                part.append(word)
 
 
 def _plain(words: list[str]) -> list[str]:

@@ -10,9 +10,8 @@ from pathlib import Path, PurePath
 
 from packaging.requirements import InvalidRequirement, Requirement
 
+from ..subject import Script, Subject
 from .header import Header
-from .started import Where, where_run
-from .subject import Script, Subject
 
 
 class Way(StrEnum):
@@ -63,9 +62,7 @@ def how_it_runs(subject: Subject, script: Script) -> Running:
     before = command.argv[: command.argv.index(command.script)]
     is_uv = any(pair == ("uv", "run") for pair in pairwise(PurePath(word).name for word in before))
     added = [part for text in _values(before, "--with") for part in text.split(",")]
-    is_elsewhere = (
-        not is_uv and where_run(command.argv, Path()) is not Where.HERE
-    )  # with packages that are not known here
+    is_elsewhere = not is_uv and command.starts_elsewhere  # with packages that are not known here
     return Running(
         Way.UV if is_uv else Way.ELSEWHERE if is_elsewhere else Way.HERE, tuple(_requirements(added)),
         is_elsewhere or bool(_values(before, "--with-requirements", "--with-editable")),

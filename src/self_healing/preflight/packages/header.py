@@ -17,7 +17,7 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 
-from .subject import Script
+from ..subject import Script
 
 OPENS, CLOSES = "# /// script", "# ///"
 _NEARLY_OPENS = re.compile(r"\s*#\s*///+\s*scripts?\s*", re.IGNORECASE)

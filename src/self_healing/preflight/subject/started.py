@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path, PurePath
 
-from .script_commands import shell_commands
+from .shell_words import shell_commands
 
 
 class Where(StrEnum):

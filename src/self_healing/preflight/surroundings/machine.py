@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,8 +16,8 @@ from typing import Any
 
 import psutil
 
-DRIVER_S = 5.0
-"""How long nvidia-smi may take: a driver that hangs says nothing of the run."""
+from .driver import nvidia_smi
+
 _CUDA = re.compile(r"CUDA Version: *(\d+)\.(\d+)")
 
 
@@ -124,21 +123,10 @@ def _is_taken(port: int) -> bool:
     return False
 
 
-def _asked_driver(*words: str) -> str:
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return ""
-    try:
-        done = subprocess.run([tool, *words], capture_output=True, text=True, timeout=DRIVER_S, check=False)  # noqa: S603
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
 def _gpus() -> tuple[str, ...]:
-    return tuple(line for line in _asked_driver("--query-gpu=name", "--format=csv,noheader").splitlines() if line)
+    return tuple(line for line in nvidia_smi("--query-gpu=name", "--format=csv,noheader").splitlines() if line)
 
 
 def _driver_cuda() -> tuple[int, int] | None:
-    found = _CUDA.search(_asked_driver())
+    found = _CUDA.search(nvidia_smi())
     return None if found is None else (int(found[1]), int(found[2]))

@@ -11,14 +11,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..core.errors import InputError
-from .checks.no_version_bound import unbounded
-from .dependencies import available, bound_for, missing_imports, missing_needs
+from ...core.errors import InputError
+from ..subject import Script, Subject
+from ..subject.files import text_of_script
+from ..subject.script import parse_script
+from .dependencies import available, bound_for, missing_imports, missing_needs, unbounded
 from .header import CLOSES, OPENS, Header, read_header
 from .running import how_it_runs, is_inline
-from .subject import Script, Subject
-from .subject.files import text_of_script
-from .subject.script import parse_script
 from .toml_array import Array, find_array
 
 _BOM = b"\xef\xbb\xbf"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from .finding import Place
-from .subject import Call, Script, Subject
-from .syntax import is_conditional
+from ..finding import Place
+from ..scripts.syntax import is_conditional
+from ..subject import Call, Script, Subject
 
 _LOGINS = frozenset({"login", "notebook_login", "interpreter_login"})
 _OWN_TOKENS = ("hub_token", "push_to_hub_token")

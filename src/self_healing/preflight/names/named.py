@@ -9,8 +9,9 @@ from enum import StrEnum
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from .subject import Call, Kind, Place, Reference, Script, Subject
-from .tools import Tools
+from ..subject import Call, Kind, Place, Reference, Script, Subject
+from ..subject.references import BUILDERS
+from ..tools import Tools
 
 _REPOSITORY = re.compile(r"(?:[A-Za-z0-9][\w.-]{0,95}/)?[A-Za-z0-9_][\w.-]{0,95}")
 _FOLDERS = frozenset(
@@ -24,11 +25,6 @@ DATA_SUFFIXES = frozenset(
     .pth .py .md .xml .xlsx""".split()
 )
 """The endings of files; a name on the Hub may hold a point, but none of these."""
-BUILDERS = frozenset(
-    """json csv parquet arrow text xml imagefolder audiofolder videofolder pdffolder webdataset pandas sql spark generator
-    hdf5 lance niftifolder""".split()
-)
-"""What `load_dataset` takes for a format and not for a name."""
 _SAVERS = frozenset(
     """save_pretrained save_pretrained_merged save_pretrained_gguf save_model save_to_disk to_json to_csv to_parquet
     push_to_hub push_to_hub_merged create_repo upload_folder""".split()
@@ -51,7 +47,7 @@ class Home(StrEnum):
     """An address, a bucket, a pattern: nothing that is looked up here."""
 
 
-class Names:
+class Homes:
     """The names of a subject, seen from the folder it is started in."""
 
     def __init__(self, subject: Subject, tools: Tools) -> None:

@@ -10,10 +10,10 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .finding import Place
-from .script_commands import name_of, started_by
-from .subject import Call, Script, Subject, Value
-from .syntax import SAYING, Syntax, last_of, syntax_of, texts_in
+from ..finding import Place
+from ..scripts.script_commands import name_of, started_by
+from ..scripts.syntax import SAYING, Syntax, last_of, syntax_of, texts_in
+from ..subject import Call, Script, Subject, Value
 
 
 @dataclass(frozen=True, slots=True)

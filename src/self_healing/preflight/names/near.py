@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection
 
-from .hub import Hub
-from .hub.hub import RepositoryKind
+from ..hub import Hub
+from ..hub.hub import RepositoryKind
 
 _CLOSE = 0.78
 """Names of one family differ by little (`-0.5B`, `-1.5B`): what is nearer than that may be a slip of the hand."""

@@ -38,7 +38,7 @@ def blob_as_raw(url: str) -> str | None:
     return None
 
 
-class Asked:
+class AddressQuestion:
     """A question that is on its way."""
 
     def __init__(self, url: str, limit_s: float) -> None:
@@ -78,9 +78,9 @@ class Asked:
             return Reached.UNKNOWN, f"it gave no answer ({type(error).__name__})", 0
 
 
-def ask_all(urls: Iterable[str], limit_s: float) -> dict[str, Asked]:
+def ask_all(urls: Iterable[str], limit_s: float) -> dict[str, AddressQuestion]:
     """Ask for all addresses, a few at a time, and return the questions by their address."""
-    asked = {url: Asked(url, limit_s) for url in urls}
+    asked = {url: AddressQuestion(url, limit_s) for url in urls}
     waiting = deque(asked.values())
 
     def ask() -> None:

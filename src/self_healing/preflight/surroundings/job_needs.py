@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .hub.wire import HUB_TOKENS
-from .subject import EnvironmentRead, Job, Place, Script, Subject
-from .subject.jobs import jobs_of_script
+from ..hub.wire import HUB_TOKENS
+from ..subject import EnvironmentRead, Job, Place, Script, Subject
+from ..subject.jobs import jobs_of_script
 
 _PUSHES = frozenset(
     {"push_to_hub", "create_repo", "upload_folder", "upload_file", "upload_large_folder", "create_commit"}
@@ -21,7 +21,7 @@ _ALWAYS_SET = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class JobNeed:
     """Something that needs a token."""
 
     place: Place
@@ -30,18 +30,20 @@ class Need:
     """Without a token it fails; otherwise it may."""
 
 
-def hub_needs(subject: Subject) -> Iterator[Need]:
+def hub_needs(subject: Subject) -> Iterator[JobNeed]:
     """Yield what the training does on the Hub that asks who it is."""
     if _has_own_token(subject):
         return
     setting = subject.setting("push_to_hub")
     if setting is not None and setting.value is True:
-        yield Need(setting.place, "push_to_hub=True sends the model to the Hub", is_certain=True)
+        yield JobNeed(setting.place, "push_to_hub=True sends the model to the Hub", is_certain=True)
     for script, call in subject.calls(lambda call: call.last in _PUSHES):
-        yield Need(Place(script.named, call.line), f"{call.last}() writes to the Hub", is_certain=not call.is_guarded)
+        yield JobNeed(
+            Place(script.named, call.line), f"{call.last}() writes to the Hub", is_certain=not call.is_guarded
+        )
     for reference in subject.references:
         if reference.name.startswith(_GATED):
-            yield Need(
+            yield JobNeed(
                 reference.place,
                 f"{reference.name} is gated: it is only given to who has asked for it",
                 is_certain=False,
@@ -49,7 +51,7 @@ def hub_needs(subject: Subject) -> Iterator[Need]:
     trackers = subject.setting("report_to")
     value = trackers.value if trackers is not None else None
     if trackers is not None and (value == "trackio" or (isinstance(value, list | tuple) and "trackio" in value)):
-        yield Need(trackers.place, "trackio keeps its page on the Hub", is_certain=False)
+        yield JobNeed(trackers.place, "trackio keeps its page on the Hub", is_certain=False)
 
 
 def _has_own_token(subject: Subject) -> bool:

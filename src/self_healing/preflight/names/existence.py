@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from .check import CannotRun, Check
-from .finding import Finding
-from .hub import Answer, Hub, Repository, State
-from .hub.hub import RepositoryKind
+from ..check import CannotRun, Check
+from ..finding import Finding
+from ..hub import Answer, Hub, Repository, State
+from ..hub.hub import RepositoryKind
+from ..subject import Reference, Subject
+from ..tools import Tools
 from .named import also_at
 from .near import MOST_SHOWN, Suggestions
-from .subject import Reference, Subject
-from .tools import Tools
 
 _ABSENT = (State.MISSING, State.HIDDEN, State.WRONG_TOKEN)
 

@@ -6,11 +6,11 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .script_commands import Started, name_of, started_by
-from .subject import Script
-from .syntax import texts_in
+from ..scripts.script_commands import Started, name_of, started_by
+from ..scripts.syntax import texts_in
+from ..subject import Script
 
-BUILDERS = frozenset({"cmake", "make", "gcc", "g++", "cc", "c++", "clang", "ninja"})
+BUILD_TOOLS = frozenset({"cmake", "make", "gcc", "g++", "cc", "c++", "clang", "ninja"})
 _PACKAGERS = frozenset({"apt-get", "apt", "conda", "mamba", "micromamba", "yum", "dnf", "apk", "brew"})
 
 

@@ -1,0 +1,1 @@
+"""Names in a configuration: what each stands for, whether that exists, and what may have been meant."""

@@ -1,0 +1,1 @@
+"""What a script does, beyond its calls: what stands around them, which commands it starts, its own training loops."""

@@ -1,0 +1,1 @@
+"""Where a run takes place: this machine and what it offers, another one, a job."""
