@@ -67,7 +67,7 @@ class OpenRun:
                 capabilities_of(run),
                 settings=config.settings(environ),
                 past=past,
-                hook=config.hook(),
+                hooks=config.hooks(),
             )
             self.healer.begin({**_described(config), CONTINUES: continues}, clock())
         except BaseException:  # whatever went wrong, the directory must not stay locked

@@ -25,7 +25,7 @@ def build_healer(
     settings: Settings | None = None,
     past: Iterable[Entry] = (),
     memory: Memory | None = None,
-    hook: Hook | None = None,
+    hooks: Iterable[tuple[str | None, Hook]] = (),
 ) -> Healer:
     """Return a healer with the configured rules and every cause and pattern there is."""
     return Healer(
@@ -37,5 +37,5 @@ def build_healer(
         capabilities=capabilities,
         past=past,
         memory=memory,
-        hook=hook,
+        hooks=hooks,
     )

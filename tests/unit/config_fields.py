@@ -51,7 +51,11 @@ FIELDS = {  # key: default, another value, values refused
         ("https://example.com/hook", "tgram://token/chat"),
         (3, True, None, ["example.com"], ["https://"], ["https:///path"], [" https://x"], [3], "://x", ""),
     ),
-    "on_instability": (None, "os.path:join", ("nonsense", "a:", ":b", "a b:c", "a:b c", 3, ["a:b"])),
+    "on_instability": (
+        None,
+        "os.path:join",
+        ("nonsense", "a:", ":b", "a b:c", "a:b c", 3, ["a:b", 3], {"oom": 3}, {"oon": "a:b"}),
+    ),
     "select": (None, ("loss-spike",), (3, True, ["loss-spike", 3], {"loss-spike": 1})),
     "ignore": ((), ("loss-spike",), (None, 3, ["los-spike"], ["loss-spike", 3])),
     "rules": ({}, {"loss-spike": {"sigmas": 8.0}}, (None, 3, [], {"loss-spike": 3}, {3: {}}, {"loss-spike": {3: 3}})),

@@ -99,7 +99,7 @@ class Able:
 
 
 class Run:
-    def __init__(self, *rules, mode=Mode.HEAL, hook=None, **ladders):
+    def __init__(self, *rules, mode=Mode.HEAL, hooks=(), **ladders):
         self.able = Able()
         self.ledger = MemoryLedger()
         for rule in rules:
@@ -107,7 +107,7 @@ class Run:
             if ladder is not None:
                 object.__setattr__(rule, "ladder", lambda incident, ladder=ladder: ladder)
         self.healer = Healer(
-            settings=Settings(mode=mode), rules=rules, ledger=self.ledger, hook=hook,
+            settings=Settings(mode=mode), rules=rules, ledger=self.ledger, hooks=hooks,
             capabilities=capabilities_of(self.able),
         )  # fmt: skip
         self.step = 0
@@ -287,10 +287,10 @@ def test_a_hook_cannot_touch_the_run_in_advise_mode_nor_change_the_incident():
     def cut(incident, plan, run):
         return replace(plan, actions=(ScaleLearningRate(factor=0.1),), incident="mine", failure=FailureType.OOM)
 
-    run = Run(Alarm(), mode=Mode.ADVISE, hook=cut, Alarm=HOLD)
+    run = Run(Alarm(), mode=Mode.ADVISE, hooks=[(None, cut)], Alarm=HOLD)
     run.feed(20, alarm=2.0)
     assert run.able.asked == []
-    run = Run(Alarm(), hook=cut, Alarm=HOLD)
+    run = Run(Alarm(), hooks=[(None, cut)], Alarm=HOLD)
     run.feed(1, alarm=2.0)
     assert run.able.asked == ["scale"]
     outcome = next(e for e in run.ledger.entries if e.kind == "outcome")
@@ -301,7 +301,7 @@ def test_a_hook_cannot_touch_the_run_in_advise_mode_nor_change_the_incident():
 
 def test_a_vetoed_plan_is_not_asked_for_again_until_it_is_worse():
     asked = []
-    run = Run(Alarm(), hook=lambda i, p, r: asked.append(i.severity) or False, Alarm=HOLD)
+    run = Run(Alarm(), hooks=[(None, lambda i, p, r: asked.append(i.severity) or False)], Alarm=HOLD)
     run.feed(5, alarm=1.0)
     assert len(asked) == 1
     run.feed(1, alarm=2.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import logging
+import os
 import pickle
 import sys
 import types
@@ -166,7 +167,9 @@ _VALUES = {
     "min_learning_rate": st.none() | st.floats(0, 1),
     "select": st.none() | st.lists(st.sampled_from(list(CATALOGUE))),
     "ignore": st.lists(st.sampled_from(list(CATALOGUE))),
-    "on_instability": st.sampled_from([None, "os.path:join", json.dumps, copy.deepcopy]),
+    "on_instability": st.sampled_from(
+        [None, "os.path:join", json.dumps, {"oom": copy.deepcopy}, [json.dumps, {"loss-spike": "os.path:join"}]]
+    ),
 }
 _OPTIONS = {
     "sigmas": st.floats(0.1, 1e6) | st.integers(1, 9),
@@ -204,7 +207,7 @@ def _behave_alike(one, other):
     assert one.resolved() == other.resolved()
     assert one.build_rules(CATALOGUE) == other.build_rules(CATALOGUE), "equal, `given` included"
     assert one.settings() == other.settings()
-    assert one.hook() is other.hook()
+    assert one.hooks() == other.hooks()
     json.dumps(one.resolved(), allow_nan=False)
 
 
@@ -225,7 +228,7 @@ def hook(incident, plan, run):
 
 
 def test_a_hook_is_kept_as_it_is_and_written_by_name_where_that_finds_it(tmp_path, monkeypatch):
-    assert HealingConfig(on_instability=hook).hook() is hook
+    assert HealingConfig(on_instability=hook).hooks() == [(None, hook)]
     assert HealingConfig(on_instability=json.dumps).to_dict()["on_instability"] == "json:dumps"
     assert 'on_instability = "json:dumps"' in HealingConfig(on_instability=json.dumps).to_toml()
     bound = logging.getLogger().info  # its name finds the function of the class, which is another thing
@@ -244,7 +247,7 @@ def test_a_hook_is_kept_as_it_is_and_written_by_name_where_that_finds_it(tmp_pat
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "my_hooks.py").write_text("import os\nclass A:\n    def f(*a): return 7\nX = 3\n")
     (tmp_path / "my_broken_hooks.py").write_text("def (:\n")
-    assert HealingConfig(on_instability="my_hooks:A.f").hook()() == 7
+    assert HealingConfig(on_instability="my_hooks:A.f").hooks()[0][1]() == 7
     for name, text in {
         "my_absent_hooks:f": "the module cannot be imported: No module named 'my_absent_hooks'",
         "my_broken_hooks:f": "the module cannot be imported: invalid syntax",
@@ -253,9 +256,31 @@ def test_a_hook_is_kept_as_it_is_and_written_by_name_where_that_finds_it(tmp_pat
     }.items():
         config = HealingConfig(on_instability=name)
         with pytest.raises(ConfigError) as caught:
-            config.hook()
+            config.hooks()
         assert str(caught.value).startswith(f"on_instability = '{name}': ")
         assert text in str(caught.value)
+
+
+def test_hooks_may_be_for_one_rule_or_class_of_failure(tmp_path):
+    table = {"oom": json.dumps, "loss-spike": "os.path:join"}
+    config = HealingConfig(on_instability=table, mode="advise", nan_patience=3)
+    assert config.hooks() == [("oom", json.dumps), ("loss-spike", os.path.join)]
+    (tmp_path / "healing.toml").write_text(config.to_toml())
+    assert HealingConfig.from_toml(tmp_path / "healing.toml").hooks() == config.hooks()
+    more = config.with_hook(hook).with_hook(copy.deepcopy, "nan_loss")
+    assert more.hooks() == [*config.hooks(), (None, hook), ("nan_loss", copy.deepcopy)]
+    assert config.hooks() == [("oom", json.dumps), ("loss-spike", os.path.join)]
+    assert (more.mode, more.nan_patience) == ("advise", 3)
+    with pytest.raises(
+        ConfigError, match=r"'nan_los' is neither a rule nor a class of failure; did you mean 'nan_loss'\?"
+    ):
+        HealingConfig(on_instability={"nan_los": hook})
+    with pytest.raises(ConfigError, match="must be a function or the text 'module:function'"):
+        HealingConfig(on_instability={"oom": 3})
+    (tmp_path / "broken.toml").write_text('mode = "heal"\n[on_instability]\noom = "os.path:nothing"\n')
+    broken = HealingConfig.from_toml(tmp_path / "broken.toml")
+    with pytest.raises(ConfigError, match=r"broken\.toml:\d: .*oom = 'os.path:nothing': not found"):
+        broken.hooks()
 
 
 # Keys without effect

@@ -88,13 +88,13 @@ class Recorder:
 class Training:
     """Feeds a healer as an adapter does: observe, agree, act, and go back where a rollback says so."""
 
-    def __init__(self, *rules, past=(), patterns=(), hook=None, run=None, **settings):
+    def __init__(self, *rules, past=(), patterns=(), hooks=(), run=None, **settings):
         from self_healing.core.capability import capabilities_of
 
         self.run = run or Recorder()
         self.ledger = MemoryLedger()
         self.healer = Healer(
-            settings=Settings(**settings), rules=rules, ledger=self.ledger, past=past, patterns=patterns, hook=hook,
+            settings=Settings(**settings), rules=rules, ledger=self.ledger, past=past, patterns=patterns, hooks=hooks,
             capabilities=capabilities_of(self.run),
         )  # fmt: skip
         self.step = 0
@@ -363,7 +363,7 @@ def test_the_users_hook_may_veto_or_replace_and_is_fenced(answer):
 
     from self_healing.core.failure import Effect
 
-    training = Training(LossNotFinite(action="raise"), hook=hook, max_effect=Effect.TIME)
+    training = Training(LossNotFinite(action="raise"), hooks=[(None, hook)], max_effect=Effect.TIME)
     training.feed(*calm(20), math.nan)
     notes = training.names("note")
     asked = {"veto": [], "replace": ["alert"], "crash": ["stop_run"], "nonsense": ["stop_run"], "above": ["stop_run"]}

@@ -265,7 +265,7 @@ def _record_with_hook(folder, hook):
     made = recorded_run.Healer
 
     def with_hook(**options):
-        return made(**options, hook=hook)
+        return made(**options, hooks=[(None, hook)])
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recorded_run, "Healer", with_hook)

@@ -62,6 +62,16 @@ class SelfHealingTrainer:
         """Train as the trainer does, healing on the way; the result's metrics hold the healing figures."""
         return train_guarded(self.trainer, self.config, self.trainer.train, args, kwargs)
 
+    def on_instability(self, hook: Callable[..., object] | str, kind: str | None = None) -> None:
+        """Have a function asked before a plan is carried out, from the next `train` on: `hook(incident, plan, run)`.
+
+        Args:
+            hook: Returns None to go on as planned, False to veto, or another plan: `plan.then(action)`, `plan.instead(action)`.
+            kind: The rule (`loss-spike`) or class of failure (`oom`) that it is for; all where not said.
+
+        """
+        self.config = self.config.with_hook(hook, kind)
+
     def hyperparameter_search(self, *args: Any, **kwargs: Any) -> Any:
         """Search as the trainer does, without a guard, and say so in the log."""
         logger.warning(NOT_GUARDED)

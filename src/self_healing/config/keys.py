@@ -17,7 +17,7 @@ from ..core.settings import Settings
 from .effects import without_effect
 from .layers import LayeredConfig
 from .sources import CODE, Given, problem, show
-from .values import as_alert_url, as_hook, as_tuple, as_word, import_hook, listed
+from .values import as_alert_url, as_hooks, as_tuple, as_word, import_hook, listed
 
 logger = logging.getLogger("self_healing.config")
 
@@ -47,7 +47,9 @@ CountOrZero = Annotated[int, Field(ge=0, le=1_000_000_000)]
 Positive = Annotated[float, Field(gt=0, le=1e12)]
 Addresses = Annotated[tuple[Annotated[str, AfterValidator(as_alert_url)], ...], BeforeValidator(as_tuple)]
 Signals = Annotated[tuple[Literal["SIGTERM", "SIGUSR1", "SIGUSR2", "SIGHUP"], ...], BeforeValidator(listed)]
-Hook = Annotated[Callable[..., object] | str | None, PlainValidator(as_hook)]
+Hook = Callable[..., object]
+Hooks = Annotated[Any, PlainValidator(as_hooks)]
+"""A function or its name, a table of them by what they are for, or a list of all that."""
 
 
 class ConfigWarning(UserWarning):
@@ -138,8 +140,8 @@ class HealingConfig(LayeredConfig):
     """Steps rehearsed before training begins, on the largest batches and without a trace; 0 rehearses none."""
     alert_urls: Addresses = ()
     """Where alerts are sent besides the log and the trackers: webhooks (http, https), or any address apprise knows."""
-    on_instability: Hook = None
-    """A function asked before a plan is carried out, or its name as `module:function`."""
+    on_instability: Hooks = None
+    """A function asked before a plan is carried out, or its name as `module:function`; or a table by rule or class of failure."""
 
     @classmethod
     def aggressive(cls, **overrides: Any) -> Self:
@@ -168,15 +170,31 @@ class HealingConfig(LayeredConfig):
             raise ConfigError(f"{SWITCH} = {show(word)} in the environment: must be one of {allowed}")
         return Mode(word)
 
-    def hook(self) -> Callable[..., object] | None:
-        """Return the function of `on_instability`, imported now where it was given by name."""
-        if not isinstance(self.on_instability, str):
-            return self.on_instability
+    def hooks(self) -> list[tuple[str | None, Hook]]:
+        """Return the functions of `on_instability` with what each is for, imported now where given by name."""
+        given = self.on_instability
+        found: list[tuple[str | None, Hook]] = []
+        for each in given if isinstance(given, tuple) else () if given is None else (given,):
+            if isinstance(each, Mapping):
+                found += [(kind, self._hook(("on_instability", kind), hook)) for kind, hook in each.items()]
+            else:
+                found.append((None, self._hook(("on_instability",), each)))
+        return found
+
+    def with_hook(self, hook: Hook | str, kind: str | None = None) -> Self:
+        """Return the configuration with one more function that is asked: always, or for one rule or class of failure."""
+        given = self.on_instability
+        before = given if isinstance(given, tuple) else () if given is None else (given,)
+        return self.replace(on_instability=[*before, hook if kind is None else {kind: hook}])
+
+    def _hook(self, path: tuple[str, ...], hook: Hook | str) -> Hook:
+        if not isinstance(hook, str):
+            return hook
         try:
-            return import_hook(self.on_instability)
+            return import_hook(hook)
         except ValueError as error:
-            given = self._given.get(("on_instability",), Given(self.on_instability, CODE))
-            raise ConfigError(problem(("on_instability",), given, str(error))) from error
+            given = self._given.get(path, self._given.get(path[:1], Given(hook, CODE)))
+            raise ConfigError(problem(path, given._replace(value=hook), str(error))) from error
 
     def ineffective(self, capabilities: frozenset[str] | None = None) -> list[str]:
         """Return a sentence for every key that was set and has no effect, here or on a run with these abilities."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from typing import Any
 
 from ..core.errors import ConfigError
-from .sources import show
+from ..core.failure import FailureType
+from .rules import discovered
+from .sources import show, suggestion
 
 
 def as_word(value: object) -> object:
@@ -39,13 +41,31 @@ def as_alert_url(value: str) -> str:
     return value
 
 
-def as_hook(value: object) -> object:
+def as_hooks(value: object) -> object:
+    """Return a function or the name of one, a table of them by what they are for, or a list of all that, if it is one."""
+    if value is None:
+        return None
+    if isinstance(value, list | tuple):
+        return tuple(map(as_hooks, value))
+    if not isinstance(value, Mapping):
+        return _as_hook(value)
+    names = {*discovered(), *map(str, FailureType)}
+    for kind, hook in value.items():
+        if kind not in names:
+            raise ValueError(f"{kind!r} is neither a rule nor a class of failure{suggestion(kind, names)}")
+        _as_hook(hook)
+    return dict(value)
+
+
+def _as_hook(value: object) -> object:
     """Return a function, or the name of one, after a look at its form; nothing is imported."""
     module, colon, name = value.partition(":") if isinstance(value, str) else ("", "", "")
     named = bool(colon) and all(part.isidentifier() for part in (*module.split("."), *name.split(".")))
-    if value is None or named or callable(value):
+    if named or callable(value):
         return value
-    raise ValueError("must be a function or the text 'module:function'")
+    raise ValueError(
+        "must be a function or the text 'module:function', a table of them by what they are for, or a list"
+    )
 
 
 def import_hook(reference: str) -> Callable[..., object]:
@@ -90,7 +110,11 @@ def plain(value: Any) -> Any:
 
 def unlinked(value: Any) -> Any:
     """Return a set value for a dictionary: lists copied, and functions by name where that finds them again."""
-    if isinstance(value, Mapping | list | tuple | set | frozenset):
+    if isinstance(value, Mapping):
+        return {str(key): unlinked(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [unlinked(item) for item in value]
+    if isinstance(value, set | frozenset):
         return plain(value)
     return (importable(value) or value) if callable(value) else value
 
@@ -100,7 +124,7 @@ def toml_text(values: Mapping[str, Any]) -> str:
     import tomlkit  # noqa: PLC0415  # needed for writing only
 
     top = {key: value for key, value in values.items() if value is not None and key != "rules"}
-    for key, value in top.items():
+    for key, value in _single(top):
         if callable(value):
             raise ConfigError(
                 f"{key} = {show(value)}: cannot be written to TOML; "
@@ -111,4 +135,16 @@ def toml_text(values: Mapping[str, Any]) -> str:
         for option, value in options.items():
             if value is None:
                 raise ConfigError(f"[rules.{rule}] {option} = None: cannot be written to TOML, which has no such value")
+    top = dict(sorted(top.items(), key=lambda item: isinstance(item[1], Mapping)))  # tables come last
     return tomlkit.dumps(plain(top | ({"rules": tables} if tables else {})))
+
+
+def _single(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield values, those of tables and lists one by one."""
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _single({f"{key}.{inner}": each for inner, each in value.items()})
+        elif isinstance(value, list):
+            yield from _single({f"{key}[{place}]": each for place, each in enumerate(value)})
+        else:
+            yield key, value

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, ClassVar, Self
 
 from .capability import CAPABILITIES
+from .errors import CatalogueError
 from .failure import Effect
 from .naming import kebab_case, summary_of
 
@@ -69,7 +70,16 @@ class Action:
     @classmethod
     def capability(cls) -> str | None:
         """Return the name of the capability the action needs."""
-        return None if cls.needs is None else next(name for name, c in CAPABILITIES.items() if c is cls.needs)
+        if cls.needs is None:
+            return None
+        for name, capability in CAPABILITIES.items():
+            if capability is cls.needs:
+                return name
+        known = ", ".join(each.__name__ for each in CAPABILITIES.values())
+        raise CatalogueError(
+            f"the action {cls.name()} needs {cls.needs.__name__}, which no run offers; known are {known}, "
+            "and an action that calls its run by itself needs nothing"
+        )
 
     def filled(self, settings: Settings) -> Self:
         """Return the action with every field left open taken from the settings."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 
 from .action import Ladder
 from .care import Care
@@ -17,11 +18,11 @@ from .cause import Cause, Pattern
 from .consensus import LocalTransport, Transport
 from .detect import RuleSet, crashed
 from .detector import Detector
-from .diagnosis import classify, diagnose
+from .diagnosis import Diagnosis, classify, diagnose
 from .execute import execute
 from .failure import FailureType, Mode, Severity
 from .history import History
-from .hook import Hook, consult
+from .hook import Hook, Hooks
 from .incident import Incident
 from .ledger import Book, Entry
 from .lifecycle import Case
@@ -65,7 +66,7 @@ class Healer:
         past: Iterable[Entry] = (),
         memory: Memory | None = None,
         transport: Transport | None = None,
-        hook: Hook | None = None,
+        hooks: Iterable[tuple[str | None, Hook]] = (),
     ) -> None:
         self.settings = settings
         self.rules = RuleSet(rules)
@@ -74,7 +75,7 @@ class Healer:
         self.ledger = ledger
         self.capabilities = frozenset(capabilities)
         self.transport = transport or LocalTransport()
-        self.hook = hook
+        self.hooks = Hooks(hooks)
         self.history = History(self._needs())
         self.policy = Policy(settings)
         self.memory = Memory() if memory is None else memory
@@ -84,6 +85,8 @@ class Healer:
         self._kept_histories: dict[str, dict[str, object]] = {}
         self._states: dict[str, int] = {}
         """The states that can be returned to, and their steps."""
+        self._diagnoses: dict[str, Diagnosis] = {}
+        """What was last thought of each kind of incident."""
         self._now: Signal = Facts(step=0, facts={})
         self.is_strict = bool(os.environ.get(STRICT))
         """True lets a bug of ours be raised instead of noted: for our own tests."""
@@ -161,17 +164,20 @@ class Healer:
         """Carry the plan out, unless the mode or the user's hook forbids it. The only caller of `execute`."""
         if not self._may_carry_out(plan):
             return None
-        granted: Plan | None = plan
-        if self.hook is not None:
-            granted, note = consult(self.hook, self.care.incident_of(plan), plan, run, self.settings.max_effect)
-            if note:
-                self._write("note", note.name, {"text": note.text, "incident": plan.incident})
+        granted, notes = self.hooks.consult(self._with_diagnosis(plan), plan, run, self.settings)
+        for note in notes:
+            self._write("note", note.name, {"text": note.text, "incident": plan.incident})
         if granted is None or not self._may_carry_out(granted):
             self.care.wish_not_granted(plan, ask_again=False)
             return None
         outcome = execute(granted, run, clock)
         self.take_outcome(outcome)
         return outcome
+
+    def _with_diagnosis(self, plan: Plan) -> Incident | None:
+        """Return what a plan answers, with what was thought of it, as the user's hooks see it."""
+        incident = self.care.incident_of(plan)
+        return None if incident is None else replace(incident, diagnosis=self._diagnoses.get(incident.name))
 
     def take_outcome(self, outcome: Outcome) -> None:
         """Learn what a plan came to: after `act`, or from a ledger that is being replayed."""
@@ -224,6 +230,7 @@ class Healer:
     def plan_for(self, incident: Incident, firings: int) -> Plan | None:
         """Diagnose an incident that was seen so often, and ask the policy for a plan."""
         diagnosis = diagnose(incident, self.causes, self.patterns, self.history, self._cause_crashed)
+        self._diagnoses[incident.name] = diagnosis
         rule = self.rules.rules.get(incident.name)
         if diagnosis.hypotheses:
             self._write("diagnosis", incident.name, diagnosis.to_json())

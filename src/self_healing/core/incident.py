@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from .failure import FailureType, Severity
+
+if TYPE_CHECKING:
+    from .diagnosis import Diagnosis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +57,8 @@ class Incident:
     where: str = ""
     trace: str = ""
     """The end of a traceback of ours; never matched against patterns."""
+    diagnosis: Diagnosis | None = field(default=None, compare=False, repr=False)
+    """What may have caused it, most likely first: for the user's hooks; the ledger has it in a line of its own."""
 
     @property
     def fingerprint(self) -> str:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from .action import Action
+from .action import Action, Rung
 from .failure import Effect, FailureType, Severity
 
 
@@ -55,6 +55,16 @@ class Plan:
     def retries_faithfully(self) -> bool:
         """Say whether the plan only does the same work again."""
         return bool(self.actions) and all(action.retries_faithfully for action in self.actions)
+
+    def then(self, *actions: Action) -> Plan:
+        """Return the plan with more actions after its own: for hooks that extend it."""
+        rung = "+".join(filter(None, (self.rung, Rung(actions).name)))
+        return replace(self, actions=(*self.actions, *actions), rung=rung)
+
+    def instead(self, *actions: Action, because: str | None = None) -> Plan:
+        """Return the plan with other actions in the place of its own: for hooks that replace it."""
+        because = self.because if because is None else because
+        return replace(self, actions=actions, rung=Rung(actions).name, because=because)
 
     def to_json(self) -> dict[str, object]:
         """Return the plan as its ledger line holds it."""
