@@ -16,7 +16,7 @@ from ..trainer.trl_counters import Counters
 from .data_errors import may_be_the_record
 
 if TYPE_CHECKING:
-    from ..trainer.trainer_guard import TrainerGuard
+    from ..trainer.step_guard import StepGuard
 
 NOTE = "self-healing: other data fail in the same way"
 """How the remark on the exception begins; the catalogue of patterns knows it."""
@@ -24,7 +24,7 @@ IN_AN_EVALUATION = "self-healing: raised in an evaluation, by its data"
 """How that begins where nothing can be done about it in the training."""
 
 
-def blame_the_model_if_other_data_fail(guard: TrainerGuard, error: Exception) -> None:
+def blame_the_model_if_other_data_fail(guard: StepGuard, error: Exception) -> None:
     """Run other data forward, and say on the exception if those fail as well; the trainer is as it was afterwards."""
     from ...tensors.random_state import RandomState
 
@@ -45,7 +45,7 @@ def blame_the_model_if_other_data_fail(guard: TrainerGuard, error: Exception) ->
         )
 
 
-def blame_the_record_of_an_evaluation(guard: TrainerGuard, error: Exception) -> None:
+def blame_the_record_of_an_evaluation(guard: StepGuard, error: Exception) -> None:
     """Say on the exception if it is that of a record that an evaluation has read.
 
     Nothing of the training has led to it, so that an earlier state or other batches would meet it again. Where data that
@@ -78,7 +78,7 @@ def _in_an_evaluation(error: Exception) -> str | None:
     return called if called in ("prediction_step", "__iter__", "__next__") else None
 
 
-def _model_is_sound(guard: TrainerGuard) -> bool:
+def _model_is_sound(guard: StepGuard) -> bool:
     """Say whether weights are finite and data that were trained on still get through, where there are any."""
     import torch
 
@@ -99,7 +99,7 @@ def _model_is_sound(guard: TrainerGuard) -> bool:
         state.restore()
 
 
-def _predicting_fails_alike(guard: TrainerGuard, error: Exception) -> bool:
+def _predicting_fails_alike(guard: StepGuard, error: Exception) -> bool:
     """Say whether data that were trained on fail in the evaluation's own step, which is often the user's."""
     from ...tensors.random_state import RandomState
 
@@ -121,7 +121,7 @@ def _predicting_fails_alike(guard: TrainerGuard, error: Exception) -> bool:
     return False
 
 
-def _other_data(guard: TrainerGuard) -> Iterator[tuple[str, Any]]:
+def _other_data(guard: StepGuard) -> Iterator[tuple[str, Any]]:
     """Yield prepared inputs that the failed pass did not see: those of a step that was applied, else those that come next."""
     making_up = guard.making_up
     if making_up.spare is not None:

@@ -20,7 +20,7 @@ from ..rehearsal.trainer_state import counted_names, put_count_back
 from .guard_state import GuardState
 
 if TYPE_CHECKING:
-    from ..trainer.trainer_guard import TrainerGuard
+    from ..trainer.step_guard import StepGuard
 
 FILE_NAME = "healing_state.json"
 TENSORS = "healing_state.safetensors"
@@ -83,7 +83,7 @@ def remove_where_alone(folder: Path) -> None:
         folder.rmdir()
 
 
-def put_back(folder: Path, trainer: Any, guard: TrainerGuard, *, is_first: bool) -> Mapping[str, Any] | None:
+def put_back(folder: Path, trainer: Any, guard: StepGuard, *, is_first: bool) -> Mapping[str, Any] | None:
     """Put back what lies beside a checkpoint, once `train()` has loaded it; return the history of the rules.
 
     What the guard knows is only put back where the process begins, and the history only given out there: later more is

@@ -26,7 +26,7 @@ from .harm import is_unhealthy, may_have_harmed
 
 if TYPE_CHECKING:
     from ..trainer.run_desk import RunDesk
-    from ..trainer.trainer_guard import TrainerGuard
+    from ..trainer.step_guard import StepGuard
 
 logger = logging.getLogger("self_healing.rollback")
 
@@ -80,7 +80,7 @@ class CheckpointCare:
     """Stands around the saving of one trainer."""
 
     def __init__(
-        self, trainer: Any, desk: RunDesk, folder: Path, weights_are_finite: Callable[[], bool], guard: TrainerGuard
+        self, trainer: Any, desk: RunDesk, folder: Path, weights_are_finite: Callable[[], bool], guard: StepGuard
     ) -> None:
         self.trainer = trainer
         self._guard = guard

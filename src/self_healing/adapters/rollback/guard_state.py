@@ -11,13 +11,13 @@ from ..trainer.window import MicroBatch, Window
 
 if TYPE_CHECKING:
     from ...tensors.copies import Copies
-    from ..trainer.trainer_guard import TrainerGuard
+    from ..trainer.step_guard import StepGuard
 
 
 class GuardState:
     """The gate's baseline, the ramp of the learning rate and borrowed data; what was counted as healed stays counted."""
 
-    def __init__(self, guard: TrainerGuard, copies: Copies | None = None) -> None:
+    def __init__(self, guard: StepGuard, copies: Copies | None = None) -> None:
         from ...tensors.state import keep
 
         self._guard = guard
@@ -44,7 +44,7 @@ class GuardState:
         return {**self._kept, "kept_scale": self._kept_scale, "ramps": ramps, "borrowed": self._borrowed}
 
     @staticmethod
-    def for_a_file(guard: TrainerGuard) -> dict[str, Any]:
+    def for_a_file(guard: StepGuard) -> dict[str, Any]:
         """Return what is true at this moment, less borrowed data: a resumed trainer fetches them as its own."""
         return {
             "gate": guard.gate.state_dict(),
@@ -54,7 +54,7 @@ class GuardState:
         }
 
     @classmethod
-    def take_over(cls, guard: TrainerGuard, values: Mapping[str, Any]) -> None:
+    def take_over(cls, guard: StepGuard, values: Mapping[str, Any]) -> None:
         """Go on with what another process has learned."""
         guard.gate.load_state_dict(values["gate"])
         guard.gate.release()
@@ -93,6 +93,6 @@ class GuardState:
         scale.ramps = known
 
 
-def is_settled(guard: TrainerGuard | None) -> bool:
+def is_settled(guard: StepGuard | None) -> bool:
     """Say whether every step so far is known to be applied; before that, the weights are no state of any step."""
     return guard is None or not guard.kept

@@ -26,7 +26,7 @@ from .old_loop import OldLoop
 from .restart import MemoryRestart, Returning
 
 if TYPE_CHECKING:
-    from ..trainer.trainer_guard import TrainerGuard
+    from ..trainer.step_guard import StepGuard
 
 logger = logging.getLogger("self_healing.rollback")
 
@@ -59,7 +59,7 @@ class RollbackLoop:
         *,
         slots: int = 2,
         budget_bytes: int = DATA_BUDGET_BYTES,
-        guard: TrainerGuard | None = None,
+        guard: StepGuard | None = None,
         tell: Callable[[str, str], None] = lambda _name, _text: None,
         make_room: Callable[[Sequence[Snapshot]], Snapshot] = oldest,
         on_return: Callable[[Arrival], None] = lambda _arrival: None,

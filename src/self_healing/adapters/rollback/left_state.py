@@ -21,7 +21,7 @@ from .restart import EpochStart
 
 if TYPE_CHECKING:
     from ...snapshots.shared_reader import PublishedState
-    from ..trainer.trainer_guard import TrainerGuard
+    from ..trainer.step_guard import StepGuard
 
 OF_THIS_TRAINER = frozenset({
     "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size", "trial_name",
@@ -154,7 +154,7 @@ class LeftState:
         except (SharedMemoryError, OSError) as error:
             raise StateLostError(f"it could not be read to its end: {error}") from error
 
-    def restore(self, trainer: Any, guard: TrainerGuard | None) -> None:
+    def restore(self, trainer: Any, guard: StepGuard | None) -> None:
         """Put back all that the beginning of a training and the first look at its data may change."""
         from ...tensors.adoption import fill_scaler
         from ...tensors.random_state import RandomState

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ...tensors.host_slot import HostCopies, HostSlot
     from ...tensors.state import Captured
     from ..rehearsal.trainer_state import TrainerCapture
-    from ..trainer.trainer_guard import TrainerGuard
+    from ..trainer.step_guard import StepGuard
     from .data_windows import Place
 
 
@@ -82,7 +82,7 @@ class MemorySnapshots:
         trainer: Any,
         *,
         slots: int = 2,
-        guard: TrainerGuard | None = None,
+        guard: StepGuard | None = None,
         only_trainable: bool | None = None,
         make_room: Callable[[Sequence[Snapshot]], Snapshot] = oldest,
         backing: Callable[[], Backing | None] = lambda: None,

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from ...snapshots.verdicts import StateVerdict
     from ..trainer.make_up import AppliedStep
     from ..trainer.run_desk import RunDesk
+    from ..trainer.step_guard import StepGuard
     from ..trainer.step_reading import StepReading
-    from ..trainer.trainer_guard import TrainerGuard
     from .checkpoint_care import CheckpointCare
 
 
@@ -43,7 +43,7 @@ class Returns(NamedTuple):
 class RollbackCare:
     """Takes states while a trainer runs, and returns to one of them when a plan says so."""
 
-    def __init__(self, trainer: Any, guard: TrainerGuard, config: HealingConfig, *, may_act: bool) -> None:
+    def __init__(self, trainer: Any, guard: StepGuard, config: HealingConfig, *, may_act: bool) -> None:
         self.trainer = trainer
         self.guard = guard
         self.keeper: StateKeeper | None = None

@@ -24,7 +24,7 @@ from .state_audit import StateAudit
 from .state_schedule import MOST_SLOTS, NoRoomError, ScheduleSettings, StateSchedule, place_for
 
 if TYPE_CHECKING:
-    from ..trainer.trainer_guard import TrainerGuard
+    from ..trainer.step_guard import StepGuard
 
 
 class Settings(ScheduleSettings, Protocol):
@@ -38,7 +38,7 @@ class Settings(ScheduleSettings, Protocol):
 class StateKeeper:
     """Takes states of one training and judges them by what is observed afterwards."""
 
-    def __init__(self, trainer: Any, guard: TrainerGuard, settings: Settings) -> None:
+    def __init__(self, trainer: Any, guard: StepGuard, settings: Settings) -> None:
         self.trainer = trainer
         self.settings = settings
         self.loop = RollbackLoop(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
-    from .trainer_guard import TrainerGuard
+    from .step_guard import StepGuard
 
 
 GOODPUT = "healing/goodput"
@@ -25,7 +25,7 @@ class LogFigures:
     def __init__(
         self,
         trainer: Any,
-        guard: TrainerGuard,
+        guard: StepGuard,
         more: Callable[[], dict[str, float]] = dict,
         goodput: Callable[[], float] | None = None,
     ) -> None:

@@ -17,7 +17,7 @@ from .trl_counters import Counters, count_again, generates_for_several_steps, st
 from .window import MicroBatch, Window
 
 if TYPE_CHECKING:
-    from .trainer_guard import TrainerGuard
+    from .step_guard import StepGuard
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class AppliedStep:
 class MakeUp:
     """Makes skipped steps up, and counts what came of them."""
 
-    def __init__(self, guard: TrainerGuard) -> None:
-        self.guard: TrainerGuard = weakref.proxy(guard)  # which holds this; a circle would outlive the training
+    def __init__(self, guard: StepGuard) -> None:
+        self.guard: StepGuard = weakref.proxy(guard)  # which holds this; a circle would outlive the training
         self.trainer = guard.trainer
         self.may_replace = True
         """False leaves a step out that is unsound every time, instead of taking other data for it."""
