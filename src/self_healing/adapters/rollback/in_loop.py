@@ -12,80 +12,36 @@ from __future__ import annotations
 
 import inspect
 import logging
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from ..trainer.moves import ReturnTo, RollBackTo
 from ..trainer.wrapping import Wrapping
-from .data_windows import Batches, DataWindows, EpochData, Place
-from .guard_state import is_settled
-from .memory_snapshots import MemorySnapshots, Snapshot, SnapshotDamagedError, oldest
+from .data_windows import Batches, EpochData
 from .old_loop import OldLoop
 from .restart import MemoryRestart, Returning
-
-if TYPE_CHECKING:
-    from ..trainer.step_guard import StepGuard
+from .state_returns import Arrival, StateReturns
 
 logger = logging.getLogger("self_healing.rollback")
 
 FROM_MEMORY = "<memory>"
 """Stands for a checkpoint where the loop wants to hear of one; nothing is ever looked for there."""
-DATA_BUDGET_BYTES = 1 << 30
 NEEDED = frozenset(
     {"epoch", "train_dataloader", "resume_from_checkpoint", "epochs_trained", "steps_trained_in_current_epoch"}
 )
 """What `_run_epoch` must take for an epoch to be entered in its middle."""
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """What there is to say when a state is put back."""
+class RollbackLoop(StateReturns):
+    """Takes states between the steps of a Trainer, and enters its epoch again when it is told to return."""
 
-    snapshot: Snapshot
-    move: ReturnTo
-    from_step: int
-    repeats: bool
-    """The first step afterwards is the one that it was, so that its loss is a test of the state."""
-
-
-class RollbackLoop:
-    """Takes states between steps, keeps the data since, and enters the epoch again when it is told to return."""
-
-    def __init__(
-        self,
-        trainer: Any,
-        *,
-        slots: int = 2,
-        budget_bytes: int = DATA_BUDGET_BYTES,
-        guard: StepGuard | None = None,
-        tell: Callable[[str, str], None] = lambda _name, _text: None,
-        make_room: Callable[[Sequence[Snapshot]], Snapshot] = oldest,
-        on_return: Callable[[Arrival], None] = lambda _arrival: None,
-    ) -> None:
-        self.trainer = trainer
-        self.guard = guard
-        self.snapshots = MemorySnapshots(trainer, slots=slots, guard=guard, make_room=make_room)
-        self.data = DataWindows(budget_bytes)
+    def __init__(self, trainer: Any, **how: Any) -> None:
+        super().__init__(trainer, **how)
         self.restart = MemoryRestart(trainer)
         self.re_enters = self.is_possible(trainer)
-        """The loop itself can take up an earlier state; else `train()` has to be entered anew."""
         self.old = None if self.re_enters else OldLoop(self)
-        self.returns = 0
-        """How often an earlier state was returned to."""
-        self.lost_steps = 0
-        """Steps that were trained once more because of it."""
-        self.lost_seconds = 0.0
-        """The time that they had taken the first time, with whatever else was done between them."""
         self.on_error: Callable[[Exception], ReturnTo | None] = lambda _error: None
         """Is asked about an exception inside an epoch; what it returns is returned to, else the exception goes on."""
-        self.before_return: Callable[[], None] = lambda: None
-        self.choose_instead: Callable[[str], str | None] = lambda _key: None
-        """Is asked for the key of an older state where one turns out to be damaged."""
-        self._tell = tell
-        self._on_return = on_return
-        self._epoch: EpochData | None = None
 
     # -- attaching -----------------------------------------------------------------------------------
 
@@ -120,28 +76,10 @@ class RollbackLoop:
 
     # -- what the run is asked for -------------------------------------------------------------------
 
-    def take(self) -> Snapshot | None:
-        """Set the state between two steps aside: to be called from `on_step_begin`, when the step's data are there.
-
-        At the end of a step would be too early: it is logged, saved and evaluated afterwards. Returns None while it is
-        not known whether the last step was applied.
-        """
-        epoch = self._epoch
-        assert epoch is not None, "a state is taken inside an epoch"
-        if not is_settled(self.guard):
-            return None
-        snapshot = self.snapshots.take(self._place_in(epoch))
-        snapshot.is_restart_only = not self.re_enters
-        self._forget_what_nobody_returns_to(epoch)
-        self._look_what_is_in_reach()
-        return snapshot
-
     def is_in_reach(self, key: str) -> bool:
         """Say whether a state can be returned to, inside the loop or by entering `train()` anew."""
         snapshot = self.snapshots.get(key)
-        if snapshot is None:
-            return False
-        return (self._epoch is not None and self._holds(snapshot)) or self.restart.reaches(snapshot)
+        return super().is_in_reach(key) or (snapshot is not None and self.restart.reaches(snapshot))
 
     def enter_anew(self, move: ReturnTo) -> str | None:
         """Return what `train()` is to resume from in order to return to a state; None where that cannot be done."""
@@ -240,7 +178,7 @@ class RollbackLoop:
                     self._begin_again(epoch)
                 self._run(original, epoch, enters_anew=enters_anew)
             except RollBackTo as asked:
-                epoch = self._return_to(asked.move)
+                epoch = self.return_to(asked.move)
                 enters_anew, begins = True, False
                 continue
             except Exception as error:
@@ -248,7 +186,7 @@ class RollbackLoop:
                 if answer is None:
                     raise
                 try:
-                    epoch = self._return_to(answer)
+                    epoch = self.return_to(answer)
                 except RollBackTo as unreached:
                     if self.is_in_reach(unreached.move.key):
                         raise  # `train()` is entered anew for it
@@ -297,30 +235,6 @@ class RollbackLoop:
 
     # -- returning -----------------------------------------------------------------------------------
 
-    def _return_to(self, move: ReturnTo) -> EpochData:
-        """Put a state and the data since back; leave the loop with the request where that cannot be done in here."""
-        snapshot = self.snapshots.get(move.key)
-        if snapshot is None or not self._holds(snapshot):
-            why = "is not kept any more" if snapshot is None else "lies before the data that are kept"
-            unreached = RollBackTo(move)
-            unreached.add_note(f"{move.key} {why}: training has to be entered anew")
-            raise unreached
-        came_from, place = self._step(), snapshot.place
-        self.before_return()
-        try:
-            self.snapshots.restore(snapshot)
-        except SnapshotDamagedError as error:
-            other = self._instead_of(move, str(error))
-            if other is None:
-                raise RollBackTo(move) from error
-            return self._return_to(other)
-        left_out = self.data.leave_out(place, move.skip, more=move.skip_more * self._accumulation())
-        place.epoch.rewind(place.index, silent_until=place.index + place.fetched)
-        self._has_returned(Arrival(snapshot, move, came_from, repeats=not move.skip))
-        if left_out:
-            logger.warning("%d batches are left out", left_out)
-        return place.epoch
-
     def _go_on_at(self, returning: Returning, epoch: EpochData) -> None:
         """Put a state back after `train()` was entered anew for it, now that the data of its step were fetched again."""
         snapshot, move = returning.state, returning.move
@@ -331,54 +245,6 @@ class RollbackLoop:
         snapshot.place = self._place_in(epoch)
         snapshot.is_restart_only = not self.re_enters
         self._has_returned(Arrival(snapshot, move, returning.left_at, repeats))
-
-    def _has_returned(self, arrival: Arrival) -> None:
-        snapshot = arrival.snapshot
-        self.returns += 1
-        self.lost_steps += arrival.from_step - snapshot.step
-        now = time.perf_counter()
-        self.lost_seconds, snapshot.at_s = self.lost_seconds + now - snapshot.at_s, now
-        logger.warning("returned from step %d to %s", arrival.from_step, snapshot.key)
-        self._on_return(arrival)
-
-    def _instead_of(self, move: ReturnTo, damage: str) -> ReturnTo | None:
-        """Choose another state where the one that was asked for is damaged; None where there is none."""
-        self._tell("state-damaged", damage)
-        other = self.choose_instead(move.key)
-        self.snapshots.drop(move.key)
-        return None if other is None else move.instead(other, damage)
-
-    def _forget_what_nobody_returns_to(self, epoch: EpochData) -> None:
-        places = (each.place for each in self.snapshots if not each.is_restart_only)  # the oldest comes first
-        self.data.forget_before(next(places, None) or Place(epoch, epoch.window, 0))
-
-    def _look_what_is_in_reach(self) -> None:
-        for snapshot in self.snapshots:
-            if snapshot.is_restart_only:
-                continue
-            if self.data.holds(snapshot.place):
-                break  # and with it all data since then, and every later state
-            snapshot.is_restart_only = True
-            self._tell(
-                "restart-only",
-                f"{snapshot.key} can only be returned to by a restart: the data since then take more than "
-                f"{self.data.budget_bytes} bytes",
-            )
-
-    def _holds(self, snapshot: Snapshot) -> bool:
-        """Say whether the loop can return to a state without being left."""
-        return self.re_enters and self.data.holds(snapshot.place)
-
-    def _place_in(self, epoch: EpochData) -> Place:
-        steps = epoch.steps_before + self._step() - epoch.first_step
-        fetched = epoch.position - epoch.window
-        return Place(epoch, epoch.window, fetched, epoch.window_number, steps, epoch.owed)
-
-    def _accumulation(self) -> int:
-        return int(self.trainer.args.gradient_accumulation_steps)
-
-    def _step(self) -> int:
-        return int(self.trainer.state.global_step)
 
 
 class _Again:

@@ -12,11 +12,12 @@ from ..trainer.checkpoint_folders import newest_usable
 from ..trainer.moves import ReturnTo
 from ..trainer.wrapping import Wrapping
 from .abilities import RollbackAbilities
-from .in_loop import Arrival, RollbackLoop
+from .in_loop import RollbackLoop
 from .left_state import LeftState, facts_for_takeover
 from .restart import MemoryRestart
 from .shared_states import ENDED_FOR_GOOD
 from .state_keeper import StateKeeper
+from .state_returns import Arrival
 
 if TYPE_CHECKING:
     from ...config import HealingConfig

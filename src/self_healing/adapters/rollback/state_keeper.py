@@ -16,11 +16,12 @@ from ..trainer.moves import ReturnTo
 from .best_checkpoint import keeping_all_checkpoints
 from .first_losses import FirstLosses
 from .furthest import furthest_sound
-from .in_loop import Arrival, RollbackLoop
+from .in_loop import RollbackLoop
 from .known_states import KnownStates
 from .memory_snapshots import Snapshot
 from .shared_states import SharedStates
 from .state_audit import StateAudit
+from .state_returns import Arrival
 from .state_schedule import MOST_SLOTS, NoRoomError, ScheduleSettings, StateSchedule, place_for
 
 if TYPE_CHECKING:

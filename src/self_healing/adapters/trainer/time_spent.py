@@ -31,13 +31,11 @@ class TimeSpent:
 
     def attach(self, trainer: Any, keeper: StateKeeper | None, wrapping: Wrapping) -> None:
         """Stand around evaluations, saves and returns; last, so that what others do about them is part of it."""
-        for owner, name, kind in (
-            (trainer, "_save_checkpoint", Spending.SAVING),
-            (trainer, "evaluate", Spending.EVALUATING),
-            (keeper.loop if keeper is not None else None, "_return_to", Spending.RESTORING),
-        ):
-            if hasattr(owner, name):
-                wrapping.wrap(owner, name, self._around(kind))
+        for name, kind in (("_save_checkpoint", Spending.SAVING), ("evaluate", Spending.EVALUATING)):
+            if hasattr(trainer, name):
+                wrapping.wrap(trainer, name, self._around(kind))
+        if keeper is not None:
+            wrapping.wrap(keeper.loop, "return_to", self._around(Spending.RESTORING))
 
     def spent_on(self, kind: Spending) -> AbstractContextManager[None]:
         """Return a context for something that takes time; what other threads do meanwhile takes none."""

@@ -18,8 +18,8 @@ from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
 from ..rollback.checkpoint_care import CheckpointCare
-from ..rollback.in_loop import Arrival
 from ..rollback.rollback_care import RollbackCare
+from ..rollback.state_returns import Arrival
 from .checkpoint_folders import newest_usable
 from .data_facts import data_facts, recipe_facts
 from .engines import Surroundings
