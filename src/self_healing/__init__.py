@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .adapters.callback import SelfHealingCallback
+    from .adapters.memory.executable import find_executable_micro_batch
     from .adapters.transformers import SelfHealingTrainer, healing
     from .api import HealingActions
     from .config import HealingConfig
@@ -55,6 +56,7 @@ __all__ = [
     "UnrecoverableError",
     "ZClip",
     "__version__",
+    "find_executable_micro_batch",
     "healing",
 ]
 
@@ -64,6 +66,7 @@ _HOMES = {
     "SelfHealingCallback": "adapters.callback",
     "SelfHealingTrainer": "adapters.transformers",
     "healing": "adapters.transformers",
+    "find_executable_micro_batch": "adapters.memory.executable",
     "AdaGC": "tensors.adagc",
     "ZClip": "tensors.zclip",
 } | dict.fromkeys(("Effect", "FailureType", "Mode", "Severity"), "core.failure")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import traceback
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
@@ -60,12 +61,26 @@ def let_go(error: BaseException, *, expected: int | None = None) -> str:
     be called inside the `except` block: there the interpreter itself holds on to it.
     """
     import torch
-    from accelerate.utils.memory import clear_device_cache
 
     text = "".join(traceback.format_tb(error.__traceback__)[-LINES_KEPT:])
     for link in chain(error):
         link.__traceback__ = None
     torch.clear_autocast_cache()
     in_use = allocated()
-    clear_device_cache(garbage_collection=expected is None or in_use is None or in_use > expected)
+    if expected is None or in_use is None or in_use > expected:
+        gc.collect()
+    _empty_caches()
     return text
+
+
+def _empty_caches() -> None:
+    """Give what allocators keep back to the devices."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+        return
+    for name in ("xpu", "mps", "npu", "mlu", "musa"):  # the last three come with packages of their makers
+        backend = getattr(torch, name, None)
+        if backend is not None and backend.is_available() and hasattr(backend, "empty_cache"):
+            backend.empty_cache()

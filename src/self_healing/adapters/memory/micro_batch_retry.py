@@ -348,11 +348,9 @@ def _can_be_tried_otherwise(error: Exception, tactic: Tactic) -> bool:
 
 def _why_backward_is_final(trainer: Any, parameters: list[Any]) -> str | None:
     """Say why a backward pass cannot be undone; None where it can."""
-    from accelerate.utils import DistributedType
-
-    kind = trainer.accelerator.distributed_type
-    if kind in (DistributedType.DEEPSPEED, DistributedType.FSDP, DistributedType.MEGATRON_LM):
-        return f"{kind.value.lower()} keeps gradients where a failed backward pass cannot be undone"
+    kind = str(trainer.accelerator.distributed_type.value).lower()
+    if kind in ("deepspeed", "fsdp", "megatron_lm"):
+        return f"{kind} keeps gradients where a failed backward pass cannot be undone"
     is_fused = trainer.args.optim in ("lomo", "adalomo")
     if is_fused or any(getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):
         return "gradients are used up during the backward pass"
