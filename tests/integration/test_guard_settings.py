@@ -287,3 +287,20 @@ def test_with_the_ceiling_nothing_no_micro_batch_is_cut(tmp_path):
     with pytest.raises(torch.OutOfMemoryError, match="out of memory") as caught:
         guarded(tmp_path, "oom-above-two-rows", {"max_effect": "nothing"})
     assert "max_effect is nothing" in "\n".join(caught.value.__notes__)
+
+
+def test_with_oom_action_retry_the_same_is_tried_again_but_never_in_pieces(tmp_path):
+    once, _ = guarded(tmp_path / "once", "oom-once-in-forward", {"oom_action": "retry"})
+    stock = tiny_trainer(tmp_path / "stock", max_steps=40)
+    stock.train()
+    assert same(once, stock)
+    with pytest.raises(RuntimeError, match="out of memory") as caught:
+        guarded(tmp_path / "rows", "oom-above-two-rows", {"oom_action": "retry"})
+    assert "oom_action is retry" in "\n".join(caught.value.__notes__)
+
+
+def test_with_oom_action_raise_the_run_ends_at_the_first_shortage_with_a_postmortem(tmp_path):
+    with pytest.raises(RuntimeError, match="out of memory"):
+        guarded(tmp_path, "oom-once-in-forward", {"oom_action": "raise"})
+    assert (tmp_path / "postmortem.json").exists()
+    assert [rung for _, rung in plans(tmp_path)] == ["stop-run"]

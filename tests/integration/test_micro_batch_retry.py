@@ -295,11 +295,11 @@ def test_where_only_what_is_equal_to_the_bit_is_allowed_nothing_is_cut(driver):
 
     at = driver("trainer")
     clean, _ = at.gradients()
-    got, _ = at.gradients(at.retry(may_split=False), at=0, times=FOREVER, unless_checkpointing=True)
+    got, _ = at.gradients(at.retry(whole_because="oom_action is retry"), at=0, times=FOREVER, unless_checkpointing=True)
     assert tight.equal(got, clean)
     with pytest.raises(torch.OutOfMemoryError) as caught:
-        at.gradients(at.retry(may_split=False), at=0, times=FOREVER, most_rows=2)
-    assert "max_effect is nothing" in caught.value.__notes__[0]
+        at.gradients(at.retry(whole_because="oom_action is retry"), at=0, times=FOREVER, most_rows=2)
+    assert "oom_action is retry" in caught.value.__notes__[0]
 
 
 def test_a_backward_pass_that_uses_up_its_gradients_is_not_repeated(tmp_path):

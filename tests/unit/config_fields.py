@@ -13,6 +13,7 @@ FIELDS = {  # key: default, another value, values refused
     "nan_patience": (3, 7, (0, 11, *WHOLE)),
     "max_consecutive_skips": (10, 20, (0, *WHOLE)),
     "nan_action": ("skip", "warn", ("ignore", None, False)),
+    "oom_action": ("split", "raise", ("halve", None, False)),
     "loss_spike_factor": (5.0, 8, (1.0, *NUMBER)),
     "divergence_patience": (50, 100, (0, *WHOLE)),
     "grad_norm_threshold": (100.0, 10.0, (0, *NUMBER)),

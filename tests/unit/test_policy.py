@@ -380,3 +380,21 @@ def test_memory_is_the_same_when_it_is_rebuilt_from_the_ledger():
         rebuilt.remember(entry)
     assert rebuilt == book.memory
     assert rebuilt.total == 1, "the two holds cost nothing and do not count"
+
+
+@pytest.mark.parametrize(
+    ("oom_action", "rungs"),
+    [("split", ["clear-cache", "halve-batch-size", "stop-run"]), ("retry", ["clear-cache", "stop-run"]), ("raise", ["stop-run"])],
+)  # fmt: skip
+def test_oom_action_says_how_far_a_shortage_of_memory_is_answered(oom_action, rungs):
+    ladder = (rung(ClearCache(), success=0.5), rung(HalveBatchSize(), success=0.9), rung(StopRun(), success=1.0))
+    policy, now = Policy(Settings(oom_action=oom_action)), Circumstances(capabilities=ALL, ladder=ladder)
+    shortage, other = Diagnosis(incident=incident(failure=FailureType.OOM)), Diagnosis(incident=incident())
+
+    def allowed(diagnosis):
+        return [each.name for each in ladder if policy._reason_against(each, diagnosis, Memory(), now, None) is None]
+
+    assert allowed(shortage) == rungs
+    assert allowed(other) == ["clear-cache", "halve-batch-size", "stop-run"]
+    plan = policy.plan(shortage, Memory(), now)
+    assert plan.rung == rungs[0]

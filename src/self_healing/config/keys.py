@@ -80,6 +80,8 @@ class HealingConfig(LayeredConfig):
     """Skipped steps in a row that stop the run."""
     nan_action: Literal["skip", "warn", "rollback", "raise"] = "skip"
     """What a non-finite step does: be skipped, pass with a warning, roll back at once, or stop the run."""
+    oom_action: Literal["split", "retry", "raise"] = "split"
+    """Out of memory: the batch in pieces and what else may help, only the same again with less memory, or the end of the run."""
     loss_spike_factor: Annotated[float, Field(gt=1, le=1e12)] = 5.0
     """Times the recent mean that count as a loss spike; acts only when set."""
     divergence_patience: Count = 50

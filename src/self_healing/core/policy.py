@@ -121,12 +121,18 @@ class Policy:
         )
         return _Choice(chosen, actions, tuple(passed_over), because)
 
+    def _may_answer_oom(self, rung: Rung) -> bool:
+        allowed = self.settings.oom_action
+        return allowed == "split" or (allowed == "retry" and rung.effect is Effect.NOTHING)
+
     def _reason_against(
         self, rung: Rung, diagnosis: Diagnosis, memory: Memory, now: Circumstances, exhausted: str | None
     ) -> str | None:
         """Return why a rung may not be tried now, or None."""
         if diagnosis.incident.severity is Severity.WARNING and rung.effect > Effect.NOTHING:
             return "a warning starts only actions of effect nothing"
+        if diagnosis.failure is FailureType.OOM and not rung.is_final and not self._may_answer_oom(rung):
+            return f"oom_action is {self.settings.oom_action}"
         if rung.effect > self.settings.max_effect:
             return f"effect {rung.effect} is above the ceiling {self.settings.max_effect}"
         not_wanted = sorted({a.opt_in for a in rung.actions if a.opt_in and not getattr(self.settings, a.opt_in)})

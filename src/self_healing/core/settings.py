@@ -15,6 +15,8 @@ class Settings:
     max_effect: Effect = Effect.RECIPE
     max_recovery_attempts: int = 5
     """Recoveries per class of failure and 1,000 steps; four times as many per run."""
+    oom_action: str = "split"
+    """`split`, `retry` or `raise`: how much is done where memory runs out."""
     lr_factor: float = 0.5
     lr_ramp_steps: int = 200
     min_learning_rate: float | None = None

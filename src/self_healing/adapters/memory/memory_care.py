@@ -28,9 +28,9 @@ class MemoryCare:
         *,
         on_reflex: Callable[[Reflex], None],
         note: Callable[[str, str], None],
-        may_split: bool = True,
+        whole_because: str | None = None,
     ) -> None:
-        self.micro_batches = MicroBatchRetry(trainer, may_split=may_split, on_event=self._take)
+        self.micro_batches = MicroBatchRetry(trainer, whole_because=whole_because, on_event=self._take)
         self.shortages = 0
         kinds = (EvaluationRetry, SavingRetry, GenerationRetry)
         self._outside = tuple(kind(trainer, on_event=self._take) for kind in kinds)

@@ -30,8 +30,6 @@ from .memory_plan import FIRST_CHOICE, PLAIN, AllocatorWatch, Choice, Ladder, Me
 
 logger = logging.getLogger("self_healing.memory")
 
-EXACT_ONLY = "max_effect is nothing, and the gradient of pieces is equal to that of the whole but for rounding"
-
 
 @dataclass(slots=True)
 class _Run:
@@ -68,13 +66,13 @@ class MicroBatchRetry:
         trainer: Any,
         *,
         plan: MemoryPlan | None = None,
-        may_split: bool = True,
+        whole_because: str | None = None,
         on_event: Callable[[MemoryEvent], None] = lambda _event: None,
     ) -> None:
         self.trainer = trainer
         self.plan = plan or MemoryPlan()
-        self.may_split = may_split
-        """False leaves it at what is equal to the bit: pieces add up to the same gradient but for rounding."""
+        self.whole_because = whole_because
+        """Why no batch may go through in pieces, where the user says so; what is equal to the bit is tried all the same."""
         self.on_event = on_event
         self.extra_forwards = 0.0
         """Forward passes over micro-batches beyond one each, of the whole run."""
@@ -288,7 +286,7 @@ class MicroBatchRetry:
         no_checkpointing = why_not_checkpointing(self.trainer)
         if no_checkpointing is not None:
             cannot.setdefault("checkpointing", no_checkpointing)
-        final = _why_backward_is_final(self.trainer, self._parameters[1]) if self.may_split else EXACT_ONLY
+        final = self.whole_because or _why_backward_is_final(self.trainer, self._parameters[1])
         rule: LossRule | str = final or loss_rule(self.trainer, inputs, num_items=num_items)
         if isinstance(rule, str):
             cannot.setdefault("splitting", rule)
@@ -315,7 +313,7 @@ class MicroBatchRetry:
     def _shrink(self, shape: Shape) -> None:
         can_checkpoint = why_not_checkpointing(self.trainer) is None
         tactic = self.plan.shrink(
-            shape, self._step(), Ladder(shape.rows, can_checkpoint, self.may_split and shape.rows > 1)
+            shape, self._step(), Ladder(shape.rows, can_checkpoint, self.whole_because is None and shape.rows > 1)
         )
         if tactic is not None:
             text = f"the allocator had to flush its cache two steps in a row: from now on {tactic} for {shape} or more"

@@ -42,6 +42,7 @@ class OwnLoopSession:
 
     def __init__(self, trainer: Any, config: HealingConfig, mode: Mode) -> None:
         self.trainer = trainer
+        self.config = config
         self.spent = TimeSpent(TimeAccount(time.perf_counter))
         self._why_only_watched = why_only_watched(trainer)
         if mode is Mode.HEAL and self._why_only_watched is not None:

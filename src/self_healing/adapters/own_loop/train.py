@@ -75,7 +75,8 @@ def _answer(session: OwnLoopSession, error: Exception) -> None:
         give_up("the state before this update cannot be returned to", error)
     is_of_a_callback = came_from_a_callback(error)  # a decision of its owner, or a fault that nothing here can mend
     if not is_of_a_callback and not is_device_lost(error):
-        if session.acts and is_out_of_memory(error) and session.begin_anew(error, f"memory-{session.guard.phase}"):
+        may_begin_anew = session.acts and session.config.oom_action != "raise"
+        if may_begin_anew and is_out_of_memory(error) and session.begin_anew(error, f"memory-{session.guard.phase}"):
             return
         if session.ask(error):
             return

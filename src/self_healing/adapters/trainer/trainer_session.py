@@ -93,10 +93,10 @@ class TrainerSession:
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(
             trainer, folder, on_reflex=self.desk.reflex, note=self.note,
-            may_split=config.settings().max_effect > Effect.NOTHING,
+            whole_because=_why_whole(config),
         )  # fmt: skip
         self.guard.retry, self.abilities.why_whole = (
-            self.memory.micro_batches if acts else None,
+            self.memory.micro_batches if acts and config.oom_action != "raise" else None,
             self.memory.micro_batches.why_whole,
         )
         self.checkpoints = (
@@ -143,7 +143,8 @@ class TrainerSession:
             self.interrupts.install()
             self.interrupts.on_signal = self.grace.came
             self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
-            self.memory.attach(self._changes)
+            if self.config.oom_action != "raise":
+                self.memory.attach(self._changes)
             self.guard.loss_sum.after_log = partial(save_as_asked, self)
         self._trackers.attach(
             self.trainer.callback_handler.callbacks, self.desk.alerts, continues=self.desk.continues,
@@ -369,3 +370,12 @@ class TrainerSession:
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
+
+
+def _why_whole(config: HealingConfig) -> str | None:
+    """Say why no batch may go through in pieces where memory runs out, if the user says so."""
+    if config.oom_action != "split":
+        return f"oom_action is {config.oom_action}"
+    if config.max_effect != "nothing":
+        return None
+    return "max_effect is nothing, and the gradient of pieces is equal to that of the whole but for rounding"
