@@ -74,7 +74,7 @@ RIGHT_CHECKS: dict[str, tuple[str, ...]] = {
     "sequence-length": ("too-long-sequences",),
     "pad-eos": ("pad-token", "missing-chat-template"),
     "save-and-eval": ("lost-best-model", "evaluation-without-data", "nothing-saved"),
-    "resume": ("resume-from-nothing",),
+    "resume": ("resume-from-nothing", "unfit-checkpoint"),
     "number-is-text": ("number-is-text", "quoted-number"),
     "renamed-argument": ("unknown-argument", "removed-name"),
     "deepspeed-one-gpu": ("needless-deepspeed",),
