@@ -10,8 +10,7 @@ from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
-from ..training.looks import changes_data
-from ..training.samples import Rows, sample_rows
+from ..training.samples import Rows, rows_of
 from ..training.texts import assistant_text, counter_of, text_of
 from ..training.trainer_samples import labelled
 
@@ -50,9 +49,7 @@ class MaskedSamples(Check):
             yield from self._counted(found, Rows((), training.place, "the training data"))
             return
         found_trainings = [each for each in trainings(subject) if each.method == "sft" and each.owner != "axolotl"]
-        if len(found_trainings) != 1 or changes_data(found_trainings[0]):
-            return
-        for rows in sample_rows(subject, tools):
+        for rows in rows_of(found_trainings, subject, tools):
             masked = [row for row in rows.rows if self._is_masked(row, found_trainings[0], subject, tools)]
             if masked:
                 yield self._finding(len(masked), len(rows.rows), rows)
