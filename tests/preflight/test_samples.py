@@ -217,6 +217,32 @@ def test_tokens_are_counted_with_the_tokenizer_of_a_local_model(tmp_path):
     assert "cut-samples" not in found(checked(tmp_path, script.format("SFTConfig('o', max_length=30)")))
 
 
+def test_records_of_which_hardly_anything_is_trained_are_found_in_files(tmp_path):
+    long = "word " * 500
+    pair = lines({"prompt": long, "completion": "yes"})
+    few = found(sft(tmp_path, pair, "'o', max_length=4096"))["masked-samples"]
+    assert (few.severity, "only 0.1% of the tokens count" in few.message) == (Severity.WARNING, True)
+    assert "(about " in few.message, "without a tokenizer it is an estimate"
+    talk = [{"role": "user", "content": long}, {"role": "assistant", "content": "yes"}]
+    of_talk = sft(tmp_path, lines({"messages": talk}), "'o', max_length=4096, assistant_only_loss=True")
+    assert "only 0.1%" in found(of_talk)["masked-samples"].message
+    for arguments, rows in {
+        "'o', max_length=4096, completion_only_loss=False": [{"prompt": long, "completion": "yes"}],
+        "'o', max_length=4096": [{"messages": talk}],
+        "'o', max_length=4097": [{"prompt": long, "completion": "yes"}, {"prompt": "a", "completion": "b " * 40}],
+        "'o', max_length=4098": [{"prompt": long, "completion": "yes"}, {"text": "b " * 40}],
+    }.items():
+        assert "masked-samples" not in found(sft(tmp_path, lines(*rows), arguments)), arguments
+
+
+def test_the_share_is_also_taken_of_records_that_were_fetched(tmp_path, monkeypatch):
+    rows = [{"prompt": "word " * 500, "completion": "yes"}]
+    monkeypatch.setattr(fetched, "_streamed", lambda *_: rows)
+    hub = LOAD.format("'org/few'") + "SFTTrainer('m', args=SFTConfig('o', max_length=4096), train_dataset=d)\n"
+    report = checked(tmp_path, hub, samples=8, offline=False)
+    assert "only 0.1%" in found(report)["masked-samples"].message
+
+
 # -- a trainer that is built: what is asked of one are these attributes, whatever made them ------------
 
 
