@@ -73,7 +73,7 @@ RIGHT_CHECKS: dict[str, tuple[str, ...]] = {
     "weight-decay": ("odd-weight-decay",),
     "sequence-length": ("too-long-sequences",),
     "pad-eos": ("pad-token", "missing-chat-template"),
-    "save-and-eval": ("lost-best-model", "evaluation-without-data", "nothing-saved"),
+    "save-and-eval": ("lost-best-model", "evaluation-without-data", "nothing-saved", "rare-evaluation"),
     "resume": ("resume-from-nothing", "unfit-checkpoint"),
     "number-is-text": ("number-is-text", "quoted-number"),
     "renamed-argument": ("unknown-argument", "removed-name"),
