@@ -13,6 +13,8 @@ from self_healing.preflight.runner import run_checks
 from self_healing.preflight.subject import read_subject
 from self_healing.preflight.surroundings.machine import Machine
 from self_healing.preflight.tools import Tools
+from self_healing.snapshots.manifest import describe, withdraw, write_manifest
+from self_healing.snapshots.verdicts import Condition, StateVerdict
 
 SCRIPT = "import os\nfrom transformers.trainer_utils import get_last_checkpoint\nfrom trl import *\nt = SFTTrainer({model}, args=SFTConfig({args}))\n{train}\n"
 
@@ -183,6 +185,44 @@ def test_the_sizes_of_a_model_in_a_folder_are_those_of_the_checkpoint(tmp_path):
     assert "vocab_size 103, and ./m has 100" in said(checked(tmp_path, model=model))[0]
     grown = "t.model.resize_token_embeddings(103)\nt.train(resume_from_checkpoint=True)"
     assert said(checked(tmp_path, grown, model=model)) == []
+
+
+def test_a_machine_with_a_disk_of_its_own_has_the_files_of_its_own_processes(tmp_path):
+    saved(tmp_path / "o", ranks=4)
+    run = ["torchrun", "--nnodes", "2", "--nproc_per_node", "{}", "train.py"]
+    assert said(checked(tmp_path, argv=[each.format(4) for each in run])) == []
+    assert "written by 4 processes, and 16" in said(checked(tmp_path, argv=[each.format(8) for each in run]))[0]
+
+
+def test_an_adapter_is_looked_for_where_it_is_sure_that_the_run_has_none(tmp_path):
+    path = saved(tmp_path / "o")
+    (path / "model.safetensors").rename(path / "adapter_model.safetensors")
+    (path / "adapter_config.json").write_text(json.dumps({"r": 4, "target_modules": ["q_proj"]}))
+    load = "model = AutoModelForCausalLM.from_pretrained('Qwen/Qwen2.5-0.5B')\n"
+    train = "{}Trainer(model, args=SFTConfig('o')).train(resume_from_checkpoint=True)"
+
+    def told(*before):
+        text = "from transformers import *\n" + load + "".join(f"{line}\n" for line in before)
+        (tmp_path / "train.py").write_text(text + train.format("SFT"))
+        options = CheckOptions(offline=True, select=("unfit-checkpoint",))
+        tools = Tools(options=options, environ={}, cwd=tmp_path, machine=Machine({"gpus": []}))
+        return said(run_checks(read_subject(["train.py"], [], options, tmp_path), tools))
+
+    assert "holds an adapter, and the run trains the whole model" in told()[0]
+    assert len(told("model.config.use_cache = False")) == 1
+    assert told("model = prepared(model)") == told("prepare(model)") == []
+    assert told("from peft import LoraConfig", "if small:", "    c = LoraConfig(r=8)") == []
+
+
+def test_a_checkpoint_that_was_marked_sick_or_renamed_is_told_with_what_speaks_against_it(tmp_path):
+    path = saved(tmp_path / "o")
+    write_manifest(path, describe(path, StateVerdict(Condition.SICK, "the loss had diverged")))
+    (found,) = said(checked(tmp_path))
+    assert "unfit-checkpoint warning: checkpoint-5: it is marked sick: the loss had diverged" in found
+    withdraw(path)
+    path.rename(tmp_path / "o" / "checkpoint-7")
+    (found,) = said(checked(tmp_path))
+    assert "warning: checkpoint-7: trainer_state.json is of step 5" in found
 
 
 def test_a_checkpoint_of_another_machine_is_not_looked_for(tmp_path):

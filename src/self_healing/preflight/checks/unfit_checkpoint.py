@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +14,8 @@ from ...snapshots.checkpoint_check import check as look_at
 from ..check import Check, Example
 from ..finding import Finding
 from ..names.named import is_path
-from ..subject import Kind, Subject
+from ..scripts.syntax import syntax_of
+from ..subject import Kind, Script, Subject
 from ..subject.files import json_object
 from ..surroundings.here import runs_here
 from ..tools import Tools
@@ -89,6 +91,7 @@ class UnfitCheckpoint(Check):
         Example(_WITH_LORA.format("google/gemma-2-2b", "target_modules=['q_proj']"), files=_files(**_OF_LORA)),
         Example(_WITH_LORA.format("Qwen/Qwen2.5-0.5B", ""), files=_files()),
         Example(_RESUME.replace("'m'", "'Qwen/Qwen2.5-0.5B'"), files=_files(**_OF_LORA)),
+        Example("trl sft --output_dir o --per_device_train_batch_size 4 --resume_from_checkpoint o/checkpoint-5 --max_steps 3", "command", files=_files()),
         Example(
             _RESUME.replace("'m'", "'./m'"),
             files={**_files(config__json='{"hidden_size": 64, "vocab_size": 100}'), "m/config.json": '{"hidden_size": 128, "vocab_size": 100}'},
@@ -104,7 +107,7 @@ class UnfitCheckpoint(Check):
                 continue
             saved = _Saved.read(folder)
             yield from self._files(resume, folder)
-            yield from self._processes(resume, saved, process_count(subject))
+            yield from self._processes(resume, saved, process_count(subject), subject.machines)
             if resume.training is not None:
                 gpus = len(tools.machine.gpus) if runs_here(subject, tools) else None
                 yield from self._batch(resume.training, saved, gpus)
@@ -113,15 +116,19 @@ class UnfitCheckpoint(Check):
                 yield from self._model(resume, resume.training, saved, subject, tools)
 
     def _files(self, resume: Resume, folder: Path) -> Iterator[Finding]:
-        is_model_only = resume.training is not None and resume.training.is_on(
-            "save_only_model"
-        )  # told by another check
+        # that nothing else was to be saved is told by another check
+        is_model_only = resume.training is not None and resume.training.is_on("save_only_model")
         found = look_at(folder, thorough=False, model_only=is_model_only)
         for problem in found.problems:
             if "would go on with a fresh" in problem:
                 yield self.warning(
                     resume.where, f"{folder.name}: {problem}; transformers says nothing, and begins optimizer and schedule anew",
                     f"Resume from a checkpoint that has it, or begin anew from these weights: model={str(folder)!r} without resume_from_checkpoint",
+                )  # fmt: skip
+            elif "is of step" in problem:
+                yield self.warning(
+                    resume.where, f"{folder.name}: {problem}, so its files are of two runs, or it was renamed",
+                    "See which step it is of, and give the folder that number",
                 )  # fmt: skip
             else:
                 yield self.error(
@@ -134,8 +141,9 @@ class UnfitCheckpoint(Check):
                 'Resume from the checkpoint before it, or have SelfHealingTrainer choose: train(resume_from_checkpoint="auto")',
             )  # fmt: skip
 
-    def _processes(self, resume: Resume, saved: _Saved, processes: int | None) -> Iterator[Finding]:
-        if processes is None or not saved.processes or saved.processes == processes:
+    def _processes(self, resume: Resume, saved: _Saved, processes: int | None, machines: int) -> Iterator[Finding]:
+        """Compare the processes; a machine with a disk of its own has only the files of those that ran on it."""
+        if processes is None or not saved.processes or processes in (saved.processes, saved.processes * machines):
             return
         if saved.is_of_deepspeed:
             yield self.error(
@@ -296,7 +304,22 @@ def _has_plain_model(training: Training) -> bool:
     if script is None:
         return training.owner in ("trl", "axolotl")
     models = [call.given(0, "model") for call in script.calls if call.last.endswith("Trainer")]
-    return len(models) == 1 and models[0] is not None and isinstance(models[0].value, str)
+    if len(models) != 1 or models[0] is None:
+        return False
+    loads = [call for call in script.calls_of("from_pretrained") if "AutoModelFor" in call.name]
+    kept = [name for call in loads if (name := syntax_of(script).kept_as(call.node))]
+    return isinstance(models[0].value, str) or (kept == [models[0].text] and _is_made_once(script, kept[0]))
+
+
+def _is_made_once(script: Script, name: str) -> bool:
+    """Say whether a name is given to one thing, and that to the trainer alone: who else gets it may put an adapter on it."""
+    nodes = [node for node in syntax_of(script).nodes if isinstance(node, ast.Name) and node.id == name]
+    handed_on = [
+        node
+        for node in nodes
+        if isinstance(node.ctx, ast.Load) and not isinstance(syntax_of(script).parent(node), ast.Attribute)
+    ]
+    return sum(isinstance(node.ctx, ast.Store) for node in nodes) == 1 and len(handed_on) == 1
 
 
 def _is_on_hub(name: str) -> bool:

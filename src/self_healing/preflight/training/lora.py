@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..finding import Place
+from ..scripts.syntax import is_conditional
 from ..subject import Call
 from .arguments import Training
 
@@ -36,10 +37,11 @@ def lora_of(training: Training) -> Lora | None:
     """Return the adapter of a training; None where it has none, or where it is not sure which."""
     if training.script is not None:
         calls = list(training.script.calls_of("LoraConfig", "get_peft_model"))
-        own = [
-            call for call in calls if call.last == "LoraConfig" or "r" in call.keywords
-        ]  # Unsloth takes it all at once
-        return _of_call(own[0], training.script.named) if len(own) == 1 else None
+        # get_peft_model of Unsloth takes it all at once
+        own = [call for call in calls if call.last == "LoraConfig" or "r" in call.keywords]
+        if len(own) != 1 or is_conditional(training.script, own[0]):
+            return None
+        return _of_call(own[0], training.script.named)
     if training.adapter != "lora":
         return None
     is_all = training.value("lora_target_linear", default=False) is not False  # Axolotl adds every linear layer
