@@ -12,7 +12,7 @@ from self_healing.preflight.tools import Tools
 
 CHECKS = tuple(
     "odd-batch uneven-generations odd-learning-rate odd-warm-up odd-weight-decay lost-best-model evaluation-without-data \
-    nothing-saved rare-logging nan-filter resume-from-nothing unclear-run-length quoted-number unknown-argument unknown-choice \
+    nothing-saved rare-logging rare-evaluation nan-filter resume-from-nothing unfit-checkpoint unclear-run-length quoted-number unknown-argument unknown-choice \
     needless-deepspeed wrong-reentrance mixed-sharding cached-checkpointing odd-data-loading leaky-packing too-long-sequences \
     pad-token missing-chat-template odd-lora missing-lora-target odd-preferences odd-sampling missing-columns masked-samples \
     cut-samples useless-samples removed-name number-is-text narrow-reward".split()

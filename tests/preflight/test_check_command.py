@@ -165,8 +165,9 @@ def test_a_vllm_server_that_is_not_asked_is_told_of_and_the_trial_is_made(heal, 
 # -- reward functions --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("returned", "said"), [(None, "None"), (1.0, "1.0"), (["good"], "['good']")])
-def test_a_reward_function_that_returns_no_numbers_is_a_finding(tmp_path, monkeypatch, returned, said):
+@pytest.fixture
+def looked(tmp_path, monkeypatch):
+    """The hook's look at reward functions, and the events that come of it."""
     monkeypatch.syspath_prepend(str(HOOK))
     orders = tmp_path / "orders.json"
     events = tmp_path / "events.jsonl"
@@ -178,13 +179,57 @@ def test_a_reward_function_that_returns_no_numbers_is_a_finding(tmp_path, monkey
 
     read_orders.cache_clear()
 
+    def look(rows, *functions):
+        trainer = SimpleNamespace(reward_funcs=list(functions), train_dataset=rows, state=None)
+        hook.look_at(trainer)
+        return trainer
+
+    look.events = lambda: read_events(events)
+    yield look
+    read_orders.cache_clear()
+
+
+@pytest.mark.parametrize(("returned", "said"), [(None, "None"), (1.0, "1.0"), (["good"], "['good']")])
+def test_a_reward_function_that_returns_no_numbers_is_a_finding(looked, returned, said):
     def exact(prompts, completions, **_):
         return returned
 
-    trainer = SimpleNamespace(reward_funcs=[exact], train_dataset=[{"prompt": "1+1", "answer": "2"}], state=None)
-    hook.look_at(trainer)
+    trainer = looked([{"prompt": "1+1", "answer": "2"}], exact)
     assert trainer.reward_funcs[0](prompts=["1+1"], completions=["2"]) == returned
-    read_orders.cache_clear()
-    [found] = rewards.reward_findings(read_events(events), Subject())
+    [found] = rewards.reward_findings(looked.events(), Subject())
     assert (str(found.severity), found.check) == ("error", "reward-function")
     assert f"exact returns {said} on the answers in column answer" in found.message
+    assert list(rewards.not_tried(looked.events())) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"prompt": "1+1", "topic": "sums"}, "no column holds them as texts (completion, answer, "),
+        ({"prompt": "1+1", "answer": 2}, "the data set that reaches the trainer has only answer, prompt"),
+        ({"question": "1+1", "answer": "2"}, "there is no column prompt; "),
+        (None, "has no rows"),
+    ],
+)
+def test_reward_functions_that_cannot_be_tried_are_told_once_for_each_reason(looked, row, why):
+    def exact(completions, **_):
+        return [1.0] * len(completions)
+
+    def short(completions, **_):
+        return [1.0] * len(completions)
+
+    looked([row] if row else [], exact, short)
+    (told,) = rewards.not_tried(looked.events())
+    assert told.check == "reward-function"
+    assert told.because.startswith("exact, short: not called with known answers: ")
+    assert why in told.because
+
+
+def test_an_async_reward_function_is_left_as_it_is_and_told_not_to_be_tried(looked):
+    async def judge(completions, **_):
+        return [1.0] * len(completions)
+
+    trainer = looked([{"prompt": "1+1", "answer": "2"}], judge)
+    assert trainer.reward_funcs == [judge]
+    (told,) = rewards.not_tried(looked.events())
+    assert told.because.startswith("judge: neither called with known answers nor listened to, because it is async")

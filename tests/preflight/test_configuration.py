@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 
 from self_healing.preflight.finding import Severity
+from self_healing.preflight.options import CheckOptions
+from self_healing.preflight.runner import run_checks
+from self_healing.preflight.subject import Subject
+from self_healing.preflight.tools import Tools
 from self_healing.preflight.training import signatures
 from self_healing.preflight.training.signatures import choices_of, signature_of
 
@@ -68,6 +73,23 @@ def test_a_resume_finds_the_checkpoint_that_is_there(tmp_path):
     assert "No valid checkpoint found" in problems(checked(tmp_path, "train.py", **of))[0]
     (tmp_path / "out" / "checkpoint-5").mkdir(parents=True)
     assert problems(checked(tmp_path, "train.py", **of)) == []
+
+
+def test_the_interval_of_a_built_trainers_evaluation_is_told_where_it_is_not_that_of_its_log(tmp_path):
+    """Its arguments have filled in what was not given."""
+
+    class TrainingArguments(SimpleNamespace):
+        pass
+
+    def said(**given):
+        arguments = TrainingArguments(eval_strategy="steps", max_steps=200, eval_delay=0, **given)
+        options = CheckOptions(offline=True, select=("rare-evaluation",))
+        subject = Subject(trainer=SimpleNamespace(args=arguments, model=None), options=options)
+        return problems(run_checks(subject, Tools(options=options, environ={}, cwd=tmp_path)))
+
+    assert "every 500 steps, and the run has 200" in said(eval_steps=500, logging_steps=10)[0]
+    assert said(eval_steps=500, logging_steps=500) == []
+    assert said(eval_steps=50, logging_steps=10) == []
 
 
 def test_the_stage_of_deepspeed_is_read_from_its_file(tmp_path):

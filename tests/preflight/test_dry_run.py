@@ -281,6 +281,24 @@ def test_rewards_that_say_nothing_are_told_apart(events, wanted):
     assert [str(found.severity) for found in reward_findings(said, Subject())] == wanted
 
 
+def test_a_reward_function_that_nobody_could_try_is_not_passed(heal):
+    write(heal.folder, {f"libs/{name}": text for name, text in STAND_IN.items()})
+    write(heal.folder, {"train.py": """\
+from transformers import Trainer, TrainingArguments
+async def judge(completions, **kwargs):
+    return [1.0]
+trainer = Trainer(TrainingArguments())
+trainer.reward_funcs, trainer.train_dataset, trainer.state = [judge], [{"prompt": "1+1", "answer": "2"}], None
+trainer.train()
+"""})  # fmt: skip
+    words = ("--steps", 2, "--select", "reward-function", "--", sys.executable, "-B", "train.py")
+    code, out, _ = heal(*words, PYTHONPATH=str(heal.folder / "libs"))
+    assert code == 0
+    assert "not run: reward-function: judge: neither called with known answers nor listened to" in out
+    code, _, _ = heal("--strict", *words, PYTHONPATH=str(heal.folder / "libs"))
+    assert code == 1
+
+
 class Server(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
         known = {"/health": b"", "/v1/models": b'{"data": [{"id": "org/served"}]}'}

@@ -42,7 +42,7 @@ def test_a_data_set_with_several_configurations_wants_one_named(check):
     [
         'load_dataset("acme/pairs", **options)',
         'load_dataset("acme/pairs", data_dir="easy")',
-        'load_dataset("acme/bare", split="anything")',
+        'load_dataset("acme/bare")',
         'load_dataset("acme/chats", split=f"train[:{n}]")',
         'load_dataset("acme/chats", split="all")',
         'load_dataset("acme/chats", "default", split="train")',
@@ -50,6 +50,29 @@ def test_a_data_set_with_several_configurations_wants_one_named(check):
 )
 def test_parts_that_cannot_be_known_are_passed_over(check, call):
     assert check("missing-dataset-part", LOAD + call + "\n") == []
+    assert check.not_run == []
+
+
+@pytest.mark.parametrize("call", ['load_dataset("acme/bare", split="anything")', 'load_dataset("acme/bare", "any")'])
+def test_parts_that_the_card_does_not_declare_were_not_looked_at(check, call):
+    """A check that could not look is no pass: with a card that says nothing any split would look sound."""
+    assert check("missing-dataset-part", LOAD + call + "\n") == []
+    (why,) = check.not_run
+    assert why.startswith("acme/bare: its card does not declare the configuration or the splits")
+
+
+@pytest.mark.parametrize(
+    ("text", "is_told"),
+    [
+        ("from trl import DPOTrainer\nDPOTrainer(train_dataset=d)\n", True),
+        ("from trl import SFTConfig\nSFTConfig(dataset_text_field='body')\n", True),
+        ("from transformers import Trainer\nTrainer(train_dataset=d)\n", False),
+        ("d = d.map(f)\nfrom trl import DPOTrainer\nDPOTrainer(train_dataset=d)\n", False),
+    ],
+)
+def test_columns_that_the_card_does_not_declare_were_not_looked_at_where_some_are_needed(check, text, is_told):
+    assert check("missing-dataset-columns", LOAD + 'd = load_dataset("acme/bare", split="train")\n' + text) == []
+    assert ["acme/bare: its card does not declare its columns" in each for each in check.not_run] == [True] * is_told
 
 
 def test_a_method_gets_the_columns_it_needs_named(check):

@@ -166,13 +166,42 @@ def test_all_checks_together_are_waited_for_no_longer_than_one(tmp_path, monkeyp
     assert ({each.check for each in report.not_run}, took < 1.2) == (set(SAMPLES), True)
 
 
-def test_data_that_the_script_changes_is_not_judged_by_its_columns(tmp_path):
-    (tmp_path / "d.jsonl").write_text(lines({"question": "a"}))
-    script = (
-        LOAD.format("'json', data_files='d.jsonl'")
-        + "d = d.map(f)\nGRPOTrainer('m', args=GRPOConfig('o'), train_dataset=d)\n"
-    )
-    assert checked(tmp_path, script).findings == []
+def test_data_that_the_script_changes_is_not_judged_by_its_files_and_that_is_told(tmp_path):
+    (tmp_path / "d.jsonl").write_text(lines({"question": "a", "prompt": "", "completion": "", "text": "w " * 5000}))
+    load = LOAD.format("'json', data_files='d.jsonl'")
+    for change in ("d = d.map(f)", "d = d.filter(f)", "p = dict(formatting_func=f)"):
+        given = "**p" if change.startswith("p") else "train_dataset=d"
+        report = checked(tmp_path, f"{load}{change}\nSFTTrainer('m', args=SFTConfig('o'), {given})\n")
+        assert report.findings == []
+        assert {each.check for each in report.not_run} == set(SAMPLES), change
+        (why,) = {each.because for each in report.not_run}
+        assert "train.py:4 makes other records of those of d.jsonl; SelfHealingTrainer(trainer).check()" in why
+
+
+def test_records_of_several_trainings_are_not_judged_and_that_is_told(tmp_path):
+    (tmp_path / "d.jsonl").write_text(lines({"prompt": "", "completion": "", "text": "w " * 5000}))
+    two = "SFTConfig('a')\nSFTConfig('b')\n"
+    report = checked(tmp_path, LOAD.format("'json', data_files='d.jsonl'") + two)
+    assert report.findings == []
+    assert {each.check for each in report.not_run} == set(SAMPLES)
+    assert "train.py:4 and train.py:5 configure a training each" in report.not_run[0].because
+
+
+def test_nothing_is_told_of_records_that_nobody_could_have_looked_at(tmp_path):
+    """A sound script that prepares data of the Hub has no line about every check of records."""
+    hub = LOAD.format("'org/x'") + "{}\nSFTTrainer('m', args=SFTConfig('o'), train_dataset=d)\n"
+    assert checked(tmp_path, hub.format("d = d.map(f)")).not_run == []
+    assert checked(tmp_path, hub.format("SFTConfig('b')")).not_run == []
+    asked = checked(tmp_path, hub.format("d = d.map(f)"), samples=8, offline=False)
+    assert {each.check for each in asked.not_run} == set(SAMPLES)
+    assert "those of org/x" in asked.not_run[0].because
+
+
+def test_a_loop_of_python_over_something_else_does_not_keep_records_from_being_judged(tmp_path):
+    (tmp_path / "d.jsonl").write_text(lines({"content": "a"}))
+    load = LOAD.format("'json', data_files='d.jsonl'") + "names = list(map(str, [1]))\n"
+    report = checked(tmp_path, f"{load}SFTTrainer('m', args=SFTConfig('o'), train_dataset=d)\n")
+    assert "missing-columns" in found(report)
 
 
 def test_tokens_are_counted_with_the_tokenizer_of_a_local_model(tmp_path):
@@ -186,6 +215,32 @@ def test_tokens_are_counted_with_the_tokenizer_of_a_local_model(tmp_path):
     cut = checked(tmp_path, script.format("SFTConfig('o', max_length=29)"))
     assert "more than 29 tokens:" in found(cut)["cut-samples"].message
     assert "cut-samples" not in found(checked(tmp_path, script.format("SFTConfig('o', max_length=30)")))
+
+
+def test_records_of_which_hardly_anything_is_trained_are_found_in_files(tmp_path):
+    long = "word " * 500
+    pair = lines({"prompt": long, "completion": "yes"})
+    few = found(sft(tmp_path, pair, "'o', max_length=4096"))["masked-samples"]
+    assert (few.severity, "only 0.1% of the tokens count" in few.message) == (Severity.WARNING, True)
+    assert "(about " in few.message, "without a tokenizer it is an estimate"
+    talk = [{"role": "user", "content": long}, {"role": "assistant", "content": "yes"}]
+    of_talk = sft(tmp_path, lines({"messages": talk}), "'o', max_length=4096, assistant_only_loss=True")
+    assert "only 0.1%" in found(of_talk)["masked-samples"].message
+    for arguments, rows in {
+        "'o', max_length=4096, completion_only_loss=False": [{"prompt": long, "completion": "yes"}],
+        "'o', max_length=4096": [{"messages": talk}],
+        "'o', max_length=4097": [{"prompt": long, "completion": "yes"}, {"prompt": "a", "completion": "b " * 40}],
+        "'o', max_length=4098": [{"prompt": long, "completion": "yes"}, {"text": "b " * 40}],
+    }.items():
+        assert "masked-samples" not in found(sft(tmp_path, lines(*rows), arguments)), arguments
+
+
+def test_the_share_is_also_taken_of_records_that_were_fetched(tmp_path, monkeypatch):
+    rows = [{"prompt": "word " * 500, "completion": "yes"}]
+    monkeypatch.setattr(fetched, "_streamed", lambda *_: rows)
+    hub = LOAD.format("'org/few'") + "SFTTrainer('m', args=SFTConfig('o', max_length=4096), train_dataset=d)\n"
+    report = checked(tmp_path, hub, samples=8, offline=False)
+    assert "only 0.1%" in found(report)["masked-samples"].message
 
 
 # -- a trainer that is built: what is asked of one are these attributes, whatever made them ------------

@@ -8,9 +8,8 @@ from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import Subject
 from ..tools import Tools
-from ..training import trainings
-from ..training.looks import changes_data
-from ..training.samples import sample_rows
+from ..training import Training, trainings
+from ..training.samples import rows_of
 from ..training.texts import counter_of, full_text
 from ..training.trainer_samples import trainer_rows
 
@@ -42,27 +41,22 @@ class CutSamples(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Count the records that are too long."""
-        for training in trainings(subject):
-            packs = training.value("packing", training.value("sample_packing", default=False))
-            longest = training.number("max_length", _DEFAULT if training.is_trl else None)
-            if training.method not in _METHODS or packs is not False or not longest or longest < 1:
-                continue
-            if subject.trainer is not None:
+        found = [each for each in trainings(subject) if _cuts(each)]
+        if subject.trainer is not None:
+            for training in found:
                 lengths = [len(row["input_ids"]) for row in trainer_rows(subject.trainer) if "input_ids" in row]
-                yield from self._of(
-                    sum(each >= longest for each in lengths), len(lengths), longest, training.where("max_length"), ""
-                )
-                continue
-            if changes_data(training):
-                continue
-            count, is_exact = counter_of(subject, tools.cwd)
+                longest, place = _longest(training), training.where("max_length")
+                yield from self._of(sum(each >= longest for each in lengths), len(lengths), longest, place, "")
+            return
+        count, is_exact = counter_of(subject, tools.cwd)
+        for rows in rows_of(found, subject, tools):
+            training, longest = found[0], _longest(found[0])
             field = training.value("dataset_text_field", "text")
-            for rows in sample_rows(subject, tools):
-                texts = [full_text(row, field if isinstance(field, str) else "text") for row in rows.rows]
-                cut = sum(count(text) > longest for text in texts)
-                about = "" if is_exact else " (counted with 6 characters to a token, so it is more)"
-                place = training.where("max_length") if training.has("max_length") else rows.place
-                yield from self._of(cut, len(texts), longest, place, about)
+            texts = [full_text(row, field if isinstance(field, str) else "text") for row in rows.rows]
+            cut = sum(count(text) > longest for text in texts)
+            about = "" if is_exact else " (counted with 6 characters to a token, so it is more)"
+            place = training.where("max_length") if training.has("max_length") else rows.place
+            yield from self._of(cut, len(texts), longest, place, about)
 
     def _of(self, cut: int, count: int, longest: float, place: Place, about: str) -> Iterator[Finding]:
         if count and cut / count > LARGEST_SHARE:
@@ -70,3 +64,13 @@ class CutSamples(Check):
                 place, f"{cut} of {count} records have more than {longest:g} tokens{about}: they are cut, or left out by Axolotl, and the end of their answers is lost",
                 f"Write max_length={int(longest * 2)} (sequence_len for Axolotl), split the records, or leave the long ones out",
             )  # fmt: skip
+
+
+def _cuts(training: Training) -> bool:
+    packs = training.value("packing", training.value("sample_packing", default=False))
+    return training.method in _METHODS and packs is False and _longest(training) >= 1
+
+
+def _longest(training: Training) -> float:
+    """Return how many tokens are kept; 0 where all are, or it is not known."""
+    return training.number("max_length", _DEFAULT if training.is_trl else None) or 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ..check import Check, Example
@@ -10,9 +10,8 @@ from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
-from ..training.looks import changes_data
-from ..training.samples import Rows, sample_rows
-from ..training.texts import assistant_text, counter_of, text_of
+from ..training.samples import Rows, rows_of
+from ..training.texts import assistant_text, counter_of, full_text, text_of
 from ..training.trainer_samples import labelled
 
 SMALLEST_SHARE = 0.01
@@ -40,41 +39,33 @@ class MaskedSamples(Check):
             f"{_LOAD}SFTTrainer('m', args=SFTConfig('o', max_length=16), train_dataset=d)\n",
             files={"d.jsonl": f'{{"prompt": "{"word " * 100}", "completion": "b"}}\n'},
         ),
+        Example(
+            f"{_LOAD}SFTTrainer('m', args=SFTConfig('o', max_length=8192), train_dataset=d)\n",
+            files={"d.jsonl": f'{{"prompt": "{"word " * 500}", "completion": "yes"}}\n'},
+        ),
     )  # fmt: skip
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Look at the labels of a trainer's records, or at what can be known of those in files."""
         if subject.trainer is not None:
-            found = [(each.tokens, each.trained) for each in labelled(subject.trainer)]
+            found: list[tuple[float, float]] = [(each.tokens, each.trained) for each in labelled(subject.trainer)]
             training = trainings(subject)[0]
             yield from self._counted(found, Rows((), training.place, "the training data"))
             return
         found_trainings = [each for each in trainings(subject) if each.method == "sft" and each.owner != "axolotl"]
-        if len(found_trainings) != 1 or changes_data(found_trainings[0]):
-            return
-        for rows in sample_rows(subject, tools):
-            masked = [row for row in rows.rows if self._is_masked(row, found_trainings[0], subject, tools)]
-            if masked:
-                yield self._finding(len(masked), len(rows.rows), rows)
+        count, is_exact = counter_of(subject, tools.cwd)
+        for rows in rows_of(found_trainings, subject, tools):
+            found = [_tokens(row, found_trainings[0], count) for row in rows.rows]
+            yield from self._counted(found, rows, "" if is_exact else "about ")
 
-    def _is_masked(self, row: Mapping[str, Any], training: Training, subject: Subject, tools: Tools) -> bool:
-        if training.is_on("assistant_only_loss") and (said := assistant_text(row.get("messages"))) is not None:
-            return not said.strip()
-        if "prompt" not in row or "completion" not in row or training.value("completion_only_loss") is False:
-            return False
-        count, _ = counter_of(subject, tools.cwd)
-        longest = training.number("max_length", 1024)
-        answer = text_of(row["completion"])
-        return not answer.strip() or (longest is not None and count(text_of(row["prompt"])) >= longest)
-
-    def _counted(self, found: list[tuple[int, int]], rows: Rows) -> Iterator[Finding]:
+    def _counted(self, found: list[tuple[float, float]], rows: Rows, about: str = "") -> Iterator[Finding]:
         masked = sum(trained == 0 for _, trained in found)
         tokens, trained = sum(each[0] for each in found), sum(each[1] for each in found)
         if masked:
             yield self._finding(masked, len(found), rows)
         elif tokens and trained / tokens < SMALLEST_SHARE:
             yield self.warning(
-                rows.place, f"only {trained / tokens:.1%} of the tokens count for the loss ({trained:,} of {tokens:,} in {len(found)} records)",
+                rows.place, f"only {trained / tokens:.1%} of the tokens count for the loss ({about}{trained:,.0f} of {tokens:,.0f} in {len(found)} records)",
                 "Look at what is masked: print one record's labels; shorten the prompts, or train on them too",
             )  # fmt: skip
 
@@ -84,3 +75,19 @@ class MaskedSamples(Check):
             rows.place, f"{masked} of {count} records in {rows.named} have no token that counts for the loss",
             "Leave them out with dataset.filter(...), raise max_length where the answer is cut off, and see that the answers are not empty",
         )  # fmt: skip
+
+
+def _tokens(row: Mapping[str, Any], training: Training, count: Callable[[str], float]) -> tuple[float, float]:
+    """Return how many tokens a record has, and how many count for the loss; all of them where nothing is known to be masked."""
+    if training.is_on("assistant_only_loss") and (said := assistant_text(row.get("messages"))) is not None:
+        return count(text_of(row["messages"])), count(said) if said.strip() else 0
+    if "prompt" not in row or "completion" not in row or training.value("completion_only_loss") is False:
+        field = training.value("dataset_text_field", "text")
+        whole = max(1, count(full_text(row, field if isinstance(field, str) else "text")))
+        return whole, whole
+    answer, prompt = text_of(row["completion"]), count(text_of(row["prompt"]))
+    longest = training.number("max_length", 1024)
+    asked, said_of_it = prompt, count(answer) if answer.strip() else 0
+    if longest is not None:  # the end is cut off
+        asked, said_of_it = min(prompt, longest), min(said_of_it, max(0, longest - prompt))
+    return asked + said_of_it, said_of_it

@@ -9,8 +9,7 @@ from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
-from ..training.looks import changes_data
-from ..training.samples import Rows, sample_rows
+from ..training.samples import Rows, rows_of
 from ..training.trainer_samples import trainer_rows
 
 _SFT = (("messages",), ("conversations",), ("prompt", "completion"), ("input_ids",))
@@ -32,7 +31,6 @@ class MissingColumns(Check):
 
     passes = (
         Example(f"{_LOAD}SFTTrainer('m', args=SFTConfig('o'), train_dataset=d)\n", files={"d.jsonl": '{"text": "a"}\n'}),
-        Example(f"{_LOAD}d = d.map(f)\nDPOTrainer('m', args=DPOConfig('o'), train_dataset=d)\n", files={"d.jsonl": '{"q": "a"}\n'}),
         Example("base_model: m\nrl: dpo\ndatasets:\n  - path: d.jsonl\n    type: my.own\n", "config.yaml", files={"d.jsonl": '{"q": 1}\n'}),
     )  # fmt: skip
     fails = (
@@ -51,9 +49,9 @@ class MissingColumns(Check):
                 yield from self._of(training, rows)
             return
         found = [each for each in trainings(subject) if each.method in _NEEDED or each.method == "sft"]
-        if len(found) != 1 or found[0].owner == "axolotl" or changes_data(found[0]):
+        if any(each.owner == "axolotl" for each in found):
             return
-        for rows in sample_rows(subject, tools):
+        for rows in rows_of(found, subject, tools):
             yield from self._of(found[0], rows)
 
     def _of(self, training: Training, rows: Rows) -> Iterator[Finding]:

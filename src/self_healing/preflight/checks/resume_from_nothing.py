@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Check, Example
-from ..finding import Finding, Place
-from ..scripts.syntax import is_conditional
-from ..subject import UNKNOWN, Call, Script, Subject
+from ..finding import Finding
+from ..names.named import Homes
+from ..subject import UNKNOWN, Call, Subject
 from ..tools import Tools
 from ..training import Training, trainings
+from ..training.resuming import ANYTHING, Resume, resumes
 
 
 class ResumeFromNothing(Check):
@@ -52,52 +53,41 @@ class ResumeFromNothing(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Look for what is resumed from."""
+        for resume in resumes(subject):
+            yield from self._found(resume, subject, tools)
         found = trainings(subject) if subject.trainer is None else []
         for script in subject.scripts:
-            mine = [training for training in found if training.script is script]
-            calls = list(script.calls_of("train"))
-            for call in calls if not subject.starts_elsewhere else []:  # the folders are those of another machine
-                yield from self._call(script, call, tools, mine)
-            if any(_may_resume(call) for call in calls):
-                for training in mine:
-                    yield from self._contents(training)
+            if any(_may_resume(call) for call in script.calls_of("train")):
+                for training in found:
+                    if training.script is script:
+                        yield from self._contents(training)
         for training in found:
             resumed = training.value("resume_from_checkpoint")
             if training.is_on("auto_resume_from_checkpoints") or (training.script is None and resumed is True):
                 yield from self._contents(training)
-            if not isinstance(resumed, str) or not resumed or resumed.lower() in ("auto", "latest"):
-                continue
-            where = training.where("resume_from_checkpoint")
-            if training.script is not None:
-                yield from self._unused(training, resumed)
-            elif not subject.starts_elsewhere and not (tools.cwd / resumed).exists():
-                yield self._missing(where, resumed)
-            yield from self._contents(training)
+            if isinstance(resumed, str) and resumed and resumed.lower() not in ANYTHING:
+                yield from self._unused(training, resumed) if training.script is not None else ()
+                yield from self._contents(training)
 
-    def _call(self, script: Script, call: Call, tools: Tools, mine: list[Training]) -> Iterator[Finding]:
-        given = call.given(0, "resume_from_checkpoint")
-        if given is None or call.is_guarded or is_conditional(script, call):
+    def _found(self, resume: Resume, subject: Subject, tools: Tools) -> Iterator[Finding]:
+        if not resume.is_sure or resume.folder(subject, tools) is not None:
             return
-        where = Place(script.named, given.line)
-        if given.value == "auto" and "self_healing" in script.text:
-            return  # this package's own trainer takes what there is
-        if isinstance(given.value, str) and given.value:
-            if not (tools.cwd / given.value).exists():
-                yield self._missing(where, given.value)
-        elif given.value is True:
-            folders = [training.value("output_dir", "trainer_output") for training in mine]
-            folder = folders[0] if len(folders) == 1 else None
-            if isinstance(folder, str) and not any((tools.cwd / folder).expanduser().glob("checkpoint-*")):
-                yield self.error(
-                    where, f"resume_from_checkpoint is True, but there is no checkpoint in {folder}: the run ends with `No valid checkpoint found in output directory`",
-                    "Write trainer.train(resume_from_checkpoint=get_last_checkpoint(output_dir)) with `from transformers.trainer_utils import get_last_checkpoint`, behind os.makedirs(output_dir, exist_ok=True): it is None on the first run",
-                )  # fmt: skip
-
-    def _missing(self, where: Place, path: str) -> Finding:
-        return self.error(
-            where, f"it is to resume from {path}, which is not here",
-            "Name a folder checkpoint-N that exists, or remove resume_from_checkpoint to begin anew",
-        )  # fmt: skip
+        homes = Homes(subject, tools)
+        if resume.path.startswith("~") and homes.exists(resume.path):
+            yield self.error(
+                resume.where, f"it is to resume from {resume.path}, and the trainer does not know `~`: it looks for a folder of that name",
+                f'Write os.path.expanduser("{resume.path}"), or the whole path: {homes.path(resume.path)}',
+            )  # fmt: skip
+        elif resume.path and not homes.exists(resume.path):
+            yield self.error(
+                resume.where, f"it is to resume from {resume.path}, which is not here",
+                "Name a folder checkpoint-N that exists, or remove resume_from_checkpoint to begin anew",
+            )  # fmt: skip
+        elif not resume.path and resume.output is not None:
+            yield self.error(
+                resume.where, f"resume_from_checkpoint is True, but there is no checkpoint in {resume.output}: the run ends with `No valid checkpoint found in output directory`",
+                "Write trainer.train(resume_from_checkpoint=get_last_checkpoint(output_dir)) with `from transformers.trainer_utils import get_last_checkpoint`, behind os.makedirs(output_dir, exist_ok=True): it is None on the first run",
+            )  # fmt: skip
 
     def _unused(self, training: Training, resumed: str) -> Iterator[Finding]:
         assert training.script is not None

@@ -10,8 +10,7 @@ from ..finding import Finding
 from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
-from ..training.looks import changes_data
-from ..training.samples import Rows, sample_rows
+from ..training.samples import Rows, rows_of
 from ..training.texts import full_text, text_of
 from ..training.trainer_samples import trainer_rows
 
@@ -48,15 +47,12 @@ class UselessSamples(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Look at some records of the training data."""
         found = trainings(subject)
-        if len(found) != 1:
-            return
-        training = found[0]
         if subject.trainer is not None:
-            rows = Rows(tuple(trainer_rows(subject.trainer)), training.place, "the training data")
-            yield from self._of(rows, training)
-            return
-        for rows in sample_rows(subject, tools) if training.method and not changes_data(training) else ():
-            yield from self._of(rows, training)
+            rows = Rows(tuple(trainer_rows(subject.trainer)), found[0].place, "the training data")
+            yield from self._of(rows, found[0])
+        elif any(each.method for each in found):
+            for rows in rows_of(found, subject, tools):
+                yield from self._of(rows, found[0])
 
     def _of(self, rows: Rows, training: Training) -> Iterator[Finding]:
         count = len(rows.rows)

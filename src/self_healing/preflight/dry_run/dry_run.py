@@ -18,7 +18,7 @@ from .fresh_env import FreshPython, NotInstalled, fresh_python, look_at_uv
 from .isolating import NAME as ISOLATE
 from .isolating import isolate
 from .rewards import NAME as REWARDS
-from .rewards import completions, reward_findings
+from .rewards import completions, not_tried, reward_findings
 from .trying import Bench, python_of
 
 
@@ -105,6 +105,7 @@ def _try(bench: Bench, fresh: FreshPython, subject: Subject, tools: Tools, repor
     orders = {"steps": tools.options.steps, "method": subject.method}
     trial = bench.try_out(fresh.argv, orders, fresh.environ)
     report.findings += reward_findings(trial.events, subject)
+    report.not_run += not_tried(trial.events)
     if trial.succeeded:
         report.findings += judging.numbers(trial, subject)
         report.notes += [judging.summary(trial), *completions(trial.events)]

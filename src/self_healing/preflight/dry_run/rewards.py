@@ -8,7 +8,7 @@ from typing import Any
 
 from ...core.failure import Severity
 from ...diagnosis.text_finding import shown
-from ..finding import Finding, Place
+from ..finding import Finding, NotRun, Place
 from ..subject import Subject
 from .events import Events
 
@@ -30,6 +30,26 @@ def reward_findings(events: Events, subject: Subject) -> Iterator[Finding]:
         by_function.setdefault(each["function"], []).append(each)
     for name, calls in by_function.items():
         yield from _of_function(name, calls, subject)
+
+
+def not_tried(events: Events) -> Iterator[NotRun]:
+    """Yield why functions were not called with answers that are known to be right, each reason once."""
+    names: dict[str, dict[str, None]] = {}
+    for each in events.of("reward not tried"):
+        names.setdefault(_why_not(each), {})[each["function"]] = None
+    for why, functions in names.items():
+        yield NotRun(NAME, f"{', '.join(functions)}: {why}")
+
+
+def _why_not(skipped: Mapping[str, Any]) -> str:
+    if skipped["why"] == "async":
+        return "neither called with known answers nor listened to, because it is async; call it in a Python shell with some rows"
+    if skipped["why"] == "no rows":
+        return "not called with known answers: the data set that reaches the trainer has no rows"
+    has = f"the data set that reaches the trainer has only {', '.join(skipped['columns'])}"
+    if skipped["why"] == "prompt":
+        return f"not called with known answers: there is no column prompt; {has}"
+    return f"not called with known answers: no column holds them as texts ({', '.join(skipped['wanted'])}); {has}"
 
 
 def completions(events: Events) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..subject import Call
 from .arguments import Training
 
 _CHANGES = frozenset(
@@ -42,9 +43,12 @@ def attentions(training: Training) -> set[str]:
     return {each.lower() for each in found if isinstance(each, str)}
 
 
-def changes_data(training: Training) -> bool:
-    """Say whether a script makes other records of its data than those in the files."""
+def changes_data(training: Training) -> Call | None:
+    """Return what makes other records of a script's data than those in the files; None where nothing does."""
     script = training.script
     if script is None:
-        return False
-    return any(script.calls_of(*_CHANGES)) or any("formatting_func" in call.keywords for call in script.calls)
+        return None
+    # Python's own `map` and `filter` make no data set
+    changes = (call for call in script.calls_of(*_CHANGES) if call.name not in ("map", "filter"))
+    formats = (call for call in script.calls if "formatting_func" in call.keywords)
+    return next(changes, None) or next(formats, None)

@@ -6,16 +6,18 @@ import csv
 import importlib
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from ..check import CannotRun
 from ..finding import Place
-from ..subject import Call, Kind, Subject
+from ..subject import Call, Kind, Reference, Subject
 from ..tools import Tools
+from .arguments import Training
 from .fetched import fetching
+from .looks import changes_data
 
 MOST = 64
 LARGEST_BYTES = 64 << 20
@@ -41,6 +43,32 @@ class Rows:
         return frozenset(name for row in self.rows for name in row)
 
 
+def rows_of(trainings: Sequence[Training], subject: Subject, tools: Tools) -> list[Rows]:
+    """Return the records that can be looked at, where they are those that one training sees.
+
+    Raises:
+        CannotRun: records are there, but not known to be those that are trained on; or none of them is here.
+
+    """
+    if not trainings:
+        return []
+    change = changes_data(trainings[0]) if len(trainings) == 1 else None
+    if change is None and len(trainings) == 1:
+        return sample_rows(subject, tools)
+    looked_at = _named_records(subject, tools)
+    if not looked_at:
+        return []
+    if change is None:
+        places = " and ".join(str(training.place) for training in trainings)
+        why = f"{places} configure a training each, and which of them the records of {looked_at} are for is not known"
+    else:
+        script = trainings[0].script
+        assert script is not None
+        what = f"{change.last}(...) in {Place(script.named, change.line)}"
+        why = f"{what} makes other records of those of {looked_at}"
+    raise CannotRun(f"{why}; SelfHealingTrainer(trainer).check() looks at those that reach the trainer")
+
+
 def sample_rows(subject: Subject, tools: Tools) -> list[Rows]:
     """Return the records that can be looked at.
 
@@ -49,7 +77,7 @@ def sample_rows(subject: Subject, tools: Tools) -> list[Rows]:
 
     """
     found = local_rows(subject, tools)
-    named = [each for each in subject.references if each.kind is Kind.DATASET and each.name not in _FORMATS]
+    named = _data_sets(subject)
     if found or not named:
         return found
     if tools.options.offline or not tools.options.samples:
@@ -57,6 +85,17 @@ def sample_rows(subject: Subject, tools: Tools) -> list[Rows]:
     on_their_way = [(each, fetching(each, tools.options.samples)) for each in named]
     fetched = [(each, records.rows()) for each, records in on_their_way]
     return [Rows(tuple(rows), each.place, each.name) for each, rows in fetched if rows]
+
+
+def _named_records(subject: Subject, tools: Tools) -> str:
+    """Return the name of a data set of which there are records here, or would be; empty where there is none."""
+    is_fetched = bool(tools.options.samples) and not tools.options.offline
+    on_the_hub = [each.name for each in _data_sets(subject)] if is_fetched else []
+    return next(iter([each.named for each in local_rows(subject, tools)] + on_the_hub), "")
+
+
+def _data_sets(subject: Subject) -> list[Reference]:
+    return [each for each in subject.references if each.kind is Kind.DATASET and each.name not in _FORMATS]
 
 
 def local_rows(subject: Subject, tools: Tools) -> list[Rows]:

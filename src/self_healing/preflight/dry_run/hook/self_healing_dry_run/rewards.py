@@ -37,10 +37,12 @@ def look_at(trainer: Any) -> None:
         missing = _missing(function, columns)
         if missing:
             event("reward columns", function=name, missing=missing, columns=columns)
-        elif not inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(function):
+            event("reward not tried", function=name, why="async")
+            continue
+        if not missing:
             _try(function, name, rows, trainer)
-        if not inspect.iscoroutinefunction(function):
-            functions[place] = _heard(function, name)
+        functions[place] = _heard(function, name)
 
 
 def _rows(data: Any) -> list[dict[str, Any]]:
@@ -62,6 +64,14 @@ def _try(function: Callable[..., Any], name: str, rows: list[dict[str, Any]], tr
     """Call it with the data set's own answers as completions."""
     answer = next((each for each in _ANSWERS if rows and isinstance(rows[0].get(each), str)), None)
     if answer is None or not all("prompt" in row for row in rows):
+        why = "no rows" if not rows else "answers" if answer is None else "prompt"
+        event(
+            "reward not tried",
+            function=name,
+            why=why,
+            columns=sorted({column for row in rows for column in row}),
+            wanted=_ANSWERS,
+        )
         return
     is_talk = isinstance(rows[0]["prompt"], list)
     texts = [str(row[answer]) for row in rows]
