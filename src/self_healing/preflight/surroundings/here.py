@@ -10,7 +10,7 @@ from ..finding import Place
 from ..hardware.devices import find_device, is_named_by
 from ..hardware.memory import GIB
 from ..hardware.model_sources import shape_of_model
-from ..subject import Command, Kind, Subject
+from ..subject import Command, Subject
 from ..subject.command import Flag
 from ..subject.started import program_of
 from ..tools import Tools
@@ -94,9 +94,7 @@ def model_bytes(subject: Subject, tools: Tools) -> tuple[float, bool] | None:
     A folder that is here is weighed. Of others the parameters are known by their config or their name (`-7B`), and two bytes
     each is what the smallest usual checkpoint takes.
     """
-    for reference in subject.references:
-        if reference.kind is not Kind.MODEL:
-            continue
+    for reference in subject.models:
         folder = tools.cwd / reference.name
         if folder.is_dir():
             sizes = [each.stat().st_size for each in folder.iterdir() if each.suffix in (".safetensors", ".bin")]

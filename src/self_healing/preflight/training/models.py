@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..finding import Place
-from ..subject import Kind, Subject
+from ..subject import Subject
 from ..subject.files import json_object
 
 _LLAMA = frozenset({"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"})
@@ -70,19 +70,18 @@ class Model:
 def models_of(subject: Subject, cwd: Path) -> list[Model]:
     """Return the models that are named and known."""
     found = []
-    for reference in subject.references:
-        if reference.kind is Kind.MODEL:
-            model = _of_folder(cwd / reference.name, reference.name, reference.place) or _of_name(
-                reference.name, reference.place
-            )
-            if model is not None:
-                found.append(model)
+    for reference in subject.models:
+        model = _of_folder(cwd / reference.name, reference.name, reference.place) or _of_name(
+            reference.name, reference.place
+        )
+        if model is not None:
+            found.append(model)
     return found
 
 
 def only_model(subject: Subject, cwd: Path) -> Model | None:
     """Return the model where all that are named are the same."""
-    names = {reference.name for reference in subject.references if reference.kind is Kind.MODEL}
+    names = {reference.name for reference in subject.models}
     found = models_of(subject, cwd)
     return found[-1] if len(names) == 1 and found else None
 

@@ -29,7 +29,7 @@ _OF_FAMILIES: tuple[tuple[str, frozenset[str]], ...] = (
 def tokenizer_name(subject: Subject) -> str | None:
     """Return the one folder or repository that the tokenizer is taken from; None where there are several, or none."""
     tokenizers = {each.name for each in subject.references if each.kind is Kind.TOKENIZER}
-    names = tokenizers or {each.name for each in subject.references if each.kind is Kind.MODEL}
+    names = tokenizers or {each.name for each in subject.models}
     return names.pop() if len(names) == 1 else None
 
 
