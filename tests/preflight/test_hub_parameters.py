@@ -27,6 +27,16 @@ MODELS = {
     "acme/misnamed-0.1B": Repo(contents={"config.json": json.dumps(LARGE)}),
     "acme/empty-3B": Repo(),
     "acme/odd-3B": Repo(contents={"config.json": "[1, 2"}),
+    "acme/pinned": Repo(
+        contents={
+            "config.json": json.dumps(LARGE),
+            "v1.0:config.json": json.dumps({**LARGE, "num_hidden_layers": 16}),
+        }
+    ),
+    "acme/empty": Repo(files=("README.md",)),
+    "acme/odd": Repo(contents={"config.json": "[1, 2"}),
+    "acme/speech": Repo(contents={"config.json": '{"model_type": "codec"}'}),
+    "acme/gated": Repo(gated="manual"),
     "acme/gated-3B": Repo(gated="manual", contents={"config.json": json.dumps(LARGE)}),
 }
 
@@ -71,6 +81,62 @@ def test_a_training_is_estimated_by_it_and_asks_once(hub, tmp_path):
     assert "acme/unnumbered (8.03 billion parameters)" in finding.message
     assert model_bytes(subject, tools) == (2.0 * 8_030_261_248, False)
     assert sum("config.json" in path for path in hub.paths()) == 1
+
+
+HALF = 8_030_261_248 - 16 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)
+
+
+def test_a_pinned_revision_is_the_one_that_is_counted(hub, tmp_path):
+    tools = tools_for(hub.url, tmp_path, select=("memory-too-small",))
+    assert shape_of_model("acme/pinned", tools, "v1.0").parameters == HALF
+    assert shape_of_model("acme/pinned", tools).parameters == 8_030_261_248
+    (tmp_path / "train.py").write_text(
+        "from transformers import AutoModelForCausalLM\nfrom trl import SFTConfig, SFTTrainer\n"
+        "m = AutoModelForCausalLM.from_pretrained('acme/pinned', revision='v1.0')\nSFTTrainer(m, args=SFTConfig('o')).train()\n"
+    )
+    subject = read_subject(["train.py"], [], tools.options, tmp_path)
+    [finding] = run_checks(subject, tools).findings
+    assert f"acme/pinned ({HALF / 1e9:.2f} billion parameters)" in finding.message
+    assert model_bytes(subject, tools) == (2.0 * HALF, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("acme/empty", "the Hub has no config.json of it"),
+        ("acme/absent", "the Hub has no such model that may be seen from here"),
+        ("acme/gated", "the Hub does not give its config.json away without a token that may read it (set HF_TOKEN)"),
+        ("acme/speech", "the Hub has a config.json of it, which does not say how large its layers are"),
+        ("acme/odd", "the Hub has a config.json of it, which is no JSON object"),
+        ("./acme/x", "the Hub was not asked, since this is no name of it"),
+    ],
+)
+def test_where_the_size_is_not_known_it_is_said_what_the_hub_answered(hub, tmp_path, name, says):
+    assert because(hub.url, tmp_path, name) == (
+        f"the size of {name} is not known: it is no folder with a config.json, {says}, and its name does not tell it"
+    )
+
+
+def because(url, folder, name, **options):
+    (folder / "train.py").write_text(SCRIPT.format(name))
+    tools = tools_for(url, folder, limit_s=0.3, select=("memory-too-small",), **options)
+    [missed] = run_checks(read_subject(["train.py"], [], tools.options, folder), tools).not_run
+    return missed.because
+
+
+def test_where_the_hub_was_not_asked_or_silent_that_is_said(hub, tmp_path):
+    offline = because(hub.url, tmp_path, "acme/unnumbered", offline=True)
+    assert "the Hub could not be asked (--offline is given; leave it out)" in offline
+    with hanging() as url:
+        assert "the Hub gave no answer (127.0.0.1" in because(url, tmp_path, "acme/unnumbered")
+
+
+def test_a_folder_whose_config_has_no_sizes_says_so(hub, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.json").write_text("{}")
+    assert because(hub.url, tmp_path, "mine").endswith(
+        "the config.json of this folder does not say how large its layers are"
+    )
 
 
 @pytest.mark.parametrize("name", ["./acme/unnumbered", "/acme/unnumbered", "a/b/c", "acme/../x", "acme/x?y=1", ""])

@@ -19,7 +19,7 @@ from .shape import ModelShape
 class ConfigSource(Protocol):
     """Something that knows configs of models by name."""
 
-    def fetch_config(self, name: str) -> Mapping[str, Any] | None:
+    def fetch_config(self, name: str, revision: str | None = None) -> Mapping[str, Any] | None:
         """Return the config.json of a model; None where it cannot be had."""
 
 
@@ -29,7 +29,7 @@ class LocalFolders:
     def __init__(self, cwd: Path) -> None:
         self._cwd = cwd
 
-    def fetch_config(self, name: str) -> Mapping[str, Any] | None:
+    def fetch_config(self, name: str, revision: str | None = None) -> Mapping[str, Any] | None:  # noqa: ARG002  # it has one
         """Return the config of a folder."""
         return json_object(self._cwd / name / "config.json")
 
@@ -41,15 +41,25 @@ def sources_of(tools: Tools) -> list[ConfigSource]:
     return [LocalFolders(tools.cwd), *others]
 
 
-def shape_of_model(name: str, tools: Tools) -> ModelShape | None:
+def shape_of_model(name: str, tools: Tools, revision: str | None = None) -> ModelShape | None:
     """Return the shape of a model by its name; one that is only guessed says so; None where nothing is known of it."""
     for source in sources_of(tools):
-        content = source.fetch_config(name)
+        content = source.fetch_config(name, revision)
         shape = shape_of_config(content) if content is not None else None
         if shape is not None:
             return _counted(shape, tools.cwd / name)
     parameters = parameters_of_name(name)
     return None if parameters is None else shape_of_parameters(parameters, f"the name {name.rpartition('/')[2]}")
+
+
+def why_unknown(name: str, tools: Tools, revision: str | None = None) -> str:
+    """Say of a model that has no shape where it was looked for, and what was there."""
+    if LocalFolders(tools.cwd).fetch_config(name) is not None:
+        return "the config.json of this folder does not say how large its layers are"
+    said = tools.hub.said_of(name, "config.json", revision)
+    if tools.hub.fetch_config(name, revision) is not None:
+        said += ", which does not say how large its layers are"
+    return f"it is no folder with a config.json, {said}, and its name does not tell it"
 
 
 def _counted(shape: ModelShape, folder: Path) -> ModelShape:

@@ -99,7 +99,7 @@ def model_bytes(subject: Subject, tools: Tools) -> tuple[float, bool] | None:
         if folder.is_dir():
             sizes = [each.stat().st_size for each in folder.iterdir() if each.suffix in (".safetensors", ".bin")]
             return (float(sum(sizes)), True) if sum(sizes) else None
-        shape = shape_of_model(reference.name, tools)
+        shape = shape_of_model(reference.name, tools, reference.revision)
         if shape is not None:
             return 2.0 * shape.parameters, False
     return None
