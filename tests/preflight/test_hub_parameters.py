@@ -22,6 +22,12 @@ LARGE = {
     "num_key_value_heads": 8, "intermediate_size": 14336, "max_position_embeddings": 8192, "dtype": "bfloat16",
 }  # fmt: skip
 SCRIPT = "from trl import SFTConfig, SFTTrainer\nSFTTrainer('{}', args=SFTConfig('out', per_device_train_batch_size=8)).train()\n"
+
+
+def counted(**parameters):
+    return {"safetensors": {"parameters": parameters, "total": sum(parameters.values())}}
+
+
 MODELS = {
     "acme/unnumbered": Repo(contents={"config.json": json.dumps(LARGE)}),
     "acme/misnamed-0.1B": Repo(contents={"config.json": json.dumps(LARGE)}),
@@ -33,6 +39,16 @@ MODELS = {
             "v1.0:config.json": json.dumps({**LARGE, "num_hidden_layers": 16}),
         }
     ),
+    "acme/novel": Repo(
+        contents={"config.json": json.dumps({**LARGE, "model_type": "novel"})}, extra=counted(BF16=9_000_000_000)
+    ),
+    "acme/config-less": Repo(files=("model.safetensors",), extra=counted(F16=7_000_000_000, I64=4096)),
+    "acme/gated-and-counted": Repo(gated="manual", extra=counted(BF16=7_500_000_000)),
+    "acme/packed-3B": Repo(files=(), extra=counted(I32=800_000_000, F16=200_000_000)),
+    "acme/eight-bits-3B": Repo(files=(), extra=counted(I8=2_900_000_000, F32=100_000_000)),
+    "acme/adapter-3B": Repo(files=("adapter_config.json",), extra=counted(BF16=4_000_000)),
+    "acme/odd-count-3B": Repo(files=(), extra={"safetensors": {"parameters": {"BF16": "many"}}}),
+    "acme/odder-count-3B": Repo(files=(), extra={"safetensors": [1]}),
     "acme/empty": Repo(files=("README.md",)),
     "acme/odd": Repo(contents={"config.json": "[1, 2"}),
     "acme/speech": Repo(contents={"config.json": '{"model_type": "codec"}'}),
@@ -81,6 +97,41 @@ def test_a_training_is_estimated_by_it_and_asks_once(hub, tmp_path):
     assert "acme/unnumbered (8.03 billion parameters)" in finding.message
     assert model_bytes(subject, tools) == (2.0 * 8_030_261_248, False)
     assert sum("config.json" in path for path in hub.paths()) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "dtype"),
+    [
+        ("acme/novel", 9_000_000_000, "bfloat16"),
+        ("acme/config-less", 7_000_000_000, "float16"),
+        ("acme/gated-and-counted", 7_500_000_000, "bfloat16"),
+    ],
+)
+def test_what_the_config_does_not_tell_the_hub_has_counted(hub, tmp_path, name, parameters, dtype):
+    tools = tools_for(hub.url, tmp_path, select=("memory-too-small",))
+    shape = shape_of_model(name, tools)
+    assert (shape.parameters, shape.dtype, shape.is_estimate) == (parameters, dtype, True)
+    (tmp_path / "train.py").write_text(SCRIPT.format(name))
+    [finding] = run_checks(read_subject(["train.py"], [], tools.options, tmp_path), tools).findings
+    assert (
+        f"({parameters / 1e9:.2f} billion parameters by the Hub's count of its safetensors files; " in finding.message
+    )
+
+
+@pytest.mark.parametrize("name", ["packed", "eight-bits", "adapter", "odd-count", "odder-count"])
+def test_a_count_of_something_else_is_not_taken_for_one_of_parameters(hub, tmp_path, name):
+    assert shape_of_model(f"acme/{name}-3B", tools_for(hub.url, tmp_path)).parameters == 3_000_000_000
+
+
+def test_where_the_config_tells_all_nothing_else_is_asked(hub, tmp_path):
+    shape_of_model("acme/unnumbered", tools_for(hub.url, tmp_path))
+    assert hub.paths() == ["/acme/unnumbered/resolve/main/config.json"]
+
+
+def test_a_folder_is_counted_here_and_never_by_the_hub(hub, tmp_path):
+    (tmp_path / "acme" / "config-less").mkdir(parents=True)
+    assert shape_of_model("acme/config-less", tools_for(hub.url, tmp_path)) is None
+    assert not any(path.startswith("/api") for path in hub.paths())
 
 
 HALF = 8_030_261_248 - 16 * (2 * 4096**2 + 2 * 4096 * 1024 + 3 * 4096 * 14336 + 2 * 4096)

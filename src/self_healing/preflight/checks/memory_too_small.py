@@ -135,6 +135,8 @@ def _is_sure(training: PlannedTraining, shape: ModelShape) -> bool:
 def _message(training: PlannedTraining, shape: ModelShape, target: Target, estimated: Estimate) -> str:
     will = "will not fit" if estimated.total_gib > target.device.memory_gib else "is tight"
     guessed = f", an estimate: its size is guessed from {shape.source}" if shape.is_estimate else ""
+    if shape.is_estimate and shape.counted_by:
+        guessed = f" by {shape.counted_by}; how large its layers are is guessed from {shape.source}"
     rows = f"{training.plan.rows} rows of {training.plan.length} tokens"
     parts = [
         f"{training.model} ({shape.parameters / 1e9:.2f} billion parameters{guessed}) {will} on {target}: {rows} take about",

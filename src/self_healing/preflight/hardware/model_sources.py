@@ -7,12 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+from ..hub import is_name
 from ..subject.files import json_object
 from ..tools import Tools
 from .architectures import shape_of_config
 from .named_sizes import parameters_of_name, shape_of_parameters
-from .safetensors_header import count_in_folder
+from .safetensors_header import count_by_dtype, count_in_folder
 from .shape import ModelShape
+
+IN_FOLDER = "the headers of its safetensors files"
+ON_HUB = "the Hub's count of its safetensors files"
 
 
 @runtime_checkable
@@ -29,8 +33,8 @@ class LocalFolders:
     def __init__(self, cwd: Path) -> None:
         self._cwd = cwd
 
-    def fetch_config(self, name: str, revision: str | None = None) -> Mapping[str, Any] | None:  # noqa: ARG002  # it has one
-        """Return the config of a folder."""
+    def fetch_config(self, name: str, revision: str | None = None) -> Mapping[str, Any] | None:
+        """Return the config of a folder, which has one revision."""
         return json_object(self._cwd / name / "config.json")
 
 
@@ -42,14 +46,20 @@ def sources_of(tools: Tools) -> list[ConfigSource]:
 
 
 def shape_of_model(name: str, tools: Tools, revision: str | None = None) -> ModelShape | None:
-    """Return the shape of a model by its name; one that is only guessed says so; None where nothing is known of it."""
+    """Return the shape of a model by its name; one that is only guessed says so; None where nothing is known of it.
+
+    A folder is looked at first, then the Hub's config, the Hub's own count, and last the number in the name.
+    """
     for source in sources_of(tools):
         content = source.fetch_config(name, revision)
         shape = shape_of_config(content) if content is not None else None
         if shape is not None:
-            return _counted(shape, tools.cwd / name)
+            return _counted(name, tools, revision, shape)
+    source = f"the name {name.rpartition('/')[2]}"
+    if (found := _count_on_hub(name, tools, revision)) is not None:
+        return _with_count(shape_of_parameters(found[0], source), found, ON_HUB)
     parameters = parameters_of_name(name)
-    return None if parameters is None else shape_of_parameters(parameters, f"the name {name.rpartition('/')[2]}")
+    return None if parameters is None else shape_of_parameters(parameters, source)
 
 
 def why_unknown(name: str, tools: Tools, revision: str | None = None) -> str:
@@ -62,15 +72,30 @@ def why_unknown(name: str, tools: Tools, revision: str | None = None) -> str:
     return f"it is no folder with a config.json, {said}, and its name does not tell it"
 
 
-def _counted(shape: ModelShape, folder: Path) -> ModelShape:
-    """Return a shape with the exact count where the weights lie beside the config."""
-    counted = count_in_folder(folder) if folder.is_dir() else None
+def _counted(name: str, tools: Tools, revision: str | None, shape: ModelShape) -> ModelShape:
+    """Return a shape with the exact count: of weights beside a config, or where the config tells too little by the Hub."""
+    folder = tools.cwd / name
+    if folder.is_dir():
+        return _with_count(shape, count_in_folder(folder), IN_FOLDER)
+    return _with_count(shape, _count_on_hub(name, tools, revision), ON_HUB) if shape.is_estimate else shape
+
+
+def _with_count(shape: ModelShape, counted: tuple[int, str] | None, by: str) -> ModelShape:
     if counted is None:
         return shape
     parameters, dtype = counted
-    return replace(
-        shape, parameters=parameters, dtype=dtype or shape.dtype, source="the headers of its safetensors files"
-    )
+    return replace(shape, parameters=parameters, dtype=dtype or shape.dtype, counted_by=by)
+
+
+def _count_on_hub(name: str, tools: Tools, revision: str | None) -> tuple[int, str] | None:
+    """Return how many parameters the Hub has counted in the safetensors files of a model, also of one that is gated."""
+    if tools.options.offline or not is_name(name) or (tools.cwd / name).is_dir():
+        return None
+    found = tools.hub.repository("model", name, revision).answer().repository
+    if found is None or "adapter_config.json" in found.files:  # those of an adapter are not those of its base
+        return None
+    said = found.raw.get("safetensors")
+    return count_by_dtype(said.get("parameters")) if isinstance(said, dict) else None
 
 
 def shape_of_trainer(trainer: Any) -> ModelShape | None:
