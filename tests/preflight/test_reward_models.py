@@ -7,8 +7,8 @@ import pytest
 from self_healing.preflight.hardware.reading import trained_model
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.subject import read_subject
-from self_healing.preflight.training.models import only_model
-from self_healing.preflight.training.tokenizer_files import tokenizer_name
+from self_healing.preflight.tools import Tools
+from self_healing.preflight.training.models import only_model, only_tokenizer
 
 LOADED = """from transformers import AutoModelForCausalLM
 from trl import GRPOConfig, GRPOTrainer
@@ -45,15 +45,15 @@ def test_it_is_loaded_at_the_revision_of_the_model_that_is_trained(check):
 def test_it_is_not_the_model_that_is_trained(tmp_path, rewards):
     subject = subject_of(tmp_path, f"model, reward_funcs={rewards}")
     assert trained_model(subject)[0] == "gpt2"
-    assert tokenizer_name(subject) == "gpt2"
-    assert only_model(subject, tmp_path).name == "gpt2"
+    tools = Tools(cwd=tmp_path)
+    assert (only_model(subject, tools).name, only_tokenizer(subject, tools).name) == ("gpt2", "gpt2")
 
 
 def test_where_the_trained_model_is_not_known_it_is_not_the_judge(tmp_path):
     text = LOADED.replace('"gpt2"', "chosen()").format("model, reward_funcs=['acme/judge-7B']", "")
     (tmp_path / "train.py").write_text(text)
     subject = read_subject(["train.py"], [], CheckOptions(), tmp_path)
-    assert (trained_model(subject), tokenizer_name(subject)) == (None, None)
+    assert (trained_model(subject), only_tokenizer(subject, Tools(cwd=tmp_path))) == (None, None)
 
 
 def test_a_text_in_a_config_names_a_function(check):

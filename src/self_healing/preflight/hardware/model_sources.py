@@ -55,11 +55,11 @@ def shape_of_model(name: str, tools: Tools, revision: str | None = None) -> Mode
         shape = shape_of_config(content) if content is not None else None
         if shape is not None:
             return _counted(name, tools, revision, shape)
-    source = f"the name {name.rpartition('/')[2]}"
+    by_name = f"the name {name.rpartition('/')[2]}"
     if (found := _count_on_hub(name, tools, revision)) is not None:
-        return _with_count(shape_of_parameters(found[0], source), found, ON_HUB)
+        return _with_count(shape_of_parameters(found[0], by_name), found, ON_HUB)
     parameters = parameters_of_name(name)
-    return None if parameters is None else shape_of_parameters(parameters, source)
+    return None if parameters is None else shape_of_parameters(parameters, by_name)
 
 
 def why_unknown(name: str, tools: Tools, revision: str | None = None) -> str:
