@@ -196,6 +196,18 @@ def test_a_path_is_no_name_to_ask_for(hub, tmp_path, name):
     assert hub.asked == []
 
 
+def test_small_files_of_a_model_are_fetched_and_others_never(hub, tmp_path):
+    asked = tools_for(hub.url, tmp_path).hub
+    assert asked.fetch_json("acme/pinned", "config.json", "v1.0")["num_hidden_layers"] == 16
+    assert asked.fetch_json("acme/pinned", "tokenizer_config.json") == {}
+    assert asked.fetch_json("acme/pinned", "added_tokens.json") is None
+    hub.asked.clear()
+    for file in ("model.safetensors", "tokenizer.json", "../x"):
+        with pytest.raises(AssertionError, match="none that is fetched"):
+            asked.fetch_json("acme/pinned", file)
+    assert hub.asked == []
+
+
 def test_offline_nobody_is_asked(hub, tmp_path):
     assert shape_of_model("acme/unnumbered", tools_for(hub.url, tmp_path, offline=True)) is None
     assert hub.asked == []

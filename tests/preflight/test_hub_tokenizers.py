@@ -110,6 +110,15 @@ def test_a_tokenizer_on_the_hub_has_a_padding_token_where_transformers_finds_one
     assert said(PADS.format(f"acme/{name}")) == expected
 
 
+def test_the_padding_of_a_convolution_is_none_of_a_tokenizer(said):
+    assert (
+        said(
+            PADS.format("acme/bare").replace("padding='max_length'", "truncation=True") + "Conv1d(4, 4, 3, padding=1)\n"
+        )
+        == []
+    )
+
+
 def test_a_classifier_on_the_hub_without_a_padding_token_is_found(said):
     text = "from transformers import *\nm = AutoModelForSequenceClassification.from_pretrained('acme/{}')\nTrainer(m, TrainingArguments('o')).train()\n"
     assert said(text.format("bare"))[0].startswith("acme/bare has no padding token: the classifier cannot handle")

@@ -65,8 +65,8 @@ class MissingLoraTarget(Check):
     def _of(self, value: object, place: Place, model: Model | None) -> Iterator[Finding]:
         if not isinstance(value, str | list | tuple) or value in ("all-linear", []):
             return
-        has_more = model is None or model.is_composite  # a part that sees has layers of its own
-        layers = LINEAR_LAYERS.get(model.model_type) if model is not None and not has_more else None
+        is_one = model is not None and not model.is_composite  # a part that sees has layers of its own
+        layers = LINEAR_LAYERS.get(model.model_type) if model is not None and is_one else None
         names = [value] if isinstance(value, str) else value
         if (
             model is None

@@ -61,9 +61,9 @@ class PadToken(Check):
         adds = any(any(script.calls_of(*_ADDING)) for script in subject.scripts)
         tokenizer = only_tokenizer(subject, tools) if subject.trainer is None and not adds else None
         silent = Unanswered()
-        for training in trainings(subject) if tokenizer is not None else ():
-            assert tokenizer is not None
-            yield from self._unknown(training, tokenizer, silent)
+        if tokenizer is not None:
+            for training in trainings(subject):
+                yield from self._unknown(training, tokenizer, silent)
         named = _Named(subject, tools, silent)
         for script in subject.scripts:
             yield from self._masked_end(script)
@@ -109,7 +109,7 @@ class PadToken(Check):
         if call.name.endswith("ForSequenceClassification.from_pretrained") and not any(
             script.calls_of("RewardTrainer")
         ):
-            if named is not None and any(script.calls_of("Trainer")) and models.have_no_padding(named):
+            if named is not None and any(script.calls_of("Trainer")) and models.are_without(named):
                 yield self.error(
                     Place(script.named, call.line), f"{named.value} has no padding token: the classifier cannot handle batch sizes > 1",
                     "Write tokenizer.pad_token = tokenizer.eos_token and model.config.pad_token_id = tokenizer.pad_token_id",
@@ -120,9 +120,9 @@ class PadToken(Check):
         of = loads[0].given(0, "pretrained_model_name_or_path") if len(loads) == 1 else None
         if (
             padding is not None
-            and padding.value in (True, "max_length", "longest")
+            and (padding.value is True or padding.value in ("max_length", "longest"))  # a convolution's is 1
             and of is not None
-            and models.have_no_padding(of)
+            and models.are_without(of)
         ):
             yield self.error(
                 Place(script.named, padding.line), f"the tokenizer of {of.value} has no padding token, so it cannot pad",
@@ -137,7 +137,7 @@ class _Named:
         self._subject, self._tools, self._silent = subject, tools, silent
         self._found: dict[str, Model] = {}
 
-    def have_no_padding(self, named: Value) -> bool:
+    def are_without(self, named: Value) -> bool:
         """Say whether something that is named is surely without a token for padding; where the Hub was silent, note it."""
         model = self._of(named.value) if isinstance(named.value, str) else None
         if model is None or model.has_pad_token is not None:
