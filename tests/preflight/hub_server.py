@@ -34,6 +34,7 @@ class Repo:
     disabled: bool = False
     card: dict = field(default_factory=dict)
     contents: dict = field(default_factory=dict)
+    """By the name of a file; one that another revision than main has of it by `v1.0:config.json`."""
     extra: dict = field(default_factory=dict)
 
 
@@ -223,7 +224,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.refuse(404, "EntryNotFound", "Entry not found")
         else:
             headers = [("X-Repo-Commit", REVISIONS[revision]), ("ETag", '"1"')]
-            self.send(repo.contents.get(file, "{}").encode(), headers=headers, kind="text/plain")
+            content = repo.contents.get(f"{revision}:{file}", repo.contents.get(file, "{}"))
+            self.send(content.encode(), headers=headers, kind="text/plain")
 
     def plain(self, path):
         """Files that are no part of a repository, for addresses of scripts."""

@@ -11,7 +11,7 @@ import pytest
 from self_healing.preflight.hardware.architectures import BLOCKS, shape_of_config
 from self_healing.preflight.hardware.encoders import ENCODERS
 from self_healing.preflight.hardware.named_sizes import parameters_of_name, shape_of_parameters
-from self_healing.preflight.hardware.safetensors_header import count_in_folder
+from self_healing.preflight.hardware.safetensors_header import count_by_dtype, count_in_folder
 
 TINY = {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 72}
 GROUPED = {**TINY, "num_key_value_heads": 2}
@@ -154,6 +154,24 @@ def test_a_name_without_a_size_gives_none(name):
 def write_safetensors(path: Path, tensors: dict) -> None:
     header = json.dumps(tensors).encode()
     path.write_bytes(struct.pack("<Q", len(header)) + header)
+
+
+@pytest.mark.parametrize(
+    ("counts", "expected"),
+    [
+        ({"BF16": 100, "F32": 10}, (110, "bfloat16")),
+        ({"F16": 1000, "I64": 3, "U8": 0}, (1000, "float16")),
+        ({"F8_E4M3": 90, "BF16": 10}, (100, "float8")),
+        ({"BF16": 60, "U8": 40}, None),
+        ({"I32": 100}, None),
+        ({"F4": 100}, None),
+        ({"BF16": -5}, None),
+        ({}, None),
+        ([1], None),
+    ],
+)
+def test_parameters_are_counted_by_dtype_and_packed_ones_are_not(counts, expected):
+    assert count_by_dtype(counts) == expected
 
 
 def test_headers_of_safetensors_files_are_counted_and_shared_places_once(tmp_path):

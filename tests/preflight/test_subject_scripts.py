@@ -241,7 +241,9 @@ REFERENCES = {
     'snapshot_download("org/d", repo_type="dataset")': [(Kind.DATASET, "org/d")],
     'EncoderConfig(model="small", dataset_name="mine")': [],
     'LLM(model="org/m")': [(Kind.MODEL, "org/m")],
-    'GRPOTrainer(model="org/m", reward_funcs="org/reward")': [(Kind.MODEL, "org/m")],
+    'GRPOTrainer(model="org/m", reward_funcs="org/reward")': [(Kind.MODEL, "org/m"), (Kind.MODEL, "org/reward")],
+    'GRPOTrainer("org/m", [short, "org/reward"])': [(Kind.MODEL, "org/m"), (Kind.MODEL, "org/reward")],
+    "RLOOTrainer(model, reward_funcs=[short])": [],
     'LlamaTokenizerFast.from_pretrained("org/m")': [(Kind.TOKENIZER, "org/m")],
 }  # fmt: skip
 

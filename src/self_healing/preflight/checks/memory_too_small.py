@@ -9,7 +9,7 @@ from ..check import CannotRun, Check, Example
 from ..finding import Finding
 from ..hardware.ladder import TIGHT, Change, larger_device, smallest_change
 from ..hardware.memory import GIB, Estimate, estimate, logits_bytes
-from ..hardware.model_sources import shape_of_model, shape_of_trainer
+from ..hardware.model_sources import shape_of_model, shape_of_trainer, why_unknown
 from ..hardware.plan import Logits, Sharding, TrainingPlan
 from ..hardware.reading import PlannedTraining, as_trained, read_training, trained_model
 from ..hardware.shape import ModelShape
@@ -81,11 +81,11 @@ class MemoryTooSmall(Check):
         if target.device.is_cpu and target.said_by.startswith("the flavor"):
             return
         built = subject.trainer
-        shape = shape_of_model(named[0], tools) if built is None else shape_of_trainer(built)
+        revision = subject.revision_of(named[0])
+        shape = shape_of_model(named[0], tools, revision) if built is None else shape_of_trainer(built)
         if shape is None:
-            raise CannotRun(
-                f"the size of {named[0]} is not known: it is no folder with a config.json, and its name does not tell it"
-            )
+            why = why_unknown(named[0], tools, revision) if built is None else "the trainer's model has no config"
+            raise CannotRun(f"the size of {named[0]} is not known: {why}")
         training = read_training(subject, tools, target, shape)
         if training is None:
             return
@@ -135,6 +135,8 @@ def _is_sure(training: PlannedTraining, shape: ModelShape) -> bool:
 def _message(training: PlannedTraining, shape: ModelShape, target: Target, estimated: Estimate) -> str:
     will = "will not fit" if estimated.total_gib > target.device.memory_gib else "is tight"
     guessed = f", an estimate: its size is guessed from {shape.source}" if shape.is_estimate else ""
+    if shape.is_estimate and shape.counted_by:
+        guessed = f" by {shape.counted_by}; how large its layers are is guessed from {shape.source}"
     rows = f"{training.plan.rows} rows of {training.plan.length} tokens"
     parts = [
         f"{training.model} ({shape.parameters / 1e9:.2f} billion parameters{guessed}) {will} on {target}: {rows} take about",

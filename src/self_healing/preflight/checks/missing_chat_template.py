@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..subject import UNKNOWN, Subject
+from ..names.existence import Unanswered
+from ..subject import UNKNOWN, Kind, Reference, Subject
 from ..tools import Tools
 from ..training import Training, trainings
-from ..training.models import only_model
+from ..training.model_files import HubFiles, files_of
+from ..training.models import Model, only_tokenizer
 from ..training.samples import local_rows
-from ..training.tokenizer_files import marks_answers, template_of, tokenizer_name
+from ..training.tokenizer_files import TEMPLATE, marks_answers, template_of
 
 _GIVEN = ("chat_template", "setup_chat_format", "clone_chat_template", "get_chat_template")
 
+_ONLY = "assistant_only_loss"
 _TEMPLATES = (".jinja", ".jinja2", ".j2", ".txt")
 _ANSWERS = "from trl import *\nSFTTrainer(model='m', args=SFTConfig('o', assistant_only_loss=%s))\n"
 
@@ -45,39 +49,70 @@ class MissingChatTemplate(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Look where conversations are used with a model that is known to have no template."""
-        yield from self._unmarked(subject, tools)
-        model = only_model(subject, tools.cwd)
-        if model is None or model.has_template is not False:
-            return
+        silent = Unanswered()
+        tokenizer = only_tokenizer(subject, tools)
+        yield from self._unmarked(subject, tools, tokenizer, silent)
+        if tokenizer is not None:
+            yield from self._without(subject, tools, tokenizer, silent)
+        silent.tell()
+
+    def _without(self, subject: Subject, tools: Tools, tokenizer: Model, silent: Unanswered) -> Iterator[Finding]:
         found = trainings(subject)
         if any(training.has("chat_template_path", "chat_template", "chat_template_jinja") for training in found):
             return
-        for place in (*_uses(subject), *(_data(subject, tools, found))):
+        place = next(itertools.chain(_uses(subject), _data(subject, tools, found)), None)
+        if place is None or tokenizer.has_template:
+            return
+        if tokenizer.has_template is False:
             yield self.error(
-                place, f"{model.name} has no chat template, and conversations are to be written with one",
+                place, f"{tokenizer.name} has no chat template, and conversations are to be written with one",
                 "Take the -Instruct model, or give a template: SFTConfig(chat_template_path=...), tokenizer.chat_template = ..., chat_template: chatml for Axolotl",
             )  # fmt: skip
-            return
+        elif why := tokenizer.unanswered("tokenizer_config.json", TEMPLATE):
+            silent.add(f"whether {tokenizer.name} has a chat template", why)
 
-    def _unmarked(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
+    def _unmarked(
+        self, subject: Subject, tools: Tools, tokenizer: Model | None, silent: Unanswered
+    ) -> Iterator[Finding]:
         """Look where only answers are to be learned, and the template is at hand."""
         if subject.trainer is not None or any(word in script.text for script in subject.scripts for word in _GIVEN):
             return
-        name = tokenizer_name(subject)
         for training in trainings(subject):
-            if not training.is_on("assistant_only_loss"):
-                continue
-            chosen = training.value("chat_template_path")
-            path = tools.cwd / (chosen if isinstance(chosen, str) else name or "")
-            if chosen is UNKNOWN or not (chosen or name):
-                continue
-            template = _text_of(path) if path.suffix in _TEMPLATES else template_of(path)
-            if template is not None and marks_answers(template) is False:
+            used = _template(training, subject, tools, tokenizer, silent) if training.is_on(_ONLY) else None
+            if used is not None and marks_answers(used[1]) is False:
                 yield self.error(
-                    training.where("assistant_only_loss"),
-                    f"assistant_only_loss is on, but the chat template of {chosen or name} does not mark the answers with {{% generation %}}",
+                    training.where(_ONLY),
+                    f"{_ONLY} is on, but the chat template of {used[0]} does not mark the answers with {{% generation %}}",
                     "Write {% generation %} before and {% endgeneration %} behind the assistant's content in the template, with its end token inside, and give it as chat_template_path; or turn assistant_only_loss off",
                 )  # fmt: skip
+
+
+def _template(
+    training: Training, subject: Subject, tools: Tools, tokenizer: Model | None, silent: Unanswered
+) -> tuple[str, str] | None:
+    """Return whose template a training uses, and its text; None where it is not at hand."""
+    chosen = training.value("chat_template_path")
+    if isinstance(chosen, str) and chosen:
+        path = tools.cwd / chosen
+        if path.suffix in _TEMPLATES:
+            text = _text_of(path)
+            return None if text is None else (chosen, text)
+        whose = chosen  # TRL takes the name of a model as well
+        place = training.where("chat_template_path")
+        files = files_of(Reference(kind=Kind.TOKENIZER, name=chosen, place=place), subject, tools)
+    elif chosen is UNKNOWN or tokenizer is None:
+        return None
+    else:
+        whose, files = tokenizer.name, tokenizer.files
+    template = template_of(files) if files is not None else None
+    if template is not None or files is None:
+        return None if template is None else (whose, template)
+    why = files.unanswered("tokenizer_config.json", TEMPLATE)
+    if not why and isinstance(files, HubFiles) and files.has(TEMPLATE):
+        why = f"its {TEMPLATE} is not fetched; download it, and give it as chat_template_path"
+    if why:
+        silent.add(f"whether the chat template of {whose} marks the answers", why)
+    return None
 
 
 def _text_of(path: Path) -> str | None:

@@ -42,7 +42,7 @@ class MissingLoraTarget(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Compare the names with the model's layers."""
-        model = only_model(subject, tools.cwd)
+        model = only_model(subject, tools)
         for script in subject.scripts:
             for call in script.calls_of("LoraConfig"):
                 target = call.keywords.get("target_modules")
@@ -63,7 +63,10 @@ class MissingLoraTarget(Check):
                 yield from self._of(setting.value, setting.place, model)
 
     def _of(self, value: object, place: Place, model: Model | None) -> Iterator[Finding]:
-        layers = LINEAR_LAYERS.get(model.model_type) if model is not None else None
+        if not isinstance(value, str | list | tuple) or value in ("all-linear", []):
+            return
+        is_one = model is not None and not model.is_composite  # a part that sees has layers of its own
+        layers = LINEAR_LAYERS.get(model.model_type) if model is not None and is_one else None
         names = [value] if isinstance(value, str) else value
         if (
             model is None

@@ -83,6 +83,8 @@ def _named(subject: Subject) -> Iterator[tuple[Place, str]]:
         if reference.kind is Kind.MODULE and "." in reference.name:
             yield reference.place, reference.name
     for setting in subject.all(_REWARDS):
+        if setting.owner.endswith("Trainer"):  # which takes a text for a model
+            continue
         values = setting.value if isinstance(setting.value, list | tuple) else [setting.value]
         for value in values:
             if isinstance(value, str) and "." in value and all(part.isidentifier() for part in value.split(".")):

@@ -7,11 +7,12 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..subject import Call, Script, Subject
+from ..names.existence import Unanswered
+from ..subject import Call, Kind, Script, Subject, Value
 from ..tools import Tools
 from ..training import Training, trainings
-from ..training.models import models_of
-from ..training.tokenizer_files import knows_token, tokenizer_name
+from ..training.models import Model, model_of, only_tokenizer
+from ..training.tokenizer_files import knows_token
 
 _MASKING = "DataCollatorForLanguageModeling"
 
@@ -58,25 +59,33 @@ class PadToken(Check):
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Look for the pad token in scripts; trainers of TRL set one themselves."""
         adds = any(any(script.calls_of(*_ADDING)) for script in subject.scripts)
-        name = tokenizer_name(subject) if subject.trainer is None and not adds else None
-        for training in trainings(subject) if name is not None else ():
-            yield from self._unknown(training, name or "", tools)
+        tokenizer = only_tokenizer(subject, tools) if subject.trainer is None and not adds else None
+        silent = Unanswered()
+        if tokenizer is not None:
+            for training in trainings(subject):
+                yield from self._unknown(training, tokenizer, silent)
+        named = _Named(subject, tools, silent)
         for script in subject.scripts:
             yield from self._masked_end(script)
             if "pad_token" in script.text or "PAD]" in script.text or "unsloth" in script.text:
                 continue
-            without = {model.name for model in models_of(subject, tools.cwd) if model.has_pad_token is False}
             for call in script.calls:
-                yield from self._missing(script, call, without)
+                yield from self._missing(script, call, named)
+        silent.tell()
 
-    def _unknown(self, training: Training, name: str, tools: Tools) -> Iterator[Finding]:
+    def _unknown(self, training: Training, tokenizer: Model, silent: Unanswered) -> Iterator[Finding]:
         if not training.is_trl or training.has("chat_template_path"):  # a template of another model brings its tokens
             return
         for which in ("eos_token", "pad_token"):
             token = training.value(which)
-            if isinstance(token, str) and token and knows_token(name, tools.cwd, token) is False:
+            if not isinstance(token, str) or not token:
+                continue
+            is_known = knows_token(tokenizer, token)
+            if is_known is None and (why := tokenizer.unanswered("tokenizer_config.json")):
+                silent.add(f"whether the tokenizer of {tokenizer.name} has {token!r}", why)
+            if is_known is False:
                 yield self.error(
-                    training.where(which), f"{training.shown(which)} is {token!r}, which the tokenizer of {name} does not have",
+                    training.where(which), f"{training.shown(which)} is {token!r}, which the tokenizer of {tokenizer.name} does not have",
                     f"Remove {training.shown(which)}, or add the token first: tokenizer.add_special_tokens({{{which!r}: {token!r}}}) and model.resize_token_embeddings(len(tokenizer))",
                 )  # fmt: skip
 
@@ -95,12 +104,12 @@ class PadToken(Check):
                 )
                 return
 
-    def _missing(self, script: Script, call: Call, without: set[str]) -> Iterator[Finding]:
+    def _missing(self, script: Script, call: Call, models: _Named) -> Iterator[Finding]:
         named = call.given(0, "pretrained_model_name_or_path")
         if call.name.endswith("ForSequenceClassification.from_pretrained") and not any(
             script.calls_of("RewardTrainer")
         ):
-            if named is not None and named.value in without and any(script.calls_of("Trainer")):
+            if named is not None and any(script.calls_of("Trainer")) and models.are_without(named):
                 yield self.error(
                     Place(script.named, call.line), f"{named.value} has no padding token: the classifier cannot handle batch sizes > 1",
                     "Write tokenizer.pad_token = tokenizer.eos_token and model.config.pad_token_id = tokenizer.pad_token_id",
@@ -111,11 +120,34 @@ class PadToken(Check):
         of = loads[0].given(0, "pretrained_model_name_or_path") if len(loads) == 1 else None
         if (
             padding is not None
-            and padding.value in (True, "max_length", "longest")
+            and (padding.value is True or padding.value in ("max_length", "longest"))  # a convolution's is 1
             and of is not None
-            and of.value in without
+            and models.are_without(of)
         ):
             yield self.error(
                 Place(script.named, padding.line), f"the tokenizer of {of.value} has no padding token, so it cannot pad",
                 "Write tokenizer.pad_token = tokenizer.eos_token behind its from_pretrained",
             )  # fmt: skip
+
+
+class _Named:
+    """The models and tokenizers of a subject, looked at where one of them has to pad."""
+
+    def __init__(self, subject: Subject, tools: Tools, silent: Unanswered) -> None:
+        self._subject, self._tools, self._silent = subject, tools, silent
+        self._found: dict[str, Model] = {}
+
+    def are_without(self, named: Value) -> bool:
+        """Say whether something that is named is surely without a token for padding; where the Hub was silent, note it."""
+        model = self._of(named.value) if isinstance(named.value, str) else None
+        if model is None or model.has_pad_token is not None:
+            return model is not None and model.has_pad_token is False
+        if why := model.unanswered("tokenizer_config.json", "special_tokens_map.json"):
+            self._silent.add(f"whether the tokenizer of {model.name} has a padding token", why)
+        return False
+
+    def _of(self, name: str) -> Model | None:
+        for each in self._subject.references:
+            if each.kind in (Kind.MODEL, Kind.TOKENIZER) and each.name == name:
+                return self._found.setdefault(name, model_of(each, self._subject, self._tools))
+        return None

@@ -6,10 +6,14 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding
+from ..names.existence import Unanswered
 from ..subject import Subject
 from ..tools import Tools
 from ..training import Training, trainings
 from ..training.models import Model, only_model
+
+_USUAL = 8192
+"""What is no longer than that is taken by the models that are trained today, known or not."""
 
 
 class TooLongSequences(Check):
@@ -23,7 +27,7 @@ class TooLongSequences(Check):
     passes = (
         Example("from trl import *\nSFTTrainer('m')\nAutoModelForCausalLM.from_pretrained('gpt2')\nSFTConfig('o', max_length=1024)\n"),
         Example("base_model: meta-llama/Llama-2-7b-hf\nsequence_len: 4096\n", "config.yaml"),
-        Example("trl sft --model_name_or_path unknown/model --max_length 100000", "command"),
+        Example("trl sft --model_name_or_path unknown/model --max_length 8192", "command"),
     )  # fmt: skip
     fails = (
         Example("from trl import *\nAutoModelForCausalLM.from_pretrained('gpt2')\nSFTConfig('o', max_length=2048)\n"),
@@ -38,7 +42,8 @@ class TooLongSequences(Check):
 
     def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
         """Compare lengths with each other and with the model's limit."""
-        model = only_model(subject, tools.cwd)
+        model = only_model(subject, tools)
+        silent = Unanswered()
         limit = _of_trainer(subject.trainer) if subject.trainer is not None else 0
         for training in trainings(subject):
             yield from self._sums(training)
@@ -48,9 +53,14 @@ class TooLongSequences(Check):
             value = length if length is not None else completion
             if value is None or training.has("rope_scaling", "overrides_of_model_config", "rope_theta"):
                 continue
+            if _is_changed(training):
+                continue
             longest = model.longest if model is not None else limit
-            if longest and value > longest and not _is_changed(training):
+            if longest and value > longest:
                 yield self._too_long(training, name, value, longest, model)
+            elif not longest and model is not None and value > _USUAL and (why := model.unanswered("config.json")):
+                silent.add(f"whether {model.name} takes the {value:,.0f} tokens of {training.shown(name)}", why)
+        silent.tell()
 
     def _too_long(self, training: Training, name: str, value: float, longest: int, model: Model | None) -> Finding:
         make = self.error if model is not None and model.is_absolute else self.warning

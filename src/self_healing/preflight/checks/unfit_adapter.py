@@ -35,8 +35,8 @@ class UnfitAdapter(Check):
         """Compare, where one base is loaded and known; that an adapter is not there is told by missing-adapter."""
         names = Homes(subject, tools)
         adapters = names.on_the_hub(Kind.ADAPTER)
-        bases = names.on_the_hub(Kind.MODEL)
-        if len({each.name for each in subject.references if each.kind is Kind.MODEL}) != 1 or not bases:
+        bases = [each for each in names.on_the_hub(Kind.MODEL) if not each.is_aside]
+        if len({each.name for each in subject.models}) != 1 or not bases:
             return
         silent = Unanswered()
         asked = [(each, tools.hub.file("model", each.name, _CONFIG, each.revision)) for each in adapters]

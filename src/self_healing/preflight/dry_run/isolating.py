@@ -175,5 +175,6 @@ def _code(names: Mapping[str, list[str]]) -> str:
 
 def _place(fault: Fault, subject: Subject, first: Trial) -> Place:
     kinds = {Fault.MODEL: Kind.MODEL, Fault.DATA: Kind.DATASET, Fault.BOTH: Kind.MODEL}
-    found = next((each.place for each in subject.references if each.kind is kinds.get(fault)), None)
+    named = (each for each in subject.references if each.kind is kinds.get(fault) and not each.is_aside)
+    found = next((each.place for each in named), None)
     return found or place_of(first, subject)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from ...core.failure import Severity
 from ..check import CannotRun
 from ..finding import Finding, Place
-from ..subject import Kind, Subject
+from ..subject import Subject
 
 NAME = "vllm-server"
 ANSWER_S = 5.0
@@ -30,7 +30,7 @@ def server_findings(subject: Subject, *, offline: bool = False) -> Iterator[Find
     mode = subject.setting("vllm_mode")
     if not subject.is_on("use_vllm") or mode is None or mode.value != "server":
         return
-    where, model = mode.place, next((each.name for each in subject.references if each.kind is Kind.MODEL), None)
+    where, model = mode.place, next((each.name for each in subject.models), None)
     base = _address(subject)
     if offline and not _is_here(base):
         raise CannotRun(f"the vLLM server at {base} is not on this machine; leave out --offline to have it asked")

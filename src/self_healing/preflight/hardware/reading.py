@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 
 from ..finding import Place
-from ..subject import Kind, Subject
+from ..subject import Subject
 from ..subject.files import json_object
 from ..tools import Tools
 from ..training.signatures import completion_length
@@ -62,7 +62,7 @@ def trained_model(subject: Subject) -> tuple[str, Place] | None:
     named = subject.setting("model", "model_name_or_path")
     if named is not None and isinstance(named.value, str) and named.value:
         return named.value, named.place
-    models = [each for each in subject.references if each.kind is Kind.MODEL and each.name not in others]
+    models = [each for each in subject.models if each.name not in others]
     return (models[0].name, models[0].place) if models and len({each.name for each in models}) == 1 else None
 
 

@@ -12,6 +12,9 @@ from ..subject.files import json_object
 
 LARGEST_HEADER = 100 << 20
 """The format's own limit."""
+_ONE_EACH = frozenset({"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"})
+"""Dtypes of which each number is one parameter."""
+_FEW = 0.01
 _DTYPES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F8_E4M3": "float8"}
 
 
@@ -23,7 +26,6 @@ def count_in_folder(folder: Path) -> tuple[int, str] | None:
     files = _files(folder)
     if not files:
         return None
-    total = 0
     by_dtype: dict[str, int] = {}
     seen: set[tuple[str, object]] = set()
     for file in files:
@@ -39,12 +41,24 @@ def count_in_folder(folder: Path) -> tuple[int, str] | None:
                 continue
             seen.add(place)
             count = math.prod(shape)
-            total += count
             by_dtype[str(tensor.get("dtype"))] = by_dtype.get(str(tensor.get("dtype")), 0) + count
-    most = max(by_dtype, key=lambda dtype: by_dtype[dtype], default="")
-    if most in ("U8", "I8", "I32"):  # packed: what is stored is not what is counted
+    return count_by_dtype(by_dtype)
+
+
+def count_by_dtype(counts: object) -> tuple[int, str] | None:
+    """Return all parameters and the dtype most of them have; None where they are packed, or that is no count.
+
+    Weights of fewer bits are stored as whole numbers of more: `I32` holds eight of four bits, so what is stored is not what
+    is counted. A few whole numbers, such as positions, are buffers of a model that is not packed.
+    """
+    if not isinstance(counts, Mapping):
         return None
-    return (total, _DTYPES.get(most, "")) if total else None
+    whole = {str(dtype): count for dtype, count in counts.items() if isinstance(count, int) and count >= 0}
+    total = sum(whole.values())
+    packed = sum(count for dtype, count in whole.items() if dtype not in _ONE_EACH)
+    if not total or len(whole) != len(counts) or packed > _FEW * total:
+        return None
+    return total - packed, _DTYPES.get(max(whole, key=lambda dtype: whole[dtype]), "")
 
 
 def read_header(file: Path) -> Mapping[str, object] | None:

@@ -59,7 +59,9 @@ class ModelShape:
     is_estimate: bool = False
     """The sizes are guessed from the name, or from a config of an architecture that is not known."""
     source: str = "config.json"
-    """Where the parameter count is from."""
+    """Where the sizes are from."""
+    counted_by: str = ""
+    """Who has counted its parameters one by one, whatever the sizes are from; empty where they are calculated."""
 
     @property
     def linear_parameters(self) -> int:

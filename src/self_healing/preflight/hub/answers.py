@@ -73,6 +73,25 @@ class Answer:
         """Whether nothing can be said."""
         return self.state in UNANSWERED
 
+    def in_words(self, file: str, revision: str | None = None) -> str:
+        """Say what became of the question for a file of a model."""
+        match self.state:
+            case State.FOUND:
+                return f"the Hub has a {file} of it"
+            case State.OFFLINE | State.NO_CLIENT:
+                return f"the Hub could not be asked ({self.detail})"
+            case State.NO_FILE:
+                return f"the Hub has no {file} of it"
+            case State.NO_REVISION:
+                return f"the Hub has no revision {revision} of it"
+            case State.MISSING | State.HIDDEN | State.WRONG_TOKEN:
+                return "the Hub has no such model that may be seen from here"
+            case State.GATED | State.FORBIDDEN:
+                return f"the Hub does not give its {file} away without a token that may read it (set HF_TOKEN)"
+            case State.DISABLED:
+                return "the Hub has disabled it"
+        return f"the Hub gave no answer ({self.detail})"
+
 
 @dataclass(frozen=True, slots=True)
 class Listing:

@@ -16,6 +16,8 @@ from .answers import Answer, Listing, References, Repository, State, User
 from .wire import Reply, Wire
 
 T = TypeVar("T")
+SMALL_FILES = frozenset({"config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"})
+"""What is fetched of a model; never its weights, nor the vocabulary, which has many megabytes."""
 RepositoryKind = Literal["model", "dataset"]
 AT_ONCE = 16
 LIMIT_S = 5.0
@@ -23,6 +25,11 @@ LONGEST_LISTING = 500
 LONGEST_NAME = 300
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(?:/[A-Za-z0-9][\w.-]{0,95})?")
 """Of a repository; a path is none."""
+
+
+def is_name(text: str) -> bool:
+    """Say whether a text may be the name of a repository."""
+    return _NAME.fullmatch(text) is not None
 
 
 class Asked(Generic[T]):
@@ -87,13 +94,27 @@ class Hub:
         where = f"/{prefix}{quote(name)}/resolve/{quote(revision or 'main', safe='')}/{quote(path)}"
         return self._ask(("file", where), lambda: self._file(where), Answer(state=State.TIMEOUT, detail=self._too_late))
 
-    def fetch_config(self, name: str) -> Mapping[str, Any] | None:
-        """Return the config.json of a model, which is asked for once; None where it cannot be had, for whatever reason."""
-        if not _NAME.fullmatch(name):
-            return None
-        answer = self.file("model", name, "config.json").answer()
-        content = _parsed(answer.body) if answer.state is State.FOUND else None
+    def fetch_config(self, name: str, revision: str | None = None) -> Mapping[str, Any] | None:
+        """Return the config.json of a model."""
+        return self.fetch_json(name, "config.json", revision)
+
+    def fetch_json(self, name: str, file: str, revision: str | None = None) -> Mapping[str, Any] | None:
+        """Return a config or tokenizer file of a model, asked for once; None where it cannot be had, for whatever reason."""
+        answer = self._model_file(name, file, revision)
+        content = _parsed(answer.body) if answer is not None and answer.state is State.FOUND else None
         return content if isinstance(content, dict) else None
+
+    def said_of(self, name: str, file: str, revision: str | None = None) -> str:
+        """Return in words what became of the question for a file of a model."""
+        answer = self._model_file(name, file, revision)
+        if answer is None:
+            return "the Hub was not asked, since this is no name of it"
+        is_odd = answer.state is State.FOUND and self.fetch_json(name, file, revision) is None
+        return answer.in_words(file, revision) + (", which is no JSON object" if is_odd else "")
+
+    def _model_file(self, name: str, file: str, revision: str | None) -> Answer | None:
+        assert file in SMALL_FILES, f"{file} is none that is fetched of a model"
+        return self.file("model", name, file, revision).answer() if is_name(name) else None
 
     def by_author(self, kind: RepositoryKind, author: str) -> Asked[Listing]:
         """Ask what an author has, the most used first."""

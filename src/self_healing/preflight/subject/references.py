@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,9 @@ _BY_SETTING = {
     "dataset_name": Kind.DATASET, "hub_model_id": Kind.OUTPUT_REPO, "lora_model_dir": Kind.ADAPTER,
     "adapter_name_or_path": Kind.ADAPTER, "deepspeed": Kind.FILE, "chat_template_path": Kind.FILE,
 }  # fmt: skip
+_ASIDE = frozenset(
+    {"ref_model", "reward_funcs", "reward_model_path", "reward_model_name_or_path", "teacher_model_name_or_path"}
+)
 _LOOSE = frozenset({"model", "ref_model", "dataset_name", "model_name_or_path"})
 """Keys that stand for something else too where nothing tells whose they are: `model: resnet50`, Hydra's `model=small`."""
 _NAMES_DATA = frozenset({"trl", "transformers", "command", "ScriptArguments", "DataTrainingArguments"})
@@ -154,8 +157,8 @@ def setting_references(settings: Sequence[Setting]) -> Iterator[Reference]:
     """Yield what settings name."""
     given = {setting.name: setting.value for setting in settings}
     for setting in settings:
-        if setting.name == "reward_funcs" and not setting.owner.endswith("Trainer"):
-            yield from _reward_modules(setting)
+        if setting.name == "reward_funcs":
+            yield from _rewards(setting, _revision(given))
         kind = _BY_SETTING.get(setting.name)
         if kind is None or not isinstance(setting.value, str) or not setting.value or "${" in setting.value:
             continue
@@ -168,10 +171,18 @@ def setting_references(settings: Sequence[Setting]) -> Iterator[Reference]:
                 split=split if isinstance(split, str) else None,
             )  # fmt: skip
             continue
-        revision = given.get("model_revision") if kind is Kind.MODEL else None
         yield Reference(
-            kind=kind, name=setting.value, place=setting.place, revision=revision if isinstance(revision, str) else None
-        )
+            kind=kind, name=setting.value, place=setting.place, is_aside=setting.name in _ASIDE,
+            revision=_revision(given) if kind is Kind.MODEL else None,
+        )  # fmt: skip
+
+
+def _revision(given: Mapping[str, object]) -> str | None:
+    """Return the revision of models that are only named; TRL loads those that judge with the same arguments."""
+    arguments = given.get("model_init_kwargs")
+    of_arguments = arguments.get("revision") if isinstance(arguments, dict) else None
+    said = (given.get("model_revision"), given.get("revision_of_model"), of_arguments)
+    return next((each for each in said if isinstance(each, str) and each), None)
 
 
 def _is_loose(setting: Setting) -> bool:
@@ -186,15 +197,15 @@ def _is_loose(setting: Setting) -> bool:
     )
 
 
-def _reward_modules(setting: Setting) -> Iterator[Reference]:
+def _rewards(setting: Setting, revision: str | None) -> Iterator[Reference]:
+    """Yield what judges completions: a text that a trainer is given names a model, one in a config a function."""
     values = setting.value if isinstance(setting.value, list | tuple) else [setting.value]
     for value in values:
-        if (
-            isinstance(value, str)
-            and "." in value
-            and "/" not in value
-            and all(part.isidentifier() for part in value.split("."))
-        ):
+        if not isinstance(value, str) or not value:
+            continue
+        if setting.owner.endswith("Trainer"):
+            yield Reference(kind=Kind.MODEL, name=value, place=setting.place, revision=revision, is_aside=True)
+        elif "." in value and "/" not in value and all(part.isidentifier() for part in value.split(".")):
             yield Reference(kind=Kind.MODULE, name=value, place=setting.place)
 
 

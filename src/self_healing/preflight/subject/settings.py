@@ -12,6 +12,7 @@ from .script import Call, Script
 from .values import UNKNOWN, Setting, Value
 
 __all__ = ["SYNONYMS", "command_settings", "config_settings", "is_configuration", "normal", "script_settings"]
+_REWARDED = frozenset({"GRPOTrainer", "RLOOTrainer"})
 _GIVEN_SETTINGS = ("Config", "Arguments", "Args")
 
 
@@ -42,11 +43,16 @@ def script_settings(script: Script) -> Iterator[Setting]:
 
 
 def _given(call: Call) -> Mapping[str, Value]:
-    """Return what a configuration is given by name; of trainers also the model, which most write first."""
-    first = call.arguments[0] if call.arguments and call.last.endswith("Trainer") else None
-    if first is None or not isinstance(first.value, str) or "model" in call.keywords:
+    """Return what a configuration is given by name; of trainers also the model and its rewards, which many write first."""
+    if not call.last.endswith("Trainer"):
         return call.keywords
-    return {"model": first, **call.keywords}
+    names = ("model", "reward_funcs") if call.last in _REWARDED else ("model",)
+    by_place = {
+        name: value
+        for name, value in zip(names, call.arguments, strict=False)
+        if name not in call.keywords and (isinstance(value.value, str) or name != "model")
+    }
+    return {**by_place, **call.keywords}
 
 
 def _used(script: Script, made: list[Call]) -> set[int]:

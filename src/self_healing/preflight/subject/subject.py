@@ -11,7 +11,7 @@ from .command import Command, as_count
 from .config import Config
 from .jobs import Job
 from .script import Call, Script
-from .values import Reference, Setting
+from .values import Kind, Reference, Setting
 
 _METHODS = {
     "SFT": "sft", "DPO": "dpo", "GRPO": "grpo", "KTO": "kto", "ORPO": "orpo", "CPO": "cpo", "PPO": "ppo", "RLOO": "rloo",
@@ -63,6 +63,16 @@ class Subject:
             for call in script.calls:
                 if wanted is None or wanted(call):
                     yield script, call
+
+    @property
+    def models(self) -> list[Reference]:
+        """The models that are named, without those that only judge the one that is trained."""
+        return [each for each in self.references if each.kind is Kind.MODEL and not each.is_aside]
+
+    def revision_of(self, name: str, kind: Kind = Kind.MODEL) -> str | None:
+        """Return the revision that something is loaded at; None means the newest, or that this is not one alone."""
+        found = {each.revision for each in self.references if each.kind is kind and each.name == name}
+        return found.pop() if len(found) == 1 else None
 
     @property
     def starts_elsewhere(self) -> bool:

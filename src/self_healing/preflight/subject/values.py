@@ -82,3 +82,5 @@ class Reference:
     split: str | None = None
     columns: tuple[str, ...] = ()
     """The columns of a data set that are asked for by name."""
+    is_aside: bool = False
+    """Of a model: it is read beside the one that is trained, as its reference, reward or teacher."""

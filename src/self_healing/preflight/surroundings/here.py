@@ -10,7 +10,7 @@ from ..finding import Place
 from ..hardware.devices import find_device, is_named_by
 from ..hardware.memory import GIB
 from ..hardware.model_sources import shape_of_model
-from ..subject import Command, Kind, Subject
+from ..subject import Command, Subject
 from ..subject.command import Flag
 from ..subject.started import program_of
 from ..tools import Tools
@@ -94,14 +94,12 @@ def model_bytes(subject: Subject, tools: Tools) -> tuple[float, bool] | None:
     A folder that is here is weighed. Of others the parameters are known by their config or their name (`-7B`), and two bytes
     each is what the smallest usual checkpoint takes.
     """
-    for reference in subject.references:
-        if reference.kind is not Kind.MODEL:
-            continue
+    for reference in subject.models:
         folder = tools.cwd / reference.name
         if folder.is_dir():
             sizes = [each.stat().st_size for each in folder.iterdir() if each.suffix in (".safetensors", ".bin")]
             return (float(sum(sizes)), True) if sum(sizes) else None
-        shape = shape_of_model(reference.name, tools)
+        shape = shape_of_model(reference.name, tools, reference.revision)
         if shape is not None:
             return 2.0 * shape.parameters, False
     return None

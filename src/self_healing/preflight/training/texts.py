@@ -46,7 +46,7 @@ def full_text(row: Mapping[str, Any], text_field: str = "text") -> str:
 def counter_of(subject: Subject, cwd: Path) -> tuple[Callable[[str], float], bool]:
     """Return what counts tokens, and whether it is the model's own tokenizer."""
     for reference in subject.references:
-        if reference.kind in (Kind.MODEL, Kind.TOKENIZER):
+        if reference.kind in (Kind.MODEL, Kind.TOKENIZER) and not reference.is_aside:
             count = _tokenizer(cwd / reference.name / "tokenizer.json")
             if count is not None:
                 return count, True

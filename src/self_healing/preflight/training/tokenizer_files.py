@@ -1,20 +1,22 @@
-"""What the files of a tokenizer say: its vocabulary and its chat template. Nothing is loaded."""
+"""What the files of a tokenizer say, in a folder or on the Hub: its vocabulary and its chat template. Nothing is loaded."""
 
 from __future__ import annotations
 
 import functools
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..subject import Kind, Subject
 from ..subject.files import json_object
+from .model_files import FolderFiles, ModelFiles
+from .models import Model
 from .signatures import source_of
 
 _MARKS = re.compile(r"\{%-?\s*generation\s*-?%\}")
-_LONGEST_TEMPLATE = 1 << 20
+_SPECIAL = re.compile(r"<\|.*\|>")
+"""No word of a vocabulary looks like that: such a token is an added one."""
+TEMPLATE = "chat_template.jinja"
 _CHAT_ENDS = frozenset({"<|im_end|>", "<|eot_id|>", "<|end|>", "<end_of_turn>"})
 _OF_FAMILIES: tuple[tuple[str, frozenset[str]], ...] = (
     (r"(^|/)(distil)?gpt2(-medium|-large|-xl)?$|(^|/)pythia-|(^|/)opt-[\d.]+[mb]$|(^|/)bloom(-|$)", frozenset()),
@@ -26,23 +28,29 @@ _OF_FAMILIES: tuple[tuple[str, frozenset[str]], ...] = (
 """Which of the ends of a turn that are common a family knows (2026-11)."""
 
 
-def tokenizer_name(subject: Subject) -> str | None:
-    """Return the one folder or repository that the tokenizer is taken from; None where there are several, or none."""
-    tokenizers = {each.name for each in subject.references if each.kind is Kind.TOKENIZER}
-    names = tokenizers or {each.name for each in subject.references if each.kind is Kind.MODEL}
-    return names.pop() if len(names) == 1 else None
-
-
-def knows_token(name: str, cwd: Path, token: str) -> bool | None:
+def knows_token(tokenizer: Model, token: str) -> bool | None:
     """Say whether a tokenizer has a token; None where that cannot be said."""
-    folder = cwd / name
-    if os.path.isdir(folder):  # noqa: PTH112  # which takes any name
-        words = _vocabulary(folder / "tokenizer.json")
-        return None if words is None else token in words or token in _added(folder)
+    files = tokenizer.files
+    if isinstance(files, FolderFiles):
+        words = _vocabulary(files.folder / "tokenizer.json")
+        return None if words is None else token in words or token in _added(files)
+    if files is not None and (found := _lists_token(files, token)) is not None:
+        return found
     for pattern, ends in _OF_FAMILIES if token in _CHAT_ENDS else ():
-        if re.search(pattern, name.lower()):
+        if re.search(pattern, tokenizer.name.lower()):
             return token in ends
     return None
+
+
+def _lists_token(files: ModelFiles, token: str) -> bool | None:
+    """Say whether a token is among the added ones; where these are all listed, another that can only be added is not there."""
+    config = files.read("tokenizer_config.json")
+    if config is None:
+        return None
+    if token in _added(files):
+        return True
+    is_special = token in _CHAT_ENDS or _SPECIAL.fullmatch(token) is not None
+    return False if config.get("added_tokens_decoder") and is_special else None
 
 
 @functools.cache
@@ -62,11 +70,11 @@ def _vocabulary(path: Path) -> frozenset[str] | None:
     return frozenset(words)
 
 
-def _added(folder: Path) -> set[str]:
+def _added(files: ModelFiles) -> set[str]:
     """Return what the files beside add: also the special tokens, which are added when the tokenizer is loaded."""
-    found: set[str] = set(json_object(folder / "added_tokens.json") or ())
+    found: set[str] = set(files.read("added_tokens.json") or ())
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
-        content = json_object(folder / name) or {}
+        content = files.read(name) or {}
         for key, value in content.items():
             values: list[Any] = [value]
             if key == "added_tokens_decoder" and isinstance(value, Mapping):
@@ -78,15 +86,11 @@ def _added(folder: Path) -> set[str]:
     return found
 
 
-def template_of(folder: Path) -> str | None:
-    """Return the chat template in the folder of a tokenizer; None where there is none, or it cannot be read."""
-    path = folder / "chat_template.jinja"
-    try:
-        if path.is_file() and path.stat().st_size < _LONGEST_TEMPLATE:
-            return path.read_text(encoding="utf-8")
-    except (OSError, ValueError):
-        return None
-    template = (json_object(folder / "tokenizer_config.json") or {}).get("chat_template")
+def template_of(files: ModelFiles) -> str | None:
+    """Return the chat template of a tokenizer; None where there is none, or it cannot be read. A file of its own goes first."""
+    if files.has(TEMPLATE) is not False:
+        return files.text(TEMPLATE)
+    template = (files.read("tokenizer_config.json") or {}).get("chat_template")
     if isinstance(template, list):  # named variants
         named = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
         template = named.get("default")
