@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 import time
@@ -37,6 +38,20 @@ def test_what_a_machine_says_of_itself_can_be_true(tmp_path):
     assert abs(machine.now_s - time.time()) < 5
     assert machine.version("pydantic")[0].isdigit()
     assert not machine.can_import("no_module_of_that_name")
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch", "index"),
+    [
+        ((12, 2), "2.6.0+cpu", "whl/cu121"), ((12, 0), "2.6.0+cpu", "whl/cu118"), ((12, 8), "2.9.0+cu130", "whl/cu128"),
+        ((13, 2), "2.6.0+cpu", "whl/cu130"), ((11, 4), "2.6.0+cu126", "whl/cu118"), ((10, 2), "2.6.0+cu126", "Update the driver:"),
+        (None, "2.6.0+cpu", "whl/cu126"),
+    ],
+)  # fmt: skip
+def test_the_build_of_torch_that_is_proposed_exists_and_runs_with_the_driver(check, driver, torch, index):
+    facts = {"gpus": ["NVIDIA A100-SXM4-40GB"], "driver_cuda": driver, "packages": {"torch": torch}}
+    [(_, _, fix)] = check("torch-unfit-for-gpu", "python -m sft", machine=facts)
+    assert re.search(rf"{re.escape(index)}(\s|$)", fix), fix
 
 
 def test_a_port_that_somebody_listens_at_is_taken_and_another_is_offered(check):
