@@ -8,14 +8,17 @@ import shlex
 import socket
 import time
 
+import psutil
 import pytest
 
+from self_healing.preflight.hardware.present import host_memory_gib
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import run_checks
 from self_healing.preflight.subject import read_subject
 from self_healing.preflight.surroundings.here import GIB, model_bytes
 from self_healing.preflight.surroundings.machine import Machine
 from self_healing.preflight.tools import Tools
+from self_healing.snapshots import budget
 
 
 @pytest.fixture
@@ -38,6 +41,32 @@ def test_what_a_machine_says_of_itself_can_be_true(tmp_path):
     assert abs(machine.now_s - time.time()) < 5
     assert machine.version("pydantic")[0].isdigit()
     assert not machine.can_import("no_module_of_that_name")
+
+
+def test_in_a_container_its_own_limit_is_the_memory_that_there_is(check, tmp_path, monkeypatch):
+    for name, text in {
+        "memory.max": GIB,
+        "memory.current": 3 * GIB // 4,
+        "memory.stat": f"anon 9\ninactive_file {GIB // 4}\n",
+    }.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr(budget, "CGROUP", tmp_path)
+    assert (Machine().memory_bytes, host_memory_gib()) == (GIB // 2, 1.0)
+    [(_, message, fix)] = check("host-memory-small", "python -m sft --dataloader_num_workers 8")
+    assert ("512 MiB are free" in message, "--dataloader_num_workers 0" in fix) == (True, True)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert host_memory_gib() == psutil.virtual_memory().total / GIB, "without a limit it is the machine's"
+
+
+def test_the_older_kind_of_control_group_is_read_as_well(tmp_path):
+    (tmp_path / "memory").mkdir()
+    for name, text in {
+        "limit_in_bytes": 2**30,
+        "usage_in_bytes": 2**29,
+        "stat": "inactive_file 1\ntotal_inactive_file 1024",
+    }.items():
+        (tmp_path / "memory" / f"memory.{name}").write_text(str(text))
+    assert (budget.free_memory(tmp_path), budget.whole_memory(tmp_path)) == (2**29 + 1024, 2**30)
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import psutil
-
+from ...snapshots.budget import free_memory
 from .driver import nvidia_smi
 
 _CUDA = re.compile(r"CUDA Version: *(\d+)\.(\d+)")
@@ -47,8 +46,8 @@ class Machine:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of the machine that is free."""
-        return int(self._fact("memory_bytes", lambda: psutil.virtual_memory().available))
+        """The memory that is free: of the machine, or of the container where that is less."""
+        return int(self._fact("memory_bytes", free_memory))
 
     @property
     def open_files(self) -> int:
