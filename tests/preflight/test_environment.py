@@ -40,7 +40,18 @@ def test_what_a_machine_says_of_itself_can_be_true(tmp_path):
     assert machine.open_files >= 20
     assert abs(machine.now_s - time.time()) < 5
     assert machine.version("pydantic")[0].isdigit()
+    assert "typing-extensions" in {each.name for each in machine.needs("pydantic")}
+    assert machine.needs("no-distribution-of-that-name") == ()
     assert not machine.can_import("no_module_of_that_name")
+
+
+@pytest.mark.parametrize(
+    ("installed", "severity"), [("2.21.5", "warning"), ("2.28.3", "info"), ("2.27.5.post1", "info")]
+)
+def test_an_older_nccl_than_torchs_is_a_warning_and_a_newer_one_a_remark(check, installed, severity):
+    facts = {"gpus": ["NVIDIA H100"], "needs": {"torch": ["sympy", "nvidia-nccl-cu12==2.27.5"]}, "packages": {"torch": "2.9.0", "nvidia-nccl-cu12": installed}}  # fmt: skip
+    [(how, _, fix)] = check("nccl-version-differs", "torchrun --nproc_per_node 2 -m sft", machine=facts)
+    assert (how, fix) == (severity, "pip install nvidia-nccl-cu12==2.27.5")
 
 
 def test_in_a_container_its_own_limit_is_the_memory_that_there_is(check, tmp_path, monkeypatch):

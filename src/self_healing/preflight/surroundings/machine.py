@@ -10,11 +10,14 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from packaging.requirements import Requirement
+
 from ...snapshots.budget import free_memory
+from ..packages.distributions import installed_needs
 from .driver import nvidia_smi
 
 _CUDA = re.compile(r"CUDA Version: *(\d+)\.(\d+)")
@@ -83,6 +86,13 @@ class Machine:
             return importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             return None
+
+    def needs(self, package: str) -> tuple[Requirement, ...]:
+        """Return what a package that is installed beside us asks for; nothing where it is not."""
+        given: Mapping[str, Sequence[str]] | None = self._given.get("needs")  # type: ignore[assignment]
+        if given is not None:
+            return tuple(Requirement(each) for each in given.get(package, ()))
+        return installed_needs(package) or ()
 
     def can_import(self, module: str) -> bool:
         """Say whether a module of that name is installed beside us; nothing is imported."""
