@@ -77,6 +77,10 @@ class Machine:
         answer: tuple[int, int] | None = self._fact("driver_cuda", _driver_cuda)
         return answer
 
+    def has_program(self, name: str, path: str | None = None) -> bool:
+        """Say whether a program can be started by its name, with a `PATH` of those who start it."""
+        return bool(self._fact("programs", lambda: [name] if shutil.which(name, path=path) else []).count(name))
+
     def version(self, package: str) -> str | None:
         """Return the version of a package that is installed beside us; None where it is not."""
         installed: Mapping[str, str] | None = self._given.get("packages")  # type: ignore[assignment]
