@@ -33,6 +33,7 @@ from self_healing.preflight.finding import Finding, NotRun, Place
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import known_checks, run_checks
 from self_healing.preflight.subject import read_subject
+from self_healing.preflight.surroundings.machine import Machine
 from self_healing.preflight.tools import Tools
 
 PREFLIGHT = Path(__file__).resolve().parents[1] / "tests" / "preflight"
@@ -198,7 +199,8 @@ def ask(case: Case, hub: Mapping[str, str] | None = None) -> Answer:
     """Check an input as the command does; with a Hub in the environment of those that need one."""
     options = CheckOptions.model_validate({"offline": not case.needs_hub, **case.options})
     environ = {**case.environ, **((hub or {}) if case.needs_hub else {})}
-    tools = Tools(options=options, environ=environ, cwd=case.folder)
+    usual = Machine({"programs": ("git", "cmake", "make", "g++")})  # an input is no sounder where git is installed
+    tools = Tools(options=options, environ=environ, cwd=case.folder, machine=usual)
     try:
         report = run_checks(read_subject(case.inputs, case.argv, options, tools.cwd), tools)
     except InputError as error:

@@ -13,7 +13,7 @@ from self_healing.preflight.check import CannotRun
 from self_healing.preflight.dry_run import fresh_env, isolating, judging, rewards, vllm_server
 from self_healing.preflight.dry_run.events import read_events
 from self_healing.preflight.dry_run.trying import HOOK
-from self_healing.preflight.finding import Finding, NotRun, Place, Severity
+from self_healing.preflight.finding import Finding, Note, NotRun, Place, Severity
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import OF_A_TRIAL, CheckReport, known_checks, run_checks
 from self_healing.preflight.subject import Subject, read_subject
@@ -79,8 +79,8 @@ def test_whatever_leaves_a_report_is_masked():
         found = Finding(
             check="dry-run", severity=Severity.ERROR, where=where, message=f"m {secret}", fix=f"f {secret}\n{secret}"
         )
-        report.add([found], [NotRun("isolate", f"because {secret}")])
-    said = f"{report}\n{json.dumps(report.to_json())}\n{report.findings}"
+        report.add([found], [NotRun("isolate", f"because {secret}")], [Note("odd-lora", where, f"n {secret}")])
+    said = f"{report}\n{json.dumps(report.to_json())}\n{report.findings} {report.notes}"
     assert not [each for each in (OWN, TOKEN, "pass-of-mine") if each in said]
     assert "***@example.org/x" in said
 

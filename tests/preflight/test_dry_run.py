@@ -7,6 +7,8 @@ import hashlib
 import http.server
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +27,7 @@ from self_healing.preflight.dry_run.vllm_server import server_findings
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.subject import Subject, read_subject
 
+UV = Path(shutil.which("uv") or Path(sys.executable).with_name("uv"))
 SOURCE = Path(__file__).parents[2] / "src"
 STAND_IN = {
     "transformers/__init__.py": "from .training_args import TrainingArguments\nfrom .trainer import Trainer\n",
@@ -259,6 +262,61 @@ def test_a_fresh_environment_holds_what_the_header_names_and_nothing_else(heal):
     code, out, _ = heal("--fresh-env", "--", sys.executable, "train.py", **local)
     assert "train.py:1: error: what the header of train.py names cannot be installed" in out
     assert "No matching distribution found for tinydep==1.0" in out
+
+
+@pytest.mark.skipif(not UV.is_file(), reason="uv is not installed")
+def test_uv_makes_the_fresh_environment_where_it_is_there(heal):
+    wheel(heal.folder)
+    body = 'import importlib.util, tinydep\nprint(tinydep.VALUE)\nassert importlib.util.find_spec("pydantic") is None\n'
+    script = f'# /// script\n# dependencies = ["tinydep==1.0"]\n# ///\n{body}raise ValueError("came so far")\n'
+    write(heal.folder, {"train.py": script})
+    local = {
+        "PATH": f"{UV.parent}:/usr/bin:/bin", "UV_CACHE_DIR": str(heal.folder / "cache"), "UV_PYTHON": sys.executable,
+        "UV_NO_INDEX": "1", "UV_FIND_LINKS": str(heal.folder), "UV_PYTHON_DOWNLOADS": "never",
+    }  # fmt: skip
+    _, out, _ = heal("--fresh-env", "--", "python", "train.py", **local)
+    assert "  | from the header" in out
+    assert "ValueError: came so far [dry-run]" in out
+    write(heal.folder, {"train.py": script.replace("1.0", "2.0")})
+    _, out, _ = heal("--fresh-env", "--", "python", "train.py", **local)
+    assert "train.py:1: error: what the header of train.py names cannot be installed: No solution found" in out
+    assert "tinydep==2.0" in out
+    assert "[dry-run]" not in out
+    write(heal.folder, {"train.py": script.replace("tinydep==1.0", "another-one")})
+    _, out, _ = heal("--fresh-env", "--", "python", "train.py", **{**local, "UV_NO_INDEX": "0", "UV_OFFLINE": "1"})
+    assert "not run: fresh-env: what the header names cannot be fetched: there is no network" in out
+
+
+NO_SOLUTION = (
+    "error: No solution found when resolving script dependencies\n  cause: Because tinydep was not found in the {}.\n"
+)
+OF_UV = {
+    "no such version": (NO_SOLUTION.format("package registry"), "No solution found when resolving script dependencies Because tinydep was not"),
+    "as older ones say it": ("  \u00d7 No solution found when resolving:\n  \u2570\u2500\u25b6 Because tinydep was not found\n", "Because tinydep was not"),
+    "no name": ('error: TOML parse error at line 1, column 17\n  |\n1 | dependencies = ["a b!"]\n  |   ^^^^\nExpected one of `@`\n', "Expected one of `@`"),
+    "no such Python": ("error: No interpreter found for Python >=3.99 in search path\n", "No interpreter found for Python >=3.99"),
+    "no network": ("error: Request failed after 3 retries\n  cause: Failed to fetch: http://x/y\n  cause: error sending request\n", ""),
+    "told to stay offline": (NO_SOLUTION.format("cache") + "\nhint: Packages were unavailable because the network was disabled.\n", ""),
+}  # fmt: skip
+"""What uv 0.13 has said; it stands in for it here, so that this needs no uv."""
+
+
+@pytest.mark.parametrize("what", OF_UV)
+def test_what_uv_cannot_install_is_told_from_what_the_script_does_wrong(heal, what):
+    said, reason = OF_UV[what]
+    write(heal.folder, {"train.py": "# /// script\n# dependencies = []\n# ///\n", "said": said})
+    write(heal.folder, {"bin/uv": f"#!/bin/sh\ncat {heal.folder}/said >&2\nexit 2\n"})
+    (heal.folder / "bin/uv").chmod(0o755)
+    _, out, _ = heal(
+        "--fresh-env", "--select", "fresh-env", "--", "python", "train.py", PATH=f"{heal.folder}/bin:/usr/bin:/bin"
+    )
+    if reason:
+        assert re.search(
+            rf"train.py:1: error: what the header .* cannot be installed: .*{re.escape(reason)}.*\[fresh-env\]", out
+        ), out
+        assert "uv sync --script train.py" in out
+    else:
+        assert "not run: fresh-env: what the header names cannot be fetched: there is no network" in out
 
 
 @pytest.mark.parametrize(

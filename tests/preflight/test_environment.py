@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import socket
 import time
 
+import psutil
 import pytest
 
+from self_healing.preflight.hardware.present import host_memory_gib
 from self_healing.preflight.options import CheckOptions
 from self_healing.preflight.runner import run_checks
 from self_healing.preflight.subject import read_subject
 from self_healing.preflight.surroundings.here import GIB, model_bytes
 from self_healing.preflight.surroundings.machine import Machine
 from self_healing.preflight.tools import Tools
+from self_healing.snapshots import budget
 
 
 @pytest.fixture
@@ -36,7 +40,58 @@ def test_what_a_machine_says_of_itself_can_be_true(tmp_path):
     assert machine.open_files >= 20
     assert abs(machine.now_s - time.time()) < 5
     assert machine.version("pydantic")[0].isdigit()
+    assert "typing-extensions" in {each.name for each in machine.needs("pydantic")}
+    assert machine.needs("no-distribution-of-that-name") == ()
     assert not machine.can_import("no_module_of_that_name")
+
+
+@pytest.mark.parametrize(
+    ("installed", "severity"), [("2.21.5", "warning"), ("2.28.3", "info"), ("2.27.5.post1", "info")]
+)
+def test_an_older_nccl_than_torchs_is_a_warning_and_a_newer_one_a_remark(check, installed, severity):
+    facts = {"gpus": ["NVIDIA H100"], "needs": {"torch": ["sympy", "nvidia-nccl-cu12==2.27.5"]}, "packages": {"torch": "2.9.0", "nvidia-nccl-cu12": installed}}  # fmt: skip
+    [(how, _, fix)] = check("nccl-version-differs", "torchrun --nproc_per_node 2 -m sft", machine=facts)
+    assert (how, fix) == (severity, "pip install nvidia-nccl-cu12==2.27.5")
+
+
+def test_in_a_container_its_own_limit_is_the_memory_that_there_is(check, tmp_path, monkeypatch):
+    for name, text in {
+        "memory.max": GIB,
+        "memory.current": 3 * GIB // 4,
+        "memory.stat": f"anon 9\ninactive_file {GIB // 4}\n",
+    }.items():
+        (tmp_path / name).write_text(f"{text}\n")
+    monkeypatch.setattr(budget, "CGROUP", tmp_path)
+    assert (Machine().memory_bytes, host_memory_gib()) == (GIB // 2, 1.0)
+    [(_, message, fix)] = check("host-memory-small", "python -m sft --dataloader_num_workers 8")
+    assert ("512 MiB are free" in message, "--dataloader_num_workers 0" in fix) == (True, True)
+    (tmp_path / "memory.max").write_text("max\n")
+    assert host_memory_gib() == psutil.virtual_memory().total / GIB, "without a limit it is the machine's"
+
+
+def test_the_older_kind_of_control_group_is_read_as_well(tmp_path):
+    (tmp_path / "memory").mkdir()
+    for name, text in {
+        "limit_in_bytes": 2**30,
+        "usage_in_bytes": 2**29,
+        "stat": "inactive_file 1\ntotal_inactive_file 1024",
+    }.items():
+        (tmp_path / "memory" / f"memory.{name}").write_text(str(text))
+    assert (budget.free_memory(tmp_path), budget.whole_memory(tmp_path)) == (2**29 + 1024, 2**30)
+
+
+@pytest.mark.parametrize(
+    ("driver", "torch", "index"),
+    [
+        ((12, 2), "2.6.0+cpu", "whl/cu121"), ((12, 0), "2.6.0+cpu", "whl/cu118"), ((12, 8), "2.9.0+cu130", "whl/cu128"),
+        ((13, 2), "2.6.0+cpu", "whl/cu130"), ((11, 4), "2.6.0+cu126", "whl/cu118"), ((10, 2), "2.6.0+cu126", "Update the driver:"),
+        (None, "2.6.0+cpu", "whl/cu126"),
+    ],
+)  # fmt: skip
+def test_the_build_of_torch_that_is_proposed_exists_and_runs_with_the_driver(check, driver, torch, index):
+    facts = {"gpus": ["NVIDIA A100-SXM4-40GB"], "driver_cuda": driver, "packages": {"torch": torch}}
+    [(_, _, fix)] = check("torch-unfit-for-gpu", "python -m sft", machine=facts)
+    assert re.search(rf"{re.escape(index)}(\s|$)", fix), fix
 
 
 def test_a_port_that_somebody_listens_at_is_taken_and_another_is_offered(check):

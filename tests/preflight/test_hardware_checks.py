@@ -188,7 +188,7 @@ def test_all_checks_count_the_same_processes(tmp_path, line, count, each):
 @pytest.mark.parametrize(
     "line",
     [
-        "hf jobs uv run --flavor rtx-pro-6000 train.py", "hf jobs uv run --flavor gpu-of-tomorrow train.py", "hf jobs uv run train.py",
+        "hf jobs uv run --flavor gpu-of-tomorrow train.py", "hf jobs uv run train.py",
         "ssh node python train.py", "docker run image python train.py", "sbatch --gpus 1 train.py",
     ],
 )  # fmt: skip

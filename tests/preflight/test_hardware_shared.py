@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from self_healing.preflight.finding import Severity
+from self_healing.preflight.hardware.devices import FLAVORS, device_of_driver, find_flavor
 
 from .test_hardware_memory import checked
 
@@ -40,9 +41,27 @@ def test_how_many_share_it_is_asked_for_where_a_launcher_takes_what_is_there(tmp
 
 def test_a_job_on_an_unknown_machine_is_not_estimated(tmp_path):
     files = {"train.py": BIG.format(more="")}
-    report = checked(tmp_path, files, argv="hf jobs uv run --flavor rtx-pro-6000 train.py".split())
+    report = checked(tmp_path, files, argv="hf jobs uv run --flavor gpu-of-tomorrow train.py".split())
     assert report.findings == []
     assert ["it runs elsewhere" in each.because for each in report.not_run] == [True]
+
+
+def test_every_flavor_of_a_job_has_a_device():
+    assert [name for name in FLAVORS if find_flavor(name) is None] == []
+    device, count = find_flavor("rtx-pro-6000x4")
+    assert (device.name, device.architecture, count) == ("RTX PRO 6000", "Blackwell", 4)
+
+
+@pytest.mark.parametrize(
+    ("said", "memory_gib", "name"),
+    [
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", 94.2, "RTX PRO 6000"), ("NVIDIA B200", 176.4, "B200"),
+        ("NVIDIA GB200", 180.0, "NVIDIA GB200"), ("NVIDIA RTX A6000", 47.3, "RTX A6000"),
+        ("NVIDIA RTX 6000 Ada Generation", 47.3, "NVIDIA RTX 6000 Ada Generation"),
+    ],
+)  # fmt: skip
+def test_what_the_driver_calls_a_device_is_that_device_and_no_other(said, memory_gib, name):
+    assert device_of_driver(said, memory_gib, (12, 0)).name == name
 
 
 def test_completions_are_as_long_by_default_as_the_installed_trl_has_them(tmp_path):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from .configured import broken, checked, problems
@@ -302,10 +300,3 @@ def test_a_sound_config_has_no_problem(tmp_path, name):
 def test_a_sound_command_has_no_problem(tmp_path, argv):
     report = checked(tmp_path, argv=argv)
     assert (problems(report), broken(report)) == ([], [])
-
-
-def test_nothing_heavy_is_imported_for_a_look_at_a_script(tmp_path):
-    (tmp_path / "train.py").write_text(SOUND["sft lora"])
-    before = set(sys.modules)
-    checked(tmp_path, "train.py")
-    assert not {"torch", "transformers", "trl", "peft", "datasets"} & (set(sys.modules) - before)

@@ -186,7 +186,7 @@ def test_the_catalogue_as_json(heal):
     code, out, _ = heal("rules", "--json")
     data = json.loads(out)
     assert (code, data["v"]) == (0, 1)
-    assert set(data) == {"v", "rules", "actions", "patterns", "causes"}
+    assert set(data) == {"v", "rules", "actions", "patterns", "causes", "checks"}
     assert {rule["name"] for rule in data["rules"]} == set(catalogue.rules())
     assert {action["name"] for action in data["actions"]} == set(catalogue.actions())
     for rule in data["rules"]:
@@ -206,7 +206,8 @@ def test_the_catalogue_as_tables_cuts_nothing_off(heal, monkeypatch):
     code, out, err = heal("rules")
     assert (code, err) == (0, "")
     words = " ".join(out.split())
-    for name in (*catalogue.rules(), *catalogue.actions(), *catalogue.causes(), *catalogue.patterns()):
+    names = (*catalogue.rules(), *catalogue.actions(), *catalogue.causes(), *catalogue.patterns(), *catalogue.checks())
+    for name in names:
         assert name in words, name
     assert "adapter" in words, "what no adapter offers is marked"
     monkeypatch.setenv("COLUMNS", "60")
@@ -251,6 +252,13 @@ def test_everything_in_the_catalogue_can_be_explained(heal):
                 assert option["doc"], f"{name}: {option['name']} has no docstring under its field"
 
 
+def test_every_check_has_a_page():
+    for name, check in catalogue.checks().items():
+        page = explain._check(check)
+        assert (page["kind"], page["name"]) == ("check", name)
+        assert "Something is found in" in "".join(explain._markdown(page)), name
+
+
 def test_a_page_holds_docs_options_remedy_and_examples(heal):
     code, out, _ = heal("explain", "Loss_Spike")
     assert code == 0
@@ -260,6 +268,25 @@ def test_a_page_holds_docs_options_remedy_and_examples(heal):
     assert "learning-rate-too-low" in heal("explain", "dpo-at-chance")[1]
     assert "no adapter offers this yet" in heal("explain", "exclude-node")[1]
     assert "no adapter offers this yet" not in heal("explain", "roll-back")[1]
+
+
+def test_the_page_of_a_check_says_what_should_be_true_why_and_shows_both(heal):
+    code, out, _ = heal("explain", "odd_batch")
+    assert code == 0
+    for words in (
+        "odd-batch (check)",
+        "Something is found in",
+        "Nothing is found in",
+        "train.py",
+        "--ignore odd-batch",
+    ):
+        assert words in out, words
+    assert " ".join(catalogue.check_entry(catalogue.checks()["odd-batch"])["summary"].split()) in " ".join(out.split())
+    _, out, _ = heal("explain", "host-memory-small")
+    assert "memory_bytes=17179869184" in out
+    assert "accelerate launch --num_processes 8 -m sft" in out
+    code, _, err = heal("explain", "memory-to-small")
+    assert (code, "memory-too-small" in err) == (2, True)
 
 
 # --- heal replay --------------------------------------------------------------------------------------------------

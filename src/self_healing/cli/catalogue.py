@@ -8,11 +8,16 @@ import textwrap
 from collections.abc import Mapping
 from dataclasses import fields
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 from ..core.action import Action, Ladder
 from ..core.cause import Cause, Pattern
 from ..core.detector import Detector
 from ..core.discover import discover_classes, discover_patterns
+from ..core.naming import summary_of
+
+if TYPE_CHECKING:
+    from ..preflight.check import Check
 
 NOT_OFFERED = "no adapter offers this yet"
 
@@ -35,6 +40,13 @@ def actions() -> Mapping[str, type[Action]]:
 def patterns() -> Mapping[str, Pattern]:
     """Return every pattern by name."""
     return {row.name: row for row in discover_patterns("self_healing.patterns")}
+
+
+def checks() -> Mapping[str, type[Check]]:
+    """Return every check of `heal check` by name."""
+    from ..preflight.runner import known_checks
+
+    return known_checks()
 
 
 def offered(action: type[Action]) -> bool:
@@ -128,3 +140,8 @@ def cause_entry(cause: type[Cause]) -> dict[str, object]:
         "explains": list(cause.explains),
         "remedy": rung_names(cause.remedy),
     }
+
+
+def check_entry(check: type[Check]) -> dict[str, object]:
+    """Return a check as `heal rules --json` lists it."""
+    return {"name": check.name(), "asks_the_hub": check.asks_the_hub, "summary": summary_of(check)}

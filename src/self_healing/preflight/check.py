@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from ..core.naming import kebab_case
-from .finding import Finding, Place, Severity
+from .finding import Finding, Note, Place, Severity
 
 if TYPE_CHECKING:
     from .subject import Subject
@@ -54,8 +54,8 @@ class Check(ABC):
         return kebab_case(cls.__name__)
 
     @abstractmethod
-    def run(self, subject: Subject, tools: Tools) -> Iterable[Finding]:
-        """Yield what is amiss; nothing where there is nothing to look at.
+    def run(self, subject: Subject, tools: Tools) -> Iterable[Finding | Note]:
+        """Yield what is amiss, or a note; nothing where there is nothing to look at.
 
         Raises:
             CannotRun: it cannot be made here; what was yielded before counts.
@@ -73,3 +73,7 @@ class Check(ABC):
     def info(self, where: Place, message: str, fix: str) -> Finding:
         """Return something good to know."""
         return Finding(check=self.name(), severity=Severity.INFO, where=where, message=message, fix=fix)
+
+    def note(self, where: Place, message: str) -> Note:
+        """Return what is in order and worth telling: an answer to a question that a user has, with nothing to be done."""
+        return Note(self.name(), where, message)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..core.failure import Severity
 
-__all__ = ["Finding", "NotRun", "Place", "Severity"]
+__all__ = ["Finding", "NotRun", "Note", "Place", "Severity"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,19 @@ class Finding:
             "check": self.check, "severity": str(self.severity), "where": str(self.where), "message": self.message,
             "fix": self.fix,
         }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a check has found to be in order and worth telling: no finding, so it counts for nothing."""
+
+    check: str
+    where: Place
+    message: str
+
+    def to_json(self) -> dict[str, str]:
+        """Return it as `--json` prints it."""
+        return {"check": self.check, "where": str(self.where), "message": self.message}
 
 
 @dataclass(frozen=True, slots=True)

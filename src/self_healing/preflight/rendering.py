@@ -13,6 +13,7 @@ def lines_of(report: CheckReport) -> list[str]:
         lines.append(f"{found.where}: {found.severity}: {found.message} [{found.check}]")
         first, *further = found.fix.split("\n")
         lines += [f"    fix: {first}", *(f"         {line}".rstrip() for line in further)]  # below the first word
+    lines += [f"{note.where}: note: {note.message} [{note.check}]" for note in report.notes]
     because: dict[str, list[str]] = {}
     for each in report.not_run:
         because.setdefault(each.because, []).append(each.check)

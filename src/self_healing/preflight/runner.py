@@ -12,7 +12,7 @@ from ..core.discover import discover_classes
 from ..core.errors import ConfigError
 from ..core.secrets import Masker
 from .check import CannotRun, Check
-from .finding import Finding, NotRun, Severity
+from .finding import Finding, Note, NotRun, Place, Severity
 from .options import CheckOptions
 from .spelling import spelled_for
 from .subject import Subject
@@ -34,6 +34,8 @@ class CheckReport:
 
     findings: list[Finding] = field(default_factory=list)
     not_run: list[NotRun] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
+    """What is in order and worth telling; it counts for nothing, strictly neither."""
     masker: Masker = field(default_factory=lambda: Masker({}), repr=False, compare=False)
     """For everything that leaves: what a check quotes of a script, what a command has printed."""
 
@@ -43,14 +45,18 @@ class CheckReport:
 
         return "\n".join(lines_of(self))
 
-    def add(self, findings: Iterable[Finding], not_run: Iterable[NotRun]) -> None:
+    def add(self, findings: Iterable[Finding], not_run: Iterable[NotRun], notes: Iterable[Note] = ()) -> None:
         """Take in what was found, without its secrets, and put everything in order."""
         mask = self.masker.text
         for each in findings:
-            where = replace(each.where, source=mask(each.where.source), key=mask(each.where.key))
+            where = self._masked(each.where)
             self.findings.append(replace(each, where=where, message=mask(each.message), fix=mask(each.fix)))
+        self.notes += [replace(note, where=self._masked(note.where), message=mask(note.message)) for note in notes]
         self.not_run += [replace(each, because=mask(each.because)) for each in not_run]
         self.findings.sort(key=lambda found: (-found.severity, found.where.source, found.where.line, found.check))
+
+    def _masked(self, where: Place) -> Place:
+        return replace(where, source=self.masker.text(where.source), key=self.masker.text(where.key))
 
     def exit_code(self, *, strict: bool) -> int:
         """Return 1 where there is a problem; strictly also where something was only noted or could not be looked at."""
@@ -64,6 +70,7 @@ class CheckReport:
             "v": 1,
             "findings": [finding.to_json() for finding in self.findings],
             "not_run": [each.to_json() for each in self.not_run],
+            "notes": [note.to_json() for note in self.notes],
         }
 
 
@@ -99,7 +106,7 @@ def run_checks(subject: Subject, tools: Tools) -> CheckReport:
     until = time.monotonic() + LONGEST_S
     for each in made:
         each.join(max(0.0, until - time.monotonic()))
-        report.add(each.findings(), each.not_run())
+        report.add(each.findings(), each.not_run(), each.notes())
     return report
 
 
@@ -110,11 +117,12 @@ class _Making(threading.Thread):
         super().__init__(name=f"self-healing-check-{check.name()}", daemon=True)
         self._check, self._subject, self._tools = check, subject, tools
         self._found: list[Finding] = []
+        self._notes: list[Note] = []
         self._because = ""
 
     def run(self) -> None:
         try:
-            _gather(self._check.run(self._subject, self._tools), self._found)
+            _gather(self._check.run(self._subject, self._tools), self._found, self._notes)
         except CannotRun as error:
             self._because = str(error)
         except Exception as error:  # noqa: BLE001  # a defect of one check must not cost the others; it is reported
@@ -123,13 +131,19 @@ class _Making(threading.Thread):
     def findings(self) -> list[Finding]:
         return list(self._found)
 
+    def notes(self) -> list[Note]:
+        return list(self._notes)
+
     def not_run(self) -> list[NotRun]:
         because = f"it took longer than {LONGEST_S:g} s" if self.is_alive() else self._because
         return [NotRun(self._check.name(), because)] if because else []
 
 
-def _gather(findings: Iterable[Finding], into: list[Finding]) -> None:
-    for each in findings:
+def _gather(said: Iterable[Finding | Note], into: list[Finding], notes: list[Note]) -> None:
+    for each in said:
+        if isinstance(each, Note):
+            notes.append(each)
+            continue
         finding = replace(each, fix=spelled_for(each.where, each.fix))
         if finding not in into:
             into.append(finding)

@@ -45,7 +45,7 @@ def command(
     isolate: Annotated[bool, typer.Option("--isolate", help="Where it fails, say whether code, model, data or environment is at fault (implies --steps 2).")] = False,
     select: Annotated[list[str] | None, typer.Option(help="Make only this check; may be repeated.")] = None,
     ignore: Annotated[list[str] | None, typer.Option(help="Leave this check out; may be repeated.")] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Notes, and checks that could not be made, count as problems.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Findings of severity info, and checks that could not be made, count as problems.")] = False,
     fix: Annotated[bool, typer.Option("--fix", help="Write a copy of each script (train.fixed.py) with a corrected PEP 723 header.")] = False,
     in_place: Annotated[bool, typer.Option("--in-place", help="With --fix: correct the script itself.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,

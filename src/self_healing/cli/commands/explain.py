@@ -1,4 +1,4 @@
-"""`heal explain NAME`: the docs of a rule, cause, pattern or action."""
+"""`heal explain NAME`: the docs of a rule, cause, pattern, action or check."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ if TYPE_CHECKING:
     from ...core.action import Action, Ladder
     from ...core.cause import Cause, Pattern
     from ...core.detector import Detector
+    from ...preflight.check import Check, Example
 
 Page = dict[str, object]
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="A rule, cause, pattern or action, such as loss-spike.")],
+    name: Annotated[str, typer.Argument(help="A rule, cause, pattern, action or check, such as loss-spike.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Explain a rule, cause, pattern or action: what it means, its options, its remedies, its examples."""
+    """Explain a rule, cause, pattern, action or check: what it means, its options, its remedies, its examples."""
     from ...core.errors import InputError
     from .. import catalogue
     from ..output import show_json, show_markdown
@@ -35,8 +36,10 @@ def command(
         pages.append(_pattern(patterns[wanted]))
     if wanted in (actions := catalogue.actions()):
         pages.append(_action(actions[wanted]))
+    if wanted in (checks := catalogue.checks()):
+        pages.append(_check(checks[wanted]))
     if not pages:
-        known = [*rules, *causes, *patterns, *actions]
+        known = [*rules, *causes, *patterns, *actions, *checks]
         raise InputError(f"nothing is called {name!r}{_nearest(wanted, known)}; 'heal rules' lists all names")
     if as_json:
         show_json({"v": 1, "name": wanted, "entries": pages})
@@ -127,6 +130,29 @@ def _action(action: type[Action]) -> Page:
     }
 
 
+def _check(check: type[Check]) -> Page:
+    from .. import catalogue
+
+    return {
+        "kind": "check",
+        **catalogue.check_entry(check),
+        "doc": catalogue.doc_of(check),
+        "fails": [_checked(example) for example in check.fails],
+        "passes": [_checked(example) for example in check.passes],
+    }
+
+
+def _checked(example: Example) -> Page:
+    return {
+        "file": example.name,
+        "text": example.text,
+        "options": dict(example.options),
+        "variables": dict(example.environ),
+        "files": dict(example.files),
+        "machine": dict(example.machine),
+    }
+
+
 def _options(thing: type[Detector | Action]) -> list[Page]:
     from .. import catalogue
 
@@ -165,6 +191,7 @@ def _markdown(page: Page) -> Iterator[str]:
     yield from _remedy_lines(page)
     yield from _example_lines(page)
     yield from _pattern_lines(page)
+    yield from _check_lines(page)
     yield from _listed("Further reading", _items(page, "references"))
 
 
@@ -237,6 +264,30 @@ def _pattern_lines(page: Page) -> Iterator[str]:
     yield from _listed("What it looks for", looks)
     yield from _listed("Matches", [f"`{_line(text)}`" for text in _items(page, "matches")])
     yield from _listed("Does not match", [f"`{_line(text)}`" for text in _items(page, "but_not")])
+
+
+def _check_lines(page: Page) -> Iterator[str]:
+    """Show one example of each kind; `--json` has all of them."""
+    if page["kind"] != "check":
+        return
+    for title, key in (("Something is found in", "fails"), ("Nothing is found in", "passes")):
+        yield f"## {title}\n"
+        yield from _example_text(_items(page, key)[0])
+    yield f"`heal check --ignore {page['name']} ...` leaves it out.\n"
+
+
+def _example_text(example: object) -> Iterator[str]:
+    assert isinstance(example, dict)
+    told = ("options", "variables", "machine")
+    given = [f"{name}={value}" for key in told for name, value in example[key].items()]
+    facts = f", with `{_line(', '.join(given))}`" if given else ""
+    yield f"`{example['file']}`{facts}\n"
+    yield from (f"    {line}" for line in example["text"].splitlines())
+    yield ""
+    for name, text in example["files"].items():
+        yield f"`{name}`, beside it\n"
+        yield from (f"    {line}" for line in text.splitlines())
+        yield ""
 
 
 def _line(text: object) -> str:

@@ -20,7 +20,7 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List the rules, actions, causes and patterns, or show the configuration."""
+    """List the rules, actions, causes, patterns and checks, or show the configuration."""
     if show_config:
         _show_config(config, overrides or [], as_json=as_json)
         return
@@ -43,6 +43,7 @@ def _json() -> None:
             "actions": [catalogue.action_entry(action) for action in catalogue.actions().values()],
             "patterns": [catalogue.pattern_entry(pattern) for pattern in catalogue.patterns().values()],
             "causes": [catalogue.cause_entry(cause) for cause in catalogue.causes().values()],
+            "checks": [catalogue.check_entry(check) for check in catalogue.checks().values()],
         }
     )
 
@@ -52,7 +53,7 @@ def _tables() -> None:
     from ..output import show, show_table
 
     rules, actions, causes = catalogue.rules(), catalogue.actions(), catalogue.causes()
-    patterns = catalogue.patterns()
+    patterns, checks = catalogue.patterns(), catalogue.checks()
     show_table(
         f"Rules ({len(rules)}): what is detected",
         ("rule", "severity", "failure", "class", "what it reports"),
@@ -76,6 +77,12 @@ def _tables() -> None:
         ("pattern", "failure", "class", "what it says"),
         [(name, row.failure, row.fine, row.says) for name, row in patterns.items()],
         widest="what it says",
+    )
+    show_table(
+        f"Checks ({len(checks)}): what 'heal check' looks at before a run",
+        ("check", "what should be true"),
+        [(name, catalogue.check_entry(check)["summary"]) for name, check in checks.items()],
+        widest="what should be true",
     )
     show("heal explain NAME tells more about each of them.")
 

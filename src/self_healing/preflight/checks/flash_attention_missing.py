@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..check import Example
 from ..finding import Finding
-from ..hardware.check import HardwareCheck, is_missing, said
+from ..hardware.check import HardwareCheck, asked_attention, is_missing
 from ..hardware.target import Target, target_of
 from ..subject import Subject
 from ..tools import Tools
@@ -14,6 +14,7 @@ from ..tools import Tools
 _SCRIPT = """from transformers import AutoModelForCausalLM
 model = AutoModelForCausalLM.from_pretrained("org/model-1B", attn_implementation="flash_attention_2")
 """
+_AXOLOTL = "base_model: x/y-1B\nflash_attention: true\n"
 _BARE = {"gpus": ["NVIDIA A10G"], "packages": {}}
 
 
@@ -29,8 +30,9 @@ class FlashAttentionMissing(HardwareCheck):
         Example(_SCRIPT, machine={**_BARE, "packages": {"flash-attn": "2.8.3"}}),
         Example(_SCRIPT, machine={**_BARE, "packages": {"kernels": "0.11.0"}}),
         Example(_SCRIPT.replace("flash_attention_2", "sdpa"), machine=_BARE),
+        Example(_AXOLOTL.replace("true", "false"), "config.yaml", machine=_BARE),
     )
-    fails = (Example(_SCRIPT, machine=_BARE),)
+    fails = (Example(_SCRIPT, machine=_BARE), Example(_AXOLOTL, "config.yaml", machine=_BARE))
     happens = "`ImportError: FlashAttention2 has been toggled on, but it cannot be used`"
     safe = 'attn_implementation="sdpa"'
     fast = "FlashAttention 2"
@@ -42,7 +44,7 @@ class FlashAttentionMissing(HardwareCheck):
 
     def judge(self, subject: Subject, target: Target | None, tools: Tools) -> Iterator[Finding]:
         """Compare what is asked for with what is there."""
-        asked = said(subject, "attn_implementation")
+        asked = asked_attention(subject)
         if (
             asked is None
             or asked.value != "flash_attention_2"
@@ -50,6 +52,6 @@ class FlashAttentionMissing(HardwareCheck):
         ):
             return
         yield self.error(
-            asked.place, "flash_attention_2 needs the package flash-attn, which this machine does not have",
+            asked.place, "FlashAttention 2 needs the package flash-attn, which this machine does not have",
             f"{self.advice(tools)} Or run `pip install flash-attn --no-build-isolation`, which builds it for the torch and CUDA that are here.",
         )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from ..check import Example
 from ..finding import Finding
-from ..hardware.check import HardwareCheck, said
+from ..hardware.check import HardwareCheck, asked_attention
 from ..hardware.target import Target
 from ..subject import Subject
 from ..tools import Tools
@@ -47,13 +47,10 @@ class FlashAttentionNotSupported(HardwareCheck):
     def judge(self, subject: Subject, target: Target, tools: Tools) -> Iterator[Finding]:
         """Look at the attention that is asked for."""
         device = target.device
-        asked = said(subject, "attn_implementation")
-        which = asked.value if asked is not None else None
-        if asked is None or not isinstance(which, str):
-            asked = said(subject, "flash_attention")
-            which = "flash_attention_2" if asked is not None and asked.value is True else ""
+        asked = asked_attention(subject)
         if asked is None:
             return
+        which = str(asked.value)
         is_third = "flash_attention_3" in which or "flash-attn3" in which
         is_second = not is_third and ("flash_attention_2" in which or "flash-attn" in which)
         if is_third and not device.has_flash_attention_3:

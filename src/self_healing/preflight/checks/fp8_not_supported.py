@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ..check import Example
-from ..finding import Finding, Place
+from ..finding import Finding
+from ..hardware.asked import asked_fp8
 from ..hardware.check import HardwareCheck
 from ..hardware.target import Target
 from ..subject import Subject
@@ -27,6 +28,7 @@ class Fp8NotSupported(HardwareCheck):
     fails = (
         Example("mixed_precision: fp8\n", "accelerate.yaml", options={"gpu": "a100"}),
         Example("base_model: x/y-1B\nfp8: true\n", "config.yaml", options={"gpu": "a10g"}),
+        Example("from accelerate import Accelerator\nAccelerator(mixed_precision='fp8')\n", options={"gpu": "a100"}),
         Example("accelerate launch --mixed_precision fp8 -m trl.scripts.sft", "command", options={"gpu": "t4"}),
     )
     happens = "`Device compute capability 8.9 or higher required for FP8 execution`"
@@ -38,18 +40,7 @@ class Fp8NotSupported(HardwareCheck):
         """Look at the precision of accelerate, and at Axolotl's switch."""
         if target.device.has_fp8:
             return
-        asked = [
-            setting
-            for setting in (subject.setting("mixed_precision"),)
-            if setting is not None and setting.value == "fp8"
-        ]
-        asked += [setting for setting in (subject.setting("fp8"),) if setting is not None and setting.value is True]
-        places = [(setting.place, setting.key) for setting in asked]
-        command = subject.command
-        if command is not None:
-            flags = [flag for flag in command.launcher_flags if flag.name == "mixed_precision" and flag.text == "fp8"]
-            places += [(Place("command", 0, flag.key), flag.key) for flag in flags]
-        for place, key in places:
+        for place, key in asked_fp8(subject):
             yield self.error(
                 place, f"{key}: {target.device.name} ({target.device.architecture}) has no fp8", self.advice(tools)
             )

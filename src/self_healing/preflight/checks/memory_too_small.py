@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..check import CannotRun, Check, Example
-from ..finding import Finding
+from ..finding import Finding, Note
 from ..hardware.ladder import TIGHT, Change, larger_device, smallest_change
 from ..hardware.memory import GIB, Estimate, estimate, logits_bytes
 from ..hardware.model_sources import shape_of_model, shape_of_trainer, why_unknown
@@ -50,7 +50,7 @@ class MemoryTooSmall(Check):
 
     Otherwise it ends with `torch.OutOfMemoryError: CUDA out of memory. Tried to allocate ...`, at once or at the first batch that
     is long. The parts are added up at the moment of a step at which they are largest; against measured runs that is right to about
-    15 %. The remedy is the smallest that helps, in the order batch, checkpointing, fewer bits, length, attention, offloading.
+    15 %. Where it fits, a note says so, and how much is left. The remedy is the smallest that helps, in the order batch, checkpointing, fewer bits, length, attention, offloading.
     """
 
     passes = (
@@ -69,7 +69,7 @@ class MemoryTooSmall(Check):
         Example(_GRPO, "config.yaml", options={"gpu": "a100-80"}),
     )
 
-    def run(self, subject: Subject, tools: Tools) -> Iterator[Finding]:
+    def run(self, subject: Subject, tools: Tools) -> Iterator[Finding | Note]:
         """Estimate and compare."""
         named = trained_model(subject)
         if named is None:
@@ -90,18 +90,22 @@ class MemoryTooSmall(Check):
         if training is None:
             return
         found = list(self._judged(subject, training, as_trained(subject, shape), target))
-        if found and _is_shared_by_unknown(subject, training, target):
+        if any(isinstance(each, Finding) for each in found) and _is_shared_by_unknown(subject, training, target):
             raise CannotRun("how many GPUs share the model is not said; say it: --gpus 8")
         yield from found
 
     def _judged(
         self, subject: Subject, training: PlannedTraining, shape: ModelShape, target: Target
-    ) -> Iterator[Finding]:
+    ) -> Iterator[Finding | Note]:
         estimated = estimate(shape, training.plan)
         has = target.device.memory_gib
         if estimated.total_gib <= TIGHT * has:
+            message = _message(training, shape, target, estimated, "fits")
+            yield self.note(training.place, f"{message}; {has - estimated.total_gib:.1f} GiB are left")
             return
-        message, fix = _message(training, shape, target, estimated), _fix(training, shape, target)
+        is_too_much = estimated.total_gib > has
+        message = _message(training, shape, target, estimated, "will not fit" if is_too_much else "is tight")
+        fix = _fix(training, shape, target)
         is_sure = _is_sure(training, shape) and estimated.total_gib > _SURELY * has
         is_described = bool(
             subject.scripts or subject.configs or subject.command or subject.trainer
@@ -110,6 +114,9 @@ class MemoryTooSmall(Check):
             yield self.error(training.place, message, fix)
         elif estimated.steady_gib > has or _may_end_it(training, shape, estimated, has):
             yield self.warning(training.place, message, fix)
+        else:  # on a guess nobody is warned; who asks whether it fits is told on what that depends
+            message = _message(training, shape, target, estimated, "may not fit" if is_too_much else "may be tight")
+            yield self.note(training.place, f"{message}; {_guessed(training)}")
 
 
 def _is_shared_by_unknown(subject: Subject, training: PlannedTraining, target: Target) -> bool:
@@ -125,6 +132,17 @@ def _may_end_it(training: PlannedTraining, shape: ModelShape, estimated: Estimat
     return estimated.total_gib > has * (1.0 if training.is_length_said else 2.0)
 
 
+def _guessed(training: PlannedTraining) -> str:
+    """Say what an estimate rests on that nobody has said."""
+    if not training.is_length_said:
+        return f"how long the rows are is not said, {training.plan.length} tokens are assumed"
+    return (
+        "the model may be smaller"
+        if training.is_length_sure
+        else "rows may all be shorter than the length they are cut at"
+    )
+
+
 def _is_sure(training: PlannedTraining, shape: ModelShape) -> bool:
     """Say whether a batch is as large as was assumed: rows that are cut at a length may all be shorter."""
     halved = replace(training.plan, length=training.plan.length // 2, logits_length=training.plan.logits_length // 2)
@@ -132,8 +150,7 @@ def _is_sure(training: PlannedTraining, shape: ModelShape) -> bool:
     return training.is_length_sure or estimate(shape, halved).total_gib > longest / 1.3 or training.plan.generations > 0
 
 
-def _message(training: PlannedTraining, shape: ModelShape, target: Target, estimated: Estimate) -> str:
-    will = "will not fit" if estimated.total_gib > target.device.memory_gib else "is tight"
+def _message(training: PlannedTraining, shape: ModelShape, target: Target, estimated: Estimate, will: str) -> str:
     guessed = f", an estimate: its size is guessed from {shape.source}" if shape.is_estimate else ""
     if shape.is_estimate and shape.counted_by:
         guessed = f" by {shape.counted_by}; how large its layers are is guessed from {shape.source}"

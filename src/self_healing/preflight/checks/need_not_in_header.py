@@ -28,6 +28,12 @@ class NeedNotInHeader(Check):
     """
 
     passes = (
+        Example(
+            _script(
+                '"accelerate", "torchao"',
+                "from accelerate import Accelerator\naccelerator = Accelerator(mixed_precision='fp8')",
+            )
+        ),
         Example(_script('"trl", "wandb"', _TRAINS.format("report_to='wandb'"))),
         Example(_script('"trl"', _TRAINS.format("report_to='none', optim='adamw_torch'"))),
         Example(_script('"transformers", "torch", "accelerate"', _LOADS.format("device_map='auto'"))),
@@ -38,6 +44,7 @@ class NeedNotInHeader(Check):
         Example(_script('"transformers", "torch"', _LOADS.format("device_map='auto'"))),
         Example(_script('"transformers", "accelerate"', _LOADS.format("attn_implementation='flash_attention_2'"))),
         Example(_script('"transformers"', _LOADS.format(""))),
+        Example(_script('"accelerate"', "from accelerate import Accelerator\naccelerator = Accelerator(mixed_precision='fp8')")),
         Example(_script('"torch", "transformers"', "import subprocess\nsubprocess.run(['python', 'llama.cpp/convert_hf_to_gguf.py', 'm'], check=True)")),
     )  # fmt: skip
 

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import Subject
+from ..surroundings.driver import torch_index
 from ..surroundings.here import shares_our_packages
 from ..tools import Tools
 
+_NONE_FITS = "Update the driver: it is older than every build of torch that can be had"
 _BUILD = re.compile(r"\+cu(\d+)(\d)$")
 
 
@@ -42,18 +44,22 @@ class TorchUnfitForGpu(Check):
         where, name = Place("environment", key="torch"), tools.machine.gpus[0]
         driver = tools.machine.driver_cuda
         if torch.endswith("+cpu"):
-            index = f"cu{driver[0]}{driver[1]}" if driver is not None else "cu126"
             yield self.warning(
                 where, f"torch {torch} was built without CUDA, and here is a {name}",
-                f"pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/{index}  (https://pytorch.org/get-started/locally lists the builds)",
+                f"{_install(driver or (12, 6))}  (https://pytorch.org/get-started/locally lists the builds)",
             )  # fmt: skip
             return
         build = _build(torch, tools)
         if build is not None and driver is not None and build > driver[0]:
             yield self.error(
                 where, f"torch {torch} was built for CUDA {build}, and the driver of the {name} knows CUDA {driver[0]}.{driver[1]} at most",
-                f"Update the driver, or: pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu{driver[0]}{min(driver[1], 6)}",
+                _install(driver, before="Update the driver, or: "),
             )  # fmt: skip
+
+
+def _install(driver: tuple[int, int], before: str = "") -> str:
+    index = torch_index(driver)
+    return f"{before}pip install --force-reinstall torch --index-url {index}" if index else _NONE_FITS
 
 
 def _build(torch: str, tools: Tools) -> int | None:

@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
+from textwrap import shorten
 
 from ...core.failure import Severity
 from ..check import CannotRun
@@ -22,13 +23,14 @@ NAME = "fresh-env"
 INSTALL_S = 1800.0
 _NO_NETWORK = re.compile(
     r"NewConnectionError|Temporary failure in name resolution|Failed to establish a new connection|ConnectTimeoutError"
-    r"|Network is unreachable|dns error|ProxyError|error sending request"
+    r"|Network is unreachable|dns error|ProxyError|error sending request|the network was disabled"
 )
 
 
 _NOT_FETCHED = "what the header names cannot be fetched: there is no network"
 _OF_UV = re.compile(
     r"(?m)^\W*(?:(?:error|cause): )?(?:No solution found|Failed to (?:fetch|download|build|resolve|prepare))"
+    r"|^error: (?:TOML parse error|No interpreter found|Request failed after)"
 )
 
 
@@ -130,10 +132,16 @@ def look_at_uv(trial: Trial, subject: Subject) -> None:
     script = next(each for each in subject.scripts if each.header is not None)
     raise NotInstalled(
         _finding(
-            script, f"what the header of {script.named} names cannot be installed: {' '.join(trial.last_lines()[-1:]).strip()}",
+            script, f"what the header of {script.named} names cannot be installed: {_in_a_line(text[found.start() :])}",
             f"Correct the names and versions in the header until this works: uv sync --script {script.named}",
         )
     )  # fmt: skip
+
+
+def _in_a_line(said: str) -> str:
+    """Return what uv says as one line, without the arrows and carets that it draws."""
+    lines = (re.sub(r"^(?:\W|cause: |error: )+", "", line).strip() for line in said.split("\n"))
+    return shorten(" ".join(filter(None, lines)), 400)
 
 
 def _finding(script: Script, message: str, fix: str) -> Finding:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from ..check import Check
@@ -80,6 +80,15 @@ def said(subject: Subject, *names: str) -> Said | None:
             if isinstance(kwargs.value, dict) and name in kwargs.value:
                 return Said(kwargs.place, kwargs.value[name], kwargs.text, name)
     return None
+
+
+def asked_attention(subject: Subject) -> Said | None:
+    """Return the attention that is asked for by its name; Axolotl's switch `flash_attention` stands for FlashAttention 2."""
+    asked = said(subject, "attn_implementation")
+    if asked is not None and isinstance(asked.value, str):
+        return asked
+    switch = said(subject, "flash_attention")
+    return replace(switch, value="flash_attention_2") if switch is not None and switch.value is True else None
 
 
 def is_missing(subject: Subject, target: Target | None, tools: Tools, *packages: str) -> bool:

@@ -99,6 +99,9 @@ DEVICES = (
     _gpu("RTX 4090", "rtx4090 rtx-4090 4090", 23.5, (8, 9), "Ada"),
     _gpu("H100 80 GB", "h100 h100-80 h100-80gb", 79.1, (9, 0), "Hopper"),
     _gpu("H200", "h200 h200-141 h200-141gb", 139.7, (9, 0), "Hopper"),
+    # Figures of the makers' sheets, less what drivers keep and a little more: these two were not asked themselves.
+    _gpu("RTX PRO 6000", "rtx-pro-6000 rtxpro6000 pro-6000", 94.5, (12, 0), "Blackwell"),
+    _gpu("B200", "b200 b200-180 b200-180gb", 178.0, (10, 0), "Blackwell"),
     Device(name="MI300X", names=("mi300x", "mi300"), memory_gib=191.9, architecture="CDNA 3", maker=Maker.AMD),
     Device(name="CPU", names=("cpu",), memory_gib=0.0, architecture="x86 or ARM", maker=Maker.NONE),
 )

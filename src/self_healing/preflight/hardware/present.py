@@ -38,10 +38,10 @@ def present_gpu(environ: Mapping[str, str]) -> Present | None:
 
 
 def host_memory_gib() -> float:
-    """Return what this machine's own memory holds."""
-    import psutil  # noqa: PLC0415  # only a check for the CPU asks
+    """Return what this machine's own memory holds, or what the container that it is in may have of it."""
+    from ...snapshots.budget import whole_memory  # noqa: PLC0415  # only a check for the CPU asks
 
-    return float(psutil.virtual_memory().total) / 2**30
+    return whole_memory() / 2**30
 
 
 @functools.cache

@@ -11,6 +11,7 @@ from ..scripts.syntax import texts_in
 from ..subject import Script
 
 BUILD_TOOLS = frozenset({"cmake", "make", "gcc", "g++", "cc", "c++", "clang", "ninja"})
+_LOOKERS = frozenset({"which", "command", "type", "hash", "whereis"})
 _PACKAGERS = frozenset({"apt-get", "apt", "conda", "mamba", "micromamba", "yum", "dnf", "apk", "brew"})
 
 
@@ -45,9 +46,16 @@ def is_about_llama_cpp(script: Script, step: Step) -> bool:
 
 
 def installs_build_tools(script: Script, tool: str) -> bool:
-    """Say whether a script sees to a tool itself: installs it, or looks whether it is there."""
-    wanted = {tool, "build-essential"} - ({"build-essential"} if tool in ("cmake", "ninja") else set())
-    if any(call.last == "which" and call.arguments and call.arguments[0].value in (tool, "?") for call in script.calls):
+    """Say whether a script sees to a tool of a build itself."""
+    return sees_to(script, {tool} if tool in ("cmake", "ninja") else {tool, "build-essential"})
+
+
+def sees_to(script: Script, wanted: set[str]) -> bool:
+    """Say whether a script sees to a program itself, by any of its names: installs it, or looks whether it is there."""
+    asked = [call.arguments[0].value for call in script.calls if call.last == "which" and call.arguments]
+    if any(not isinstance(name, str) or name in wanted for name in asked):  # what is not known may be any of them
+        return True
+    if any(each.program in _LOOKERS and wanted & set(each.words) for each in steps_of(script)):
         return True
     for node in ast.walk(script.tree):  # also lists and texts that are put together in ways that are not followed
         if isinstance(node, ast.Call | ast.Assign):

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from ..finding import Place
+from ..hardware.asked import asked_fp8, fp8_packages
 from ..scripts.script_commands import name_of, started_by
 from ..scripts.syntax import SAYING, Syntax, last_of, syntax_of, texts_in
 from ..subject import Call, Script, Subject, Value
@@ -74,6 +75,7 @@ _OWN_PACKAGES = frozenset({"uv", "uvx", "pipx", "conda", "mamba", "docker", "pod
 def indirect_needs(subject: Subject, script: Script) -> Iterator[Need]:
     """Yield what the options of a script, of its configs and of its command need; the same may come twice."""
     yield from _of_settings(subject)
+    yield from (Need(fp8_packages(subject), f"fp8 ({key})", place) for place, key in asked_fp8(subject))
     for call in script.calls:
         yield from _of_call(script, call)
     yield from _of_text(script)
@@ -84,6 +86,7 @@ def _of_settings(subject: Subject) -> Iterator[Need]:
         ("use_vllm", ("vllm",), "use_vllm"), ("use_liger_kernel", ("liger-kernel",), "use_liger_kernel"),
         ("use_liger_loss", ("liger-kernel",), "use_liger_loss"), ("use_peft", ("peft",), "use_peft"),
         ("load_in_4bit", ("bitsandbytes",), "load_in_4bit"), ("load_in_8bit", ("bitsandbytes",), "load_in_8bit"),
+        ("flash_attention", ("flash-attn", "kernels"), "flash_attention"),
     ):  # fmt: skip
         setting = subject.setting(name)
         if setting is not None and setting.value is True:

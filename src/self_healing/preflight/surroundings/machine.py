@@ -10,12 +10,14 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
+from packaging.requirements import Requirement
 
+from ...snapshots.budget import free_memory
+from ..packages.distributions import installed_needs
 from .driver import nvidia_smi
 
 _CUDA = re.compile(r"CUDA Version: *(\d+)\.(\d+)")
@@ -47,8 +49,8 @@ class Machine:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory of the machine that is free."""
-        return int(self._fact("memory_bytes", lambda: psutil.virtual_memory().available))
+        """The memory that is free: of the machine, or of the container where that is less."""
+        return int(self._fact("memory_bytes", free_memory))
 
     @property
     def open_files(self) -> int:
@@ -75,6 +77,10 @@ class Machine:
         answer: tuple[int, int] | None = self._fact("driver_cuda", _driver_cuda)
         return answer
 
+    def has_program(self, name: str, path: str | None = None) -> bool:
+        """Say whether a program can be started by its name, with a `PATH` of those who start it."""
+        return bool(self._fact("programs", lambda: [name] if shutil.which(name, path=path) else []).count(name))
+
     def version(self, package: str) -> str | None:
         """Return the version of a package that is installed beside us; None where it is not."""
         installed: Mapping[str, str] | None = self._given.get("packages")  # type: ignore[assignment]
@@ -84,6 +90,13 @@ class Machine:
             return importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
             return None
+
+    def needs(self, package: str) -> tuple[Requirement, ...]:
+        """Return what a package that is installed beside us asks for; nothing where it is not."""
+        given: Mapping[str, Sequence[str]] | None = self._given.get("needs")  # type: ignore[assignment]
+        if given is not None:
+            return tuple(Requirement(each) for each in given.get(package, ()))
+        return installed_needs(package) or ()
 
     def can_import(self, module: str) -> bool:
         """Say whether a module of that name is installed beside us; nothing is imported."""
