@@ -109,7 +109,7 @@ def goes_on_exactly(folder, clean):
     return all(torch.equal(end[name], value) for name, value in clean.items())
 
 
-@pytest.mark.parametrize("how", ["term", "usr1"])
+@pytest.mark.parametrize("how", ["term", pytest.param("usr1", marks=pytest.mark.soak)])
 def test_the_process_ends_with_75_and_goes_on_exactly_when_it_is_started_again(how, clean, tmp_path):
     ended = run(tmp_path, how)
     assert ended.returncode == 75, ended.stderr
@@ -119,7 +119,7 @@ def test_the_process_ends_with_75_and_goes_on_exactly_when_it_is_started_again(h
     assert goes_on_exactly(tmp_path, clean)
 
 
-@pytest.mark.parametrize("how", ["hang-in-python", "hang-in-c"])
+@pytest.mark.parametrize("how", [pytest.param("hang-in-python", marks=pytest.mark.soak), "hang-in-c"])
 def test_a_step_that_does_not_end_in_time_is_not_waited_for(how, clean, tmp_path):
     ended = run(tmp_path, how, grace_seconds=2.0, snapshot_every_steps=4)
     assert ended.returncode == 75, ended.stderr
