@@ -191,3 +191,95 @@ def test_a_gpu_that_is_misspelt_is_answered_in_our_own_words(tmp_path, capsys, m
     (tmp_path / "train.py").write_text("")
     assert main(["check", "--offline", "--gpu", "a1OO-80", "train.py"]) == 2
     assert "--gpu: a1OO-80 is no GPU that is known; did you mean a100-80?" in capsys.readouterr().err
+
+
+GRPO = """
+import re
+from trl import GRPOConfig, GRPOTrainer
+def correct(completions, result):
+    scores = []
+    for text, want in zip(completions, result):
+        try:
+            scores.append(float(re.findall(r"\\d+", text)[-1] == want))
+        except Exception:
+            pass
+    return scores
+{}.train()
+"""
+
+
+def test_a_fix_uses_the_names_of_the_script(tmp_path):
+    (fix,) = fixes(tmp_path, "swallowed-error", {"t.py": GRPO.format("GRPOTrainer('m', correct)")})
+    assert fix.endswith("    scores.append(0.0)")
+
+
+@pytest.mark.parametrize(
+    ("script", "printed"),
+    [
+        ("from trl import *\ntrainer = DPOTrainer('m', args=DPOConfig(**settings))\ntrainer.train()\n", "print(trainer.args)"),
+        ("from trl import *\nclass Mine:\n    def go(self):\n        self.trainer.train()\n", "print(self.trainer.args)"),
+        ("import argparse\nasked = argparse.ArgumentParser().parse_args()\nloss(asked.lr).backward()\n", "print(asked)"),
+        ("import os\nkey = os.environ['API_KEY']\nloss(key).backward()\n", "but no token"),
+    ],
+)  # fmt: skip
+def test_what_is_to_be_printed_is_there(tmp_path, script, printed):
+    (fix,) = fixes(tmp_path, "configuration-not-printed", {"t.py": script})
+    assert fix.endswith(printed)
+
+
+def test_flash_attention_can_be_done_without(tmp_path):
+    script = (
+        "# /// script\n# dependencies = ['transformers', 'torch']\n# ///\nfrom transformers import AutoModelForCausalLM\n"
+        "AutoModelForCausalLM.from_pretrained('a/b', attn_implementation='flash_attention_2')\n"
+    )
+    (fix,) = fixes(tmp_path, "need-not-in-header", {"t.py": script}, argv=("uv", "run", "t.py"))
+    assert fix.startswith('Write attn_implementation="sdpa", which needs no package, or add it to the dependencies')
+
+
+READS = "import os\nprint(os.environ['DATASET_ID'])\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "written"),
+    [
+        ("job.json", '{"script": "t.py", "flavor": "t4-small", "timeout": "1h"}', '"env": {"DATASET_ID": "VALUE"}'),
+        ("job.yaml", "script: t.py\nflavor: t4-small\ntimeout: 1h\n", 'env: {"DATASET_ID": "VALUE"}'),
+        ("job.yaml", "script: t.py\nflavor: t4-small\nenv: {DATASET_ID: VALUE}\n", 'env: {"DATASET_ID": "VALUE"}'),
+        ("job.json", '{"script": "t.py", "flavor": "t4-small", "env": {"DATASET_ID": "..."}}', '"env": {"DATASET_ID": "VALUE"}'),
+    ],
+)  # fmt: skip
+def test_what_a_job_lacks_is_written_as_the_job_is_and_a_placeholder_is_no_value(tmp_path, name, text, written):
+    (tmp_path / "t.py").write_text(READS)
+    (tmp_path / name).write_text(text)
+    options = CheckOptions(offline=True, select=("job-variable-unset",))
+    report = run_checks(read_subject([name], [], options, tmp_path), Tools(options=options, environ={}, cwd=tmp_path))
+    (finding,) = report.findings
+    assert f"Add {written} to the job" in finding.fix
+
+
+def test_the_time_of_a_job_is_written_as_the_job_is(tmp_path):
+    (tmp_path / "t.py").write_text("print(1)\n")
+    (tmp_path / "job.json").write_text('{"script": "t.py", "flavor": "t4-small"}')
+    options = CheckOptions(offline=True, select=("job-timeout-unset",))
+    report = run_checks(
+        read_subject(["job.json"], [], options, tmp_path), Tools(options=options, environ={}, cwd=tmp_path)
+    )
+    assert '"timeout": "4h"' in report.findings[0].fix
+
+
+@pytest.mark.parametrize(
+    ("drops", "keeps"),
+    [
+        ("data.map(to_prompt, remove_columns=data.column_names)", 'Write remove_columns=[each for each in data.column_names if each != "result"]'),
+        ("data.remove_columns(['result'])", "Leave result out of remove_columns"),
+        ("data.select_columns(['prompt'])", "Add result to the columns that are selected"),
+    ],
+)  # fmt: skip
+def test_how_a_column_is_kept_is_said_for_the_call_that_drops_it(tmp_path, drops, keeps):
+    script = (
+        "from datasets import load_dataset\nfrom trl import GRPOTrainer\ndef correct(completions, result):\n    return result\n"
+        "def to_prompt(row):\n    return {'prompt': row['left']}\ndata = load_dataset('json', data_files='x.jsonl')\n"
+        f"data = {drops}\nGRPOTrainer('m', reward_funcs=correct, train_dataset=data)\n"
+    )
+    (fix,) = fixes(tmp_path, "reward-column-dropped", {"t.py": script})
+    assert fix.startswith(keeps)

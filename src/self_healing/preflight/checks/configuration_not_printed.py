@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from ..check import Check, Example
 from ..finding import Finding, Place
-from ..scripts.syntax import SAYING
+from ..scripts.syntax import SAYING, syntax_of
 from ..subject import Call, Script, Subject
 from ..tools import Tools
 
@@ -49,7 +49,7 @@ class ConfigurationNotPrinted(Check):
             if trains is not None and not any(_says(call, trains) for call in script.calls):
                 yield self.info(
                     Place(script.named, trains.line), "no setting is printed before training begins: the log will not say what it was run with",
-                    "Print the configuration above this line:\nprint(args)",
+                    _fix(script, trains),
                 )  # fmt: skip
 
 
@@ -66,6 +66,18 @@ def _training(script: Script) -> Call | None:
             return call
     is_set_outside = script.environment or any(True for _ in script.calls_of("parse_args", "parse_known_args"))
     return next(script.calls_of("backward"), None) if is_set_outside else None
+
+
+def _fix(script: Script, trains: Call) -> str:
+    """Return what to print, by a name that is there at the call."""
+    kept = ""
+    if trains.last == "train" and isinstance(trains.node.func, ast.Attribute):
+        kept = f"{ast.unparse(trains.node.func.value)}.args"
+    for call in () if kept else script.calls_of("parse_args", "parse_known_args"):
+        kept = kept or syntax_of(script).kept_as(call.node)
+    if not kept:
+        return "Print what the run depends on above this line (learning rate, batch, length, model, data), but no token"
+    return f"Print the configuration above this line:\nprint({kept})"
 
 
 def _says(call: Call, trains: Call) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..check import Check, Example
 from ..finding import Finding
 from ..subject import DEFAULT_TIMEOUT_S, Job, Subject
+from ..surroundings.job_needs import written_for
 from ..tools import Tools
 
 RESERVE = 1.3
@@ -56,7 +57,7 @@ class JobTimeoutShort(Check):
         given = f"{limit_h:.3g} h" if job.timeout is not None else "30 minutes (the default)"
         tell = self.error if limit_h < hours else self.warning
         what = "is over before" if limit_h < hours else "leaves less than 30 % above"
-        example = f"--timeout {wanted}" if job.place.source == "job" else f"timeout: {wanted}"
+        example = written_for(job, "timeout", wanted)
         yield tell(
             job.timeout_place or job.place, f"the job's time of {given} {what} the {hours:g} h that the run takes",
             f"Give it {example}, which is {hours:g} h and 30 % more; save and push now and then, so that an end costs little",

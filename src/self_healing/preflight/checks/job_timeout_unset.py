@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from ..check import Check, Example
 from ..finding import Finding
 from ..subject import Subject
+from ..surroundings.job_needs import written_for
 from ..tools import Tools
 
 _SPEC = "flavor: a10g-large\n{more}script: |\n  import torch\n  print(torch.ones(1))\n"
@@ -35,7 +36,7 @@ class JobTimeoutUnset(Check):
         job, hours = subject.job, tools.options.duration_h
         if job is None or job.timeout is not None or hours is not None:  # how long is enough is another check's
             return
-        example = "--timeout 4h" if job.place.source == "job" else "timeout: 4h"
+        example = written_for(job, "timeout", "4h")
         yield self.warning(
             job.place, "the job asks for no time, so it is ended after 30 minutes, and what it has not pushed is lost",
             f"Say how long it may take, a third more than you expect: {example} (s, m, h and d are understood); with "

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..check import Check, Example
 from ..finding import Finding
 from ..subject import Job, Subject
-from ..surroundings.job_needs import has_hub_token, hub_needs
+from ..surroundings.job_needs import has_hub_token, hub_needs, written_for
 from ..tools import Tools
 
 _SPEC = "flavor: a10g-large\ntimeout: 4h\n{more}script: |\n  from trl import SFTConfig\n  args = SFTConfig({args})\n"
@@ -68,4 +68,4 @@ def _fix(job: Job, name: str) -> str:
     if job.place.source == "job":
         origin = "your login (hf auth login)" if name == "HF_TOKEN" else "your environment"
         return f"Add --secrets {name} to the command, without a value: it is taken from {origin}, and is shown nowhere"
-    return f'Add it to the job, without its value: secrets: {{"{name}": "${name}"}}'
+    return f"Add it to the job, without its value: {written_for(job, 'secrets', f'${name}', name)}"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ..check import Check, Example
 from ..finding import Finding, Place
 from ..subject import Subject
-from ..surroundings.job_needs import unset_variables
+from ..surroundings.job_needs import unset_variables, written_for
 from ..tools import Tools
 
 _SPEC = "flavor: a10g-large\ntimeout: 4h\n{more}script: |\n  import os\n  {line}\n  print(1)\n"
@@ -42,8 +42,8 @@ class JobVariableUnset(Check):
             tell = self.error if read.is_required or read.is_demanded else self.warning
             how = "the script ends with a KeyError" if read.is_required else "it is None there"
             how = "the script ends without it" if read.is_demanded else how
-            add = f"--env {read.name}=..." if subject.job.place.source == "job" else f"env: {{{read.name}: ...}}"
+            add = written_for(subject.job, "env", "VALUE", read.name)
             yield tell(
                 Place(script.named, read.line), f"{read.name} is read, the job does not set it, and {how}",
-                f'Add {add} to the job (a secret goes under secrets), or give it a default in the script: os.getenv("{read.name}", "...")',
+                f'Add {add} to the job, with what it is to be in the place of VALUE (a secret goes under secrets), or give it a default in the script: os.getenv("{read.name}", "VALUE")',
             )  # fmt: skip

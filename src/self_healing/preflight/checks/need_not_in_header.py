@@ -56,8 +56,11 @@ class NeedNotInHeader(Check):
                 continue
             for need in missing_needs(subject, script, there):
                 name = need.names[0]
+                without = (
+                    f"Write {need.otherwise}, which needs no package, or add it to" if need.otherwise else "Add to"
+                )
                 fix = (
-                    f"Add to the dependencies of the header (or let `heal check --fix {script.named}` do it):\n"
+                    f"{without} the dependencies of the header (or let `heal check --fix {script.named}` do it):\n"
                     f"{line_for(name, header, need.why)}"
                 )
                 said = f"{need.why} needs {name}, which is not in the header"

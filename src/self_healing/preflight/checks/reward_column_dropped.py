@@ -54,7 +54,7 @@ class RewardColumnDropped(Check):
                         yield self.error(
                             Place(script.named, dropped.line),
                             f"{function.name} (line {function.lineno}) asks for the column {name}, which is taken out of the data set here",
-                            f'Leave {name} out of remove_columns, or have the function of map return it too: "{name}": row["{name}"]',
+                            f'{_kept(dropped, name)}, or have the function of map return it too: "{name}": row["{name}"]',
                         )  # fmt: skip
 
 
@@ -115,6 +115,16 @@ def _dropped(script: Script, name: str) -> Call | None:
         if isinstance(names, list | tuple) and all(isinstance(each, str) for each in names) and name not in names:
             return call
     return None
+
+
+def _kept(call: Call, name: str) -> str:
+    """Return how the call is written so that a column stays."""
+    taken = call.keywords.get("remove_columns")
+    if call.last == "select_columns":
+        return f"Add {name} to the columns that are selected"
+    if taken is not None and taken.text.endswith(".column_names"):
+        return f'Write remove_columns=[each for each in {taken.text} if each != "{name}"]'
+    return f"Leave {name} out of remove_columns"
 
 
 def _makes_whole_rows(script: Script, call: Call) -> bool:

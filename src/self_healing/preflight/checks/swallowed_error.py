@@ -54,8 +54,8 @@ class SwallowedError(Check):
                 if not isinstance(node, ast.Try | ast.With):
                     continue
                 reward = syntax_of(script).scope(node)
-                if reward in rewards and (line := _loses_a_reward(script, node)):
-                    yield self._finding_in_reward(script, line, getattr(reward, "name", "it"))
+                if reward in rewards and (rewarded := _adds_to(node)) and (line := _loses_a_reward(script, node)):
+                    yield self._finding_in_reward(script, line, getattr(reward, "name", "it"), rewarded)
                     continue
                 line, call = _caught_at(script, node), _call_in(node.body)
                 if line and call and not (isinstance(node, ast.Try) and _is_followed_up(script, node, call)):
@@ -67,10 +67,10 @@ class SwallowedError(Check):
             f'Say what failed, and pass it on:\nexcept Exception as error:\n    print(f"{call} failed: {{error!r}}", flush=True)\n    raise',
         )  # fmt: skip
 
-    def _finding_in_reward(self, script: Script, line: int, function: str) -> Finding:
+    def _finding_in_reward(self, script: Script, line: int, function: str, rewarded: str) -> Finding:
         return self.warning(
             Place(script.named, line), f"an error in {function} is caught here, and that completion gets no reward: there are fewer rewards than completions",
-            "Give it a reward too, by catching only what a wrong answer raises:\nexcept (ValueError, IndexError):\n    rewards.append(0.0)",
+            f"Give it a reward too, by catching only what a wrong answer raises:\nexcept (ValueError, IndexError):\n    {rewarded}.append(0.0)",
         )  # fmt: skip
 
 
@@ -95,11 +95,15 @@ def _reward_functions(script: Script) -> set[ast.AST]:
     }
 
 
+def _adds_to(node: ast.Try | ast.With) -> str:
+    """Return the list that a block adds rewards to; empty where it adds to none."""
+    called = (each.func for part in node.body for each in ast.walk(part) if isinstance(each, ast.Call))
+    adds = (each for each in called if isinstance(each, ast.Attribute) and each.attr in _ADDS)
+    return next((ast.unparse(each.value) for each in adds), "")
+
+
 def _loses_a_reward(script: Script, node: ast.Try | ast.With) -> int:
     """Return the line at which an error is caught that lets a completion go without a reward; 0 where none is."""
-    adds = (each.func for part in node.body for each in ast.walk(part) if isinstance(each, ast.Call))
-    if not any(isinstance(each, ast.Attribute) and each.attr in _ADDS for each in adds):
-        return 0
     is_in_loop = any(isinstance(each, ast.For | ast.While) for each in syntax_of(script).above(node))
     return _caught_at(script, node, is_any=True) if is_in_loop else 0
 

@@ -68,8 +68,8 @@ def _in_a_loop(before: TrainingPlan, after: TrainingPlan, *, has_bf16: bool) -> 
 
 def _four_bits(half: str) -> str:
     return (
-        "QLoRA: load the model with quantization_config=BitsAndBytesConfig(load_in_4bit=True, "
-        f'bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.{half})'
+        "QLoRA (import torch, from transformers import BitsAndBytesConfig, and install bitsandbytes): load the model with "
+        f'quantization_config=BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.{half})'
     )
 
 
@@ -92,7 +92,7 @@ def _fewer_bits(before: TrainingPlan, after: TrainingPlan, *, has_bf16: bool, is
             yield "adapter: qlora, load_in_4bit: true" + (f", {adapter}" if has_new_adapter else "")
             return
         trained = f"and train peft_config={adapter}" if has_new_adapter else "and keep your adapter"
-        yield f"{_four_bits(half)} {trained}"
+        yield f"{_four_bits(half)} (where TRL is given its name: in model_init_kwargs of the config) {trained}"
         return
     if after.weights.is_half and before.weights is Dtype.FP32:
         short = "bf16: true" if has_bf16 else "fp16: true"

@@ -28,6 +28,8 @@ class Need:
     place: Place
     is_certain: bool = True
     """Without it the run fails; else it may."""
+    otherwise: str = ""
+    """What to write to do without it."""
 
 
 TRACKERS = {
@@ -123,7 +125,9 @@ def _of_optimizer(subject: Subject) -> Iterator[Need]:
 
 def _of_attention(value: object, place: Place) -> Iterator[Need]:
     if value == "flash_attention_2":
-        yield Need(("flash-attn", "kernels"), 'attn_implementation="flash_attention_2"', place)
+        yield Need(
+            ("flash-attn", "kernels"), 'attn_implementation="flash_attention_2"', place, otherwise='attn_implementation="sdpa"'
+        )  # fmt: skip
     elif isinstance(value, str) and value.startswith("kernels-community/"):
         yield Need(("kernels",), f'attn_implementation="{value}"', place)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from ..hub.wire import HUB_TOKENS
 from ..subject import EnvironmentRead, Job, Place, Script, Subject
@@ -75,6 +76,31 @@ def has_hub_token(job: Job) -> bool:
     return any(job.has(name) for name in HUB_TOKENS)
 
 
+UNFILLED = ("...", "VALUE")
+"""What stands for a value in examples, this package's among them."""
+
+
+def written_for(job: Job, key: str, value: str, name: str = "") -> str:
+    """Return a setting of a job as it is written where the job is: in a command, in Python, JSON or YAML.
+
+    Args:
+        job: The job.
+        key: `timeout`, `env` or `secrets`.
+        value: What to write.
+        name: The variable, where the setting is a table of them.
+
+    """
+    if job.place.source == "job":
+        return f"--{key} {name}={value}" if name else f"--{key} {value}"
+    kind = PurePath(job.place.source).suffix.lower()
+    inner = f'{{"{name}": "{value}"}}' if name else f'"{value}"'
+    if kind == ".py":
+        return f"{key}={inner}"
+    if kind == ".json":
+        return f'"{key}": {inner}'
+    return f"{key}: {inner if name else value}"
+
+
 def unset_variables(subject: Subject, job: Job) -> Iterator[tuple[Script, EnvironmentRead]]:
     """Yield the variables that a script cannot do without and the job does not set, each once."""
     seen: set[str] = set()
@@ -82,7 +108,8 @@ def unset_variables(subject: Subject, job: Job) -> Iterator[tuple[Script, Enviro
         if any(True for _ in jobs_of_script(script)):  # it submits the job, and runs here
             continue
         for read in script.environment:
-            is_set = job.has(read.name) or read.name in _ALWAYS_SET or read.name in seen
+            is_filled = job.has(read.name) and job.env.get(read.name) not in UNFILLED
+            is_set = is_filled or read.name in _ALWAYS_SET or read.name in seen
             is_needed = read.is_demanded or not (read.has_default or read.is_checked)
             if is_needed and not is_set:
                 seen.add(read.name)
