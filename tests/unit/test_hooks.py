@@ -129,3 +129,23 @@ def test_an_action_that_needs_what_no_run_offers_is_refused_with_what_there_is()
 
     with pytest.raises(CatalogueError, match="fly-away needs Flying, which no run offers; known are"):
         FlyAway.capability()
+
+
+def test_a_hook_whose_action_fails_is_not_asked_again_for_the_plan_that_follows():
+    @dataclass(frozen=True, kw_only=True)
+    class FallOver(Action):
+        """Fail."""
+
+        effect: ClassVar[Effect] = Effect.NOTHING
+
+        def apply(self, run):
+            raise RuntimeError("my action is broken")
+
+    asked = []
+
+    def hook(incident, plan, run):
+        asked.append(plan.rung)
+        return plan.instead(FallOver())
+
+    training = nan_in(Training(LossNotFinite(action="raise"), hooks=[(None, hook)]))
+    assert (asked, training.run.asked) == (["stop-run"], ["stop_run"])

@@ -22,7 +22,7 @@ from .diagnosis import Diagnosis, classify, diagnose
 from .execute import execute
 from .failure import FailureType, Mode, Severity
 from .history import History
-from .hook import Hook, Hooks
+from .hook import Hook, HookNote, Hooks
 from .incident import Incident
 from .ledger import Book, Entry
 from .lifecycle import Case
@@ -85,6 +85,8 @@ class Healer:
         self._kept_histories: dict[str, dict[str, object]] = {}
         self._states: dict[str, int] = {}
         """The states that can be returned to, and their steps."""
+        self._failed_by_hook: set[str] = set()
+        """Incidents for which a hook's own plan has just failed: the next plan for them is carried out as it is."""
         self._diagnoses: dict[str, Diagnosis] = {}
         """What was last thought of each kind of incident."""
         self._now: Signal = Facts(step=0, facts={})
@@ -164,13 +166,21 @@ class Healer:
         """Carry the plan out, unless the mode or the user's hook forbids it. The only caller of `execute`."""
         if not self._may_carry_out(plan):
             return None
-        granted, notes = self.hooks.consult(self._with_diagnosis(plan), plan, run, self.settings)
+        granted: Plan | None = plan
+        notes: list[HookNote] = []
+        # What a hook has put in its place and has failed would be put in the place of every plan that follows, for ever.
+        if plan.incident not in self._failed_by_hook:
+            granted, notes = self.hooks.consult(self._with_diagnosis(plan), plan, run, self.settings)
         for note in notes:
             self._write("note", note.name, {"text": note.text, "incident": plan.incident})
         if granted is None or not self._may_carry_out(granted):
             self.care.wish_not_granted(plan, ask_again=False)
             return None
         outcome = execute(granted, run, clock)
+        if granted is not plan and not outcome.succeeded:
+            self._failed_by_hook.add(plan.incident)
+        else:
+            self._failed_by_hook.discard(plan.incident)
         self.take_outcome(outcome)
         return outcome
 
