@@ -76,7 +76,7 @@ class BadRecordGuard:
 
     def attach(self) -> None:
         """Guard every data loader for training that the trainer builds from now on."""
-        self._inbox.open()
+        self.begin()
         self._wrapping.wrap(self.trainer, "get_train_dataloader", self._around_loader)
         self._wrapping.wrap(self.trainer, "get_batch_samples", self._around_fetch)
 
@@ -93,28 +93,41 @@ class BadRecordGuard:
     def _around_loader(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_train_dataloader(*args: Any, **kwargs: Any) -> Any:
             loader = original(*args, **kwargs)
-            self._guard(loader)
+            self.guard_loader(loader)
             return loader
 
         return get_train_dataloader
 
     def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def get_batch_samples(*args: Any, **kwargs: Any) -> Any:
-            try:
-                batches = original(*args, **kwargs)
-            except TooManyBadRecords as error:
-                self._list_what_arrived()
-                for record in error.records:
-                    self._list(record)
-                error.add_note(f"self-healing: they are listed in {self.quarantine.path}")
-                raise
-            self.settle()
-            return batches
+            return self.fetched(lambda: original(*args, **kwargs))
 
         return get_batch_samples
 
-    def _guard(self, loader: Any) -> None:
-        """Exchange the dataset and the collator of a loader that was just built."""
+    def fetched(self, fetch: Callable[[], Any]) -> Any:
+        """Fetch data, and list what that has brought to light.
+
+        Raises:
+            TooManyBadRecords: more records are bad than may be left out.
+
+        """
+        try:
+            data = fetch()
+        except TooManyBadRecords as error:
+            self._list_what_arrived()
+            for record in error.records:
+                self._list(record)
+            error.add_note(f"self-healing: they are listed in {self.quarantine.path}")
+            raise
+        self.settle()
+        return data
+
+    def begin(self) -> None:
+        """Listen to the loaders that are guarded from now on."""
+        self._inbox.open()
+
+    def guard_loader(self, loader: Any) -> None:
+        """Exchange the dataset and the collator of a loader that nobody iterates over yet."""
         from torch.utils.data import DataLoader, IterableDataset
 
         from ...tensors.guarded_stream import GuardedStream

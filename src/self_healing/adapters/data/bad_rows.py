@@ -95,13 +95,18 @@ class BadRows:
 
     def _known_good(self, rows: int) -> dict[str, Any] | None:
         """Return so many rows of the newest step that was applied: as many as failed, for their number may be the fault."""
-        from accelerate.utils import send_to_device
+        import torch
+        from torch.utils._pytree import tree_map_only
 
         spare = self._making_up.spare
         if spare is None:
             return None
         micro_batch = spare.micro_batches[0]
-        inputs = send_to_device(micro_batch.again() or micro_batch.inputs, self.trainer.args.device)
+        found = micro_batch.again() or micro_batch.inputs
+        if not isinstance(found, Mapping):
+            return None
+        device = self.trainer.args.device
+        inputs = tree_map_only(torch.Tensor, lambda tensor: tensor.to(device), dict(found))
         layout = self._layout_of(inputs)
         if isinstance(layout, str):
             return None

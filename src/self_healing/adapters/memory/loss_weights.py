@@ -49,14 +49,15 @@ def is_known_to_shift(trainer: Any) -> bool:
     What another class does with its labels cannot be read off its name, and transformers' own flag is False for some that
     shift them.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
     model = trainer.accelerator.unwrap_model(trainer.model)
     if hasattr(model, "get_base_model"):  # adapters of peft hand everything on
         model = model.get_base_model()
     cls = type(model)
-    is_own = cls.__module__.partition(".")[0] == "transformers"
-    return is_own and cls.__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
+    if cls.__module__.partition(".")[0] != "transformers":
+        return False
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return cls.__name__ in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values()
 
 
 def piece_weight(weight: Weight, counts: list[int] | None, start: int, end: int, rows: int) -> float:

@@ -226,6 +226,8 @@ def put_count_back(trainer: Any, name: str, value: Any) -> None:
 
 def with_state(trainer: Any) -> list[Any]:
     """Return the callbacks that have a state of their own to export."""
+    if not hasattr(trainer, "callback_handler"):  # a loop of somebody's own
+        return []
     from transformers.trainer_callback import ExportableState
 
     return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, ExportableState)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ..trainer.moves import ReturnTo, RollBackTo
@@ -37,11 +37,9 @@ class RollbackLoop(StateReturns):
 
     def __init__(self, trainer: Any, **how: Any) -> None:
         super().__init__(trainer, **how)
-        self.restart = MemoryRestart(trainer)
+        self.restart: MemoryRestart = MemoryRestart(trainer)
         self.re_enters = self.is_possible(trainer)
         self.old = None if self.re_enters else OldLoop(self)
-        self.on_error: Callable[[Exception], ReturnTo | None] = lambda _error: None
-        """Is asked about an exception inside an epoch; what it returns is returned to, else the exception goes on."""
 
     # -- attaching -----------------------------------------------------------------------------------
 
@@ -58,21 +56,6 @@ class RollbackLoop(StateReturns):
         wrapping.wrap(self.trainer, "get_batch_samples", self._around_fetch)
         wrapping.wrap(self.trainer, "_load_rng_state", self._around_random_state)
         self.restart.attach(wrapping)
-
-    def end(self) -> None:
-        """Let go of all states and data when training has ended; the wrapping is for its owner to undo."""
-        self.snapshots.clear()
-        self.data.begin()
-        self.restart.cancel()
-        if self.old is not None:
-            self.old.settle()
-
-    def let_go(self) -> None:
-        """Hold on to nothing any more."""
-        self.end()
-        vars(self.restart).clear()
-        self.old = None
-        vars(self).clear()
 
     # -- what the run is asked for -------------------------------------------------------------------
 
@@ -93,10 +76,6 @@ class RollbackLoop(StateReturns):
         self.before_return()
         self.leave_out_after_restart(move.skip, move.skip_more)
         return self.restart.prepare(snapshot, move)
-
-    def leave_out_after_restart(self, steps: Iterable[int], more: int) -> None:
-        """Leave the data of steps and of some more out when training is entered anew before them."""
-        self.data.leave_out_after_restart(steps, more=more * self._accumulation())
 
     # -- what the loop calls -------------------------------------------------------------------------
 

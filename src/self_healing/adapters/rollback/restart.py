@@ -95,17 +95,48 @@ class TakingOver:
     take_over: Callable[[LeftState], None]
 
 
-class MemoryRestart:
+class NoRestart:
+    """For a loop that nobody but its owner can enter."""
+
+    path = ""
+    """What the loop is told to resume from."""
+    steps_per_epoch = 0
+    """As the loop counts them; 0 before it has, and where it does not."""
+
+    @property
+    def entered_for(self) -> Snapshot | LeftState | None:
+        """What the loop is being entered anew for."""
+        return None
+
+    @property
+    def left(self) -> LeftState | None:
+        """Where training is about to go on in the place of a process that is gone."""
+        return None
+
+    def has_begun(self) -> bool:
+        """Say whether the loop was entered for a state of its own."""
+        return False
+
+    def reaches(self, _snapshot: Snapshot) -> bool:
+        """Say whether a state can be returned to in this way."""
+        return False
+
+    def prepare_for(self, left: LeftState, take_over: Callable[[LeftState], None]) -> str:
+        """Return what to resume from in order to go on at what another process has left."""
+        raise NotImplementedError
+
+    def cancel(self) -> None:
+        """Forget what was under way."""
+
+
+class MemoryRestart(NoRestart):
     """Enters one trainer's `train()` anew; the caller leaves it and calls it again."""
 
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
         self._entering_for: Returning | TakingOver | None = None
         """Where training is about to go on; None while nothing is under way."""
-        self.path = ""
-        """What the trainer is told to resume from; stays when it has, for the loop may still ask for random numbers."""
-        self.steps_per_epoch = 0
-        """As the trainer counts them; 0 before it has."""
+        self.path = ""  # stays when the trainer has resumed from it, for the loop may still ask for random numbers
         self._entering = Wrapping()
         self._iterates_late = False
         """The trainer's own loader has not been iterated over since `train()` was entered: the first epoch had another."""

@@ -17,7 +17,7 @@ from .left_state import LeftState, facts_for_takeover
 from .restart import MemoryRestart
 from .shared_states import ENDED_FOR_GOOD
 from .state_keeper import StateKeeper
-from .state_returns import Arrival
+from .state_returns import Arrival, StateReturns
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
@@ -44,13 +44,25 @@ class Returns(NamedTuple):
 class RollbackCare:
     """Takes states while a trainer runs, and returns to one of them when a plan says so."""
 
-    def __init__(self, trainer: Any, guard: StepGuard, config: HealingConfig, *, may_act: bool) -> None:
+    def __init__(
+        self,
+        trainer: Any,
+        guard: StepGuard,
+        config: HealingConfig,
+        *,
+        may_act: bool,
+        kind: type[StateReturns] = RollbackLoop,
+        abilities: tuple[type[TrainerAbilities], type[RollbackAbilities]] = (TrainerAbilities, RollbackAbilities),
+    ) -> None:
         self.trainer = trainer
         self.guard = guard
         self.keeper: StateKeeper | None = None
         is_wanted = may_act and config.snapshot_memory_fraction > 0
-        if is_wanted and (RollbackLoop.is_possible(trainer) or MemoryRestart.is_possible(trainer)):
-            self.keeper = StateKeeper(trainer, guard, config)
+        can_return = kind is not RollbackLoop or RollbackLoop.is_possible(trainer) or MemoryRestart.is_possible(trainer)
+        if is_wanted and can_return:
+            self.keeper = StateKeeper(trainer, guard, config, kind)
+        self._kinds = abilities
+        """What the abilities of a run are made of, without states to return to and with them."""
         self.on_return: Callable[[Arrival], None] = _nobody_listens
         """Is told that the run has returned."""
         self._abilities: RollbackAbilities | None = None
@@ -62,9 +74,9 @@ class RollbackCare:
         """Return what can be done to the trainer."""
         scale = self.guard.rate_scale
         if self.keeper is None:
-            found = TrainerAbilities(self.trainer, scale, save_now)
+            found = self._kinds[0](self.trainer, scale, save_now)
         else:
-            found = self._abilities = RollbackAbilities(self.trainer, scale, save_now, self.keeper)
+            found = self._abilities = self._kinds[1](self.trainer, scale, save_now, self.keeper)
         found.may_change_loss = may_change_loss
         return found
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ...tensors.arrivals import Worker
     from ...tensors.described import Described
     from .data_windows import DataWindows, Place
-    from .in_loop import RollbackLoop
     from .memory_snapshots import Snapshot
+    from .state_returns import StateReturns
 
 HEADROOM_BYTES = 64 << 20
 ENDED_FOR_GOOD = frozenset({"completed", "pruned", "sigint"})
@@ -48,7 +48,7 @@ class _Submitted:
 class SharedStates:
     """Has the states of one training published, as far as shared memory has room for them."""
 
-    def __init__(self, trainer: Any, settings: Settings, tell: Callable[[str, str], None], loop: RollbackLoop) -> None:
+    def __init__(self, trainer: Any, settings: Settings, tell: Callable[[str, str], None], loop: StateReturns) -> None:
         self._args = trainer.args
         self._loop = loop
         self.facts: Mapping[str, object] = {}

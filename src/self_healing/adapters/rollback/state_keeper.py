@@ -21,7 +21,7 @@ from .known_states import KnownStates
 from .memory_snapshots import Snapshot
 from .shared_states import SharedStates
 from .state_audit import StateAudit
-from .state_returns import Arrival
+from .state_returns import Arrival, StateReturns
 from .state_schedule import MOST_SLOTS, NoRoomError, ScheduleSettings, StateSchedule, place_for
 
 if TYPE_CHECKING:
@@ -39,10 +39,12 @@ class Settings(ScheduleSettings, Protocol):
 class StateKeeper:
     """Takes states of one training and judges them by what is observed afterwards."""
 
-    def __init__(self, trainer: Any, guard: StepGuard, settings: Settings) -> None:
+    def __init__(
+        self, trainer: Any, guard: StepGuard, settings: Settings, kind: type[StateReturns] = RollbackLoop
+    ) -> None:
         self.trainer = trainer
         self.settings = settings
-        self.loop = RollbackLoop(
+        self.loop = kind(
             trainer,
             slots=1 + MOST_SLOTS,
             guard=guard,

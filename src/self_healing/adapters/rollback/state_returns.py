@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,12 @@ from ..trainer.moves import ReturnTo, RollBackTo
 from .data_windows import DataWindows, EpochData, Place
 from .guard_state import is_settled
 from .memory_snapshots import MemorySnapshots, Snapshot, SnapshotDamagedError, oldest
+from .restart import NoRestart
 
 if TYPE_CHECKING:
     from ..trainer.step_guard import StepGuard
+    from ..trainer.wrapping import Wrapping
+    from .old_loop import OldLoop
 
 logger = logging.getLogger("self_healing.rollback")
 
@@ -55,6 +58,12 @@ class StateReturns:
         self.data = DataWindows(budget_bytes)
         self.re_enters = True
         """The loop itself can take up an earlier state; else it has to be entered anew."""
+        self.restart = NoRestart()
+        """Enters the loop anew, where that can be done from here."""
+        self.old: OldLoop | None = None
+        """What stands in for a loop whose epochs cannot be entered."""
+        self.on_error: Callable[[Exception], ReturnTo | None] = lambda _error: None
+        """Is asked about an exception inside an epoch; what it returns is returned to, else the exception goes on."""
         self.returns = 0
         """How often an earlier state was returned to."""
         self.lost_steps = 0
@@ -67,6 +76,31 @@ class StateReturns:
         self._tell = tell
         self._on_return = on_return
         self._epoch: EpochData | None = None
+
+    def attach(self, wrapping: Wrapping) -> None:
+        """Stand around the loop, where it is somebody else's."""
+
+    def end(self) -> None:
+        """Let go of all states and data when training has ended; the wrapping is for its owner to undo."""
+        self.snapshots.clear()
+        self.data.begin()
+        self.restart.cancel()
+        if self.old is not None:
+            self.old.settle()
+
+    def let_go(self) -> None:
+        """Hold on to nothing any more."""
+        self.end()
+        vars(self.restart).clear()
+        vars(self).clear()
+
+    def enter_anew(self, _move: ReturnTo) -> str | None:
+        """Return what the loop is to resume from in order to return to a state; None where that cannot be done."""
+        return None
+
+    def leave_out_after_restart(self, steps: Iterable[int], more: int) -> None:
+        """Leave the data of steps and of some more out when training is entered anew before them."""
+        self.data.leave_out_after_restart(steps, more=more * self._accumulation())
 
     def take(self) -> Snapshot | None:
         """Set the state between two steps aside: to be called from `on_step_begin`, when the step's data are there.

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .relied_on import missing_names
+from .relied_on import ReliedOn, missing_names
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +116,9 @@ def _is_compiled(trainer: Any) -> bool:
 class Surroundings:
     """What a trainer runs in: its engines, and the names it lacks. Looked at once, when it is guarded."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, missing: Sequence[ReliedOn] | None = None) -> None:
         self.engines = engines_of(trainer)
-        self.missing = missing_names(trainer)
+        self.missing = missing_names(trainer) if missing is None else missing
         self.only_measures = any(engine.steps_itself for engine in self.engines) or any(
             needed.is_essential for needed in self.missing
         )

@@ -14,7 +14,7 @@ from .device_errors import DeadDevice
 from .raising import raised
 
 if TYPE_CHECKING:
-    from .trainer_session import TrainerSession
+    from .session import Session
 
 logger = logging.getLogger("self_healing.trainer")
 
@@ -22,7 +22,7 @@ LOGS = "_maybe_log_save_evaluate"
 """Where the loop logs a step, right after its end; a trainer with a loop of its own may have none."""
 
 
-def answer_interrupt(session: TrainerSession, *, at_once: bool = False) -> None:
+def answer_interrupt(session: Session, *, at_once: bool = False) -> None:
     """Have the run saved where a signal has asked it to end, and end it, unless the signal was only a warning.
 
     It is saved once the step at hand is logged: a checkpoint holds the log, and whoever resumes from it would miss the entry.
@@ -44,7 +44,7 @@ def answer_interrupt(session: TrainerSession, *, at_once: bool = False) -> None:
         control.should_save = control.should_save and not is_saved
 
 
-def save_as_asked(session: TrainerSession) -> None:
+def save_as_asked(session: Session) -> None:
     """Save what a signal has asked for, if it has not been done yet."""
     interrupts = session.interrupts
     number, interrupts.saves_for = interrupts.saves_for, None
@@ -59,7 +59,7 @@ def save_as_asked(session: TrainerSession) -> None:
         interrupts.pass_on(number)
 
 
-def emergency_checkpoint(session: TrainerSession) -> str:
+def emergency_checkpoint(session: Session) -> str:
     """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
     trainer = session.trainer
     step = int(trainer.state.global_step)
@@ -86,7 +86,7 @@ def emergency_checkpoint(session: TrainerSession) -> str:
     return f"checkpoint-{step} was written"
 
 
-def save_from_memory(session: TrainerSession, *, within_s: float) -> tuple[str, bool]:
+def save_from_memory(session: Session, *, within_s: float) -> tuple[str, bool]:
     """Write the newest whole state of host memory to disk, touching neither trainer nor device; say what came of it.
 
     The second value says whether everything up to that state is on disk now.
@@ -111,7 +111,7 @@ def save_from_memory(session: TrainerSession, *, within_s: float) -> tuple[str, 
     return f"{name} was written from host memory", True
 
 
-def lose_device(session: TrainerSession, error: Exception) -> NoReturn:
+def lose_device(session: Session, error: Exception) -> NoReturn:
     """End a run whose device is lost: nothing is tried in this process, and what host memory holds goes to disk."""
     session.guard.device_is_lost = True
     dead = DeadDevice()
@@ -132,19 +132,19 @@ def lose_device(session: TrainerSession, error: Exception) -> NoReturn:
     raise DeviceLost(f"{told}. {what_to_do}, {where}.") from error
 
 
-def asked_to_end(session: TrainerSession) -> signal.Signals | None:
+def asked_to_end(session: Session) -> signal.Signals | None:
     """Return the signal that asks the run to end, be it answered or not."""
     waiting = session.interrupts.received
     return session.interrupted_by or (None if waiting is None or session.interrupts.is_warning(waiting) else waiting)
 
 
-def is_put_down_to(session: TrainerSession, error: BaseException) -> bool:
+def is_put_down_to(session: Session, error: BaseException) -> bool:
     """Say whether a signal explains an exception: schedulers send it to the workers of a loader and to servers too."""
     explains = isinstance(error, Exception) and not isinstance(error, UnrecoverableError | DeviceLost)
     return explains and asked_to_end(session) is not None
 
 
-def leave_as_asked(session: TrainerSession, failed: BaseException | None, output: object) -> None:
+def leave_as_asked(session: Session, failed: BaseException | None, output: object) -> None:
     """Do what a signal has come for, now that the run is saved and put in order.
 
     Raises:
@@ -169,7 +169,7 @@ def leave_as_asked(session: TrainerSession, failed: BaseException | None, output
         raise Preempted(text, signal=number.name, output=output) from failed
 
 
-def leave_at_once(session: TrainerSession, number: int) -> None:
+def leave_at_once(session: Session, number: int) -> None:
     """End the process from another thread than the one that trains, which has not come to the end of its step in time."""
     came = signal.Signals(number)
     if not session.interrupts.is_preemption(came):  # the program has a handler, and may know what else to do
@@ -185,7 +185,7 @@ def leave_at_once(session: TrainerSession, number: int) -> None:
         os._exit(Preempted.exit_code)  # what hangs would hang the end of the interpreter too
 
 
-def secure_in_time(session: TrainerSession, within_s: float) -> bool:
+def secure_in_time(session: Session, within_s: float) -> bool:
     """Put the newest state of host memory on disk while a step is running; say whether it is there."""
     said, is_saved = save_from_memory(session, within_s=within_s)
     session.note("secured", f"a signal came, and the step that is running does not end: {said}")

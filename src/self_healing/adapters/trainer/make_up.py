@@ -111,19 +111,11 @@ class MakeUp:
         if self.spare is not None:
             yield _with_data(window, self.spare.inputs, self.spare.num_items)
 
-    def _clip(self, model: Any) -> None:
-        """Clip as the loop would; without a limit the gradients are measured only."""
-        trainer, limit = self.trainer, self.trainer.args.max_grad_norm
-        if limit > 0 and hasattr(trainer, "_clip_grad_norm"):  # since transformers 5; it may be a subclass's own
-            trainer._clip_grad_norm(model)  # noqa: SLF001
-        else:
-            trainer.accelerator.clip_grad_norm_(model.parameters(), limit if limit > 0 else float("inf"))
-
     def _run_again(self, window: Window) -> bool:
         """Do one step anew; return whether it was sound and has been applied."""
         guard, trainer = self.guard, self.trainer
         model = trainer.model_wrapped
-        model.zero_grad()
+        guard.zero_grad()
         steps_before = getattr(trainer, "current_gradient_accumulation_steps", 1)
         trainer.current_gradient_accumulation_steps = len(window.micro_batches)
         window.loss = None
@@ -133,7 +125,7 @@ class MakeUp:
         try:
             for place, micro_batch in enumerate(window.micro_batches):
                 self._pass(model, window, micro_batch, place)
-            self._clip(model)
+            guard.clip()
             guard.judge_if_needed()
         finally:
             self.is_running = False
@@ -141,13 +133,13 @@ class MakeUp:
         if guard.is_unsound(window):
             counters.restore(trainer)
             guard.buffers.put_back(window.buffers)
-            model.zero_grad()
+            guard.zero_grad()
             return False
         self.applied.append(AppliedStep(window.step + 1, float(window.loss), float(guard.gate.norm)))
         self._step_at(window.rates)
         for loss in window.losses:
             guard.loss_sum.add(loss)
-        model.zero_grad()
+        guard.zero_grad()
         return True
 
     def _pass(self, model: Any, window: Window, micro_batch: MicroBatch, place: int) -> None:

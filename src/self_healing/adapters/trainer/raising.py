@@ -14,10 +14,10 @@ from .moves import LeaveLoop
 
 if TYPE_CHECKING:
     from ...core.plan import Plan
-    from .trainer_session import TrainerSession
+    from .session import Session
 
 
-def raised_in_the_loop(session: TrainerSession, error: Exception) -> None:
+def raised_in_the_loop(session: Session, error: Exception) -> None:
     """Look at an exception while there is still a loop to return to an earlier state in."""
     if isinstance(error, LeaveLoop) or is_pruning(error) or came_from_a_callback(error):
         return
@@ -29,7 +29,7 @@ def raised_in_the_loop(session: TrainerSession, error: Exception) -> None:
     raised(session, error)
 
 
-def raised(session: TrainerSession, error: Exception) -> Plan | None:
+def raised(session: Session, error: Exception) -> Plan | None:
     """Report an exception that left the loop and carry out what can be done inside the process."""
     if session.mode is Mode.HEAL and not session.surroundings.is_one_of_several and not session.guard.device_is_lost:
         blame_the_record_of_an_evaluation(session.guard, error)

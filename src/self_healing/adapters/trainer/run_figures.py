@@ -17,8 +17,8 @@ from .log_figures import GOODPUT
 
 if TYPE_CHECKING:
     from .make_up import AppliedStep
+    from .session import Session
     from .step_reading import StepReading
-    from .trainer_session import TrainerSession
 
 WINDOW = 50
 """Losses whose mean the newest one is compared with, as the rule `loss-spike` does for its `factor`."""
@@ -28,8 +28,8 @@ GIB = 2**30
 class RunFigures:
     """The figures of one training, brought up to date by what is read of its steps."""
 
-    def __init__(self, session: TrainerSession) -> None:
-        self._session: TrainerSession | None = session
+    def __init__(self, session: Session) -> None:
+        self._session: Session | None = session
         self.nan_count = 0
         """Steps whose loss or gradients were not finite."""
         self.total_clips = 0

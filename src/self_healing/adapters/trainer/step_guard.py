@@ -149,6 +149,22 @@ class StepGuard:
                 self._judge(gradients, None) if self.clips else self._measure(gradients)
         self._is_judged = False
 
+    def step_is_done(self) -> None:
+        """Hear that the loop is through with a step, for whoever has looked ahead in it."""
+
+    def clip(self) -> None:
+        """Clip as the loop would; without a limit the gradients are measured only."""
+        trainer, limit = self.trainer, self.trainer.args.max_grad_norm
+        model = trainer.model_wrapped
+        if limit > 0 and hasattr(trainer, "_clip_grad_norm"):  # since transformers 5; it may be a subclass's own
+            trainer._clip_grad_norm(model)  # noqa: SLF001
+        else:
+            trainer.accelerator.clip_grad_norm_(model.parameters(), limit if limit > 0 else float("inf"))
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self.trainer.model_wrapped.zero_grad()
+
     def is_in_micro_batch(self) -> bool:
         """Say whether an exception has left a forward or backward pass unfinished."""
         return self._window is not None and len(self._window.micro_batches) > len(self._window.losses)

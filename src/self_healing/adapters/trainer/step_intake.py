@@ -15,14 +15,14 @@ from .reflexes import clipping_of
 
 if TYPE_CHECKING:
     from .make_up import AppliedStep
+    from .session import Session
     from .step_reading import StepReading
-    from .trainer_session import TrainerSession
 
 
 class StepIntake:
     """Takes in the steps of one session."""
 
-    def __init__(self, session: TrainerSession) -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._calm = Calm()
         self._unusual: list[StepReading] = []

@@ -90,6 +90,10 @@ class TrainerGuard(StepGuard):
         self.making_up.forget()
         self.loss_sum.let_go()
 
+    def step_is_done(self) -> None:
+        """Look at the modules anew in the next step."""
+        self.walks.step_is_done()
+
     # -- what the loop calls -------------------------------------------------------------------------
 
     def _around_fetch(self, original: Callable[..., Any]) -> Callable[..., Any]:

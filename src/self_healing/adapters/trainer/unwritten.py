@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from .trainer_session import TrainerSession
+    from .session import Session
 
 MOST_STEPS = 8
 """Steps that are named; of more only the number and the newest are."""
@@ -20,7 +20,7 @@ class Unwritten(NamedTuple):
     """Nothing on disk is as new as the newest of them."""
 
 
-def unwritten_checkpoints(session: TrainerSession) -> Unwritten | None:
+def unwritten_checkpoints(session: Session) -> Unwritten | None:
     """Return what there is to say of checkpoints that could not be written; None where all were."""
     failed = session.checkpoints.not_written if session.checkpoints is not None else {}
     if not failed:

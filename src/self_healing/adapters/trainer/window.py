@@ -24,6 +24,9 @@ class MicroBatch:
     put_back: Callable[[], None] | None = None
     """Puts back what a pass has changed in the model's buffers."""
 
+    source: Any = None
+    """What a loop of somebody's own has given them as, and what computes the loss of it."""
+
     def keep(self, prepared: Any, random_state: Any) -> None:
         """Remember prepared inputs; a copy of the mapping, since losses take entries out of theirs."""
         self.prepared = dict(prepared) if isinstance(prepared, Mapping) else prepared

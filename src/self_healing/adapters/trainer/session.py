@@ -1,0 +1,200 @@
+"""What a guarded training does at each step, whoever's loop it is: read, make up, judge, take states."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+from ...core.failure import Mode
+from ...core.goodput import Spending
+from ...core.signal import SnapshotTaken
+from .checkpoint_folders import newest_usable
+from .leaving import emergency_checkpoint
+from .make_up import AppliedStep
+from .reflexes import WITH_OTHER_DATA
+from .reflexes import made_up as made_up_reflex
+from .trl_counters import generates_for_several_steps
+from .window import Window
+
+if TYPE_CHECKING:
+    from ...config import HealingConfig
+    from ..memory.memory_care import MemoryCare
+    from ..rollback.checkpoint_care import CheckpointCare
+    from ..rollback.rollback_care import RollbackCare
+    from ..rollback.state_returns import Arrival
+    from .abilities import TrainerAbilities
+    from .engines import Surroundings
+    from .examination import Examiner
+    from .grace import GraceWatch
+    from .interrupts import Interrupts
+    from .log_figures import LogFigures
+    from .moves import PendingMove
+    from .run_desk import RunDesk
+    from .run_figures import RunFigures
+    from .step_guard import StepGuard
+    from .step_intake import StepIntake
+    from .step_profile import StepProfile
+    from .time_spent import TimeSpent
+
+
+class Session:
+    """One guarded training; who makes it puts its parts together."""
+
+    trainer: Any
+    config: HealingConfig
+    mode: Mode
+    spent: TimeSpent
+    surroundings: Surroundings
+    guard: StepGuard
+    rollback: RollbackCare
+    abilities: TrainerAbilities
+    pending: PendingMove
+    desk: RunDesk
+    memory: MemoryCare
+    checkpoints: CheckpointCare | None
+    interrupts: Interrupts
+    grace: GraceWatch
+    interrupted_by: signal.Signals | None = None
+    answered: Exception | None = None
+    """An exception that was looked at before it left the loop."""
+    figures: RunFigures
+    profile: StepProfile
+    log_figures: LogFigures
+    intake: StepIntake
+    note: Any
+    _examiner: Examiner
+    _step_began: float
+    _step_time_s = 0.0
+    _found_unsound = False
+    _saved_steps: set[int]
+    """Checkpoints of this training; others in the same folder may be another run's."""
+
+    def begin_of_step(self) -> None:
+        """Take the state before the step where it is time."""
+        self.spent.account.steps_begin(self._step())
+        self.profile.step_begins(self._step() + 1)
+        if self.rollback.is_due():
+            with self.spent.spent_on(Spending.SNAPSHOTTING):
+                self.rollback.step_begins(self._step_time_s, is_due=True)
+        else:
+            self.rollback.step_begins(self._step_time_s, is_due=False)
+
+    def end_of_step(self) -> None:
+        """Read what the device said, make up what it skipped, and let the healer look at it."""
+        self.guard.step_is_done()
+        self.spent.account.step_done(self._step())
+        self.spent.tell_now_and_then(self.desk)
+        self.profile.step_ends(self._step())
+        now = time.perf_counter()
+        self._step_time_s, self._step_began = now - self._step_began, now
+        must_know = self._must_know()
+        self.intake.read(step_time_s=self._step_time_s, wait=must_know)
+        self.intake.ended.append(self._step())
+        if not must_know and self.intake.can_wait():
+            return
+        self.intake.take_in()
+        if not must_know and self._must_know():  # a plan has just asked for a checkpoint
+            self._know_everything()
+        self.intake.judge_by_steps()
+
+    def _know_everything(self) -> None:
+        self.intake.read(step_time_s=self._step_time_s, wait=True)
+        self.intake.take_in()
+
+    def _must_know(self) -> bool:
+        """Say whether everything about the steps so far has to be known: what comes next is written, or taken as a state."""
+        control = self.trainer.control
+        is_written = control.should_log or control.should_save or control.should_evaluate
+        return bool(is_written or control.should_training_stop or self.rollback.is_due())
+
+    def make_up(self, unsound: list[int]) -> list[AppliedStep]:
+        """Have skipped steps made up and write that down; return those that were applied."""
+        self._found_unsound = False
+        began, making_up = time.perf_counter(), self.guard.making_up
+        before = making_up.replaced_steps, making_up.skipped_steps
+        with self.spent.spent_on(Spending.MADE_UP):
+            made_up = self.guard.make_up()
+        if made_up and not self._found_unsound:
+            self.desk.learn(self._examiner.was_transient())
+        replaced, left_out = making_up.replaced_steps - before[0], making_up.skipped_steps - before[1]
+        counts = {"made up with the same data": made_up - replaced, WITH_OTHER_DATA: replaced, "left out": left_out}
+        seconds = time.perf_counter() - began
+        self.desk.reflex(made_up_reflex(unsound, making_up.applied, counts, step=self._step(), seconds=seconds))
+        return making_up.applied
+
+    def _examine(self, window: Window) -> bool:
+        """Find out why a step is not finite even when it is run again; say whether that was mended."""
+        self._found_unsound = True
+        if self.guard.making_up.may_replace and generates_for_several_steps(self.trainer):
+            self.note(
+                "step-left-out", f"step {window.step + 1} is left out: what else was generated is for other steps"
+            )
+        if self.surroundings.is_one_of_several:  # the others would wait for passes that only this process makes
+            return False
+        found = self._examiner.examine(window, self.guard.original_training_step)
+        if found:
+            self.note("nan-examined", str(found["nan_because"]))
+            self.desk.learn(found)
+        # Looked at each time, for it is cheap: nothing but an earlier state helps against broken weights.
+        broken = self._broken_weights()
+        self.desk.look({"weights_nonfinite": float(broken)})
+        mended = broken > 0 and self.weights_are_finite()
+        if mended:
+            self.desk.look({"weights_nonfinite": 0.0})
+        self.rollback.suspect()
+        return mended
+
+    def emergency_checkpoint(self) -> str:
+        """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
+        return emergency_checkpoint(self)
+
+    def is_saved(self, step: int) -> bool:
+        """Say whether the state after a step is on disk: written by this training, or what it began with."""
+        return step in self._saved_steps
+
+    def newest_saved(self) -> int | None:
+        """Return the newest step whose checkpoint this training has written or begun with, None where there is none."""
+        return max(self._saved_steps, default=None)
+
+    def mark_saved(self, step: int) -> None:
+        """Take note of a checkpoint that the trainer has not written itself."""
+        self._saved_steps.add(step)
+
+    def weights_are_finite(self) -> bool:
+        """Look at every parameter; waits for the device."""
+        return self._broken_weights() == 0
+
+    def _broken_weights(self) -> int:
+        import torch
+
+        return sum(not bool(torch.isfinite(p).all()) for p in self.trainer.model.parameters())
+
+    def figures_of_saving(self) -> dict[str, float]:
+        """Return how many checkpoints could not be written; nothing where all were."""
+        count = len(self.checkpoints.not_written) if self.checkpoints is not None else 0
+        return {"healing/checkpoints_not_written": count} if count else {}
+
+    def saved(self) -> None:
+        """Report a checkpoint: a state that can be returned to."""
+        step = self._step()
+        folder, _ = newest_usable(self.trainer.args.output_dir, step + 1)
+        if folder is not None and folder.step == step:
+            self._saved_steps.add(step)
+            self.desk.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))
+
+    def _returned(self, arrival: Arrival) -> None:
+        """Go on from an earlier state: what is counted since then has not happened."""
+        to_step = arrival.snapshot.step
+        self.spent.account.returned(to_step)
+        self.intake.ended.clear()
+        self._saved_steps = {step for step in self._saved_steps if step <= to_step}
+        self.log_figures.begin()
+        self.figures.returned(to_step)
+        if self.checkpoints is not None:
+            self.checkpoints.returned(to_step)
+        self.pending.arrived(arrival.move, step=to_step, from_step=arrival.from_step)
+        self._step_began = time.perf_counter()
+
+    def _step(self) -> int:
+        return int(self.trainer.state.global_step)
