@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .adapters.callback import SelfHealingCallback
     from .adapters.memory.executable import find_executable_micro_batch
+    from .adapters.plain_torch import GuardedRun, guard
     from .adapters.transformers import SelfHealingTrainer, healing
     from .api import HealingActions
     from .config import HealingConfig
@@ -42,6 +43,7 @@ __all__ = [
     "DeviceLost",
     "Effect",
     "FailureType",
+    "GuardedRun",
     "HealingActions",
     "HealingConfig",
     "InputError",
@@ -57,6 +59,7 @@ __all__ = [
     "ZClip",
     "__version__",
     "find_executable_micro_batch",
+    "guard",
     "healing",
 ]
 
@@ -66,6 +69,8 @@ _HOMES = {
     "SelfHealingCallback": "adapters.callback",
     "SelfHealingTrainer": "adapters.transformers",
     "healing": "adapters.transformers",
+    "guard": "adapters.plain_torch",
+    "GuardedRun": "adapters.plain_torch",
     "find_executable_micro_batch": "adapters.memory.executable",
     "AdaGC": "tensors.adagc",
     "ZClip": "tensors.zclip",

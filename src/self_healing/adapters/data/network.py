@@ -14,13 +14,19 @@ import random
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...actions.retry_later import RetryLater
 from ...core.failure import FailureType
 from ...patterns.hub_and_network import PATTERNS
 from ..trainer.exceptions import chain, name_of
 from ..trainer.reflexes import Reflex
+
+if TYPE_CHECKING:
+    from ..trainer.interrupts import Interrupts
+
+LOOK_UP_S = 0.5
+"""How often a wait for the network looks whether the run is asked to end."""
 
 T = TypeVar("T")
 
@@ -174,3 +180,11 @@ def network_reflex(retried: list[str], came_of_it: str, step: int) -> Reflex:
         step=step,
         details={"retries": len(retried)},
     )
+
+
+def wait_unless_asked_to_end(interrupts: Interrupts, seconds: float) -> None:
+    """Wait for the network, but only until a signal asks the run to end."""
+    until = time.monotonic() + seconds
+    with interrupts.while_waiting():
+        while interrupts.received is None and (left := until - time.monotonic()) > 0:
+            time.sleep(min(left, LOOK_UP_S))

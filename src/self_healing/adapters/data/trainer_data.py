@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -12,13 +11,10 @@ from ..trainer.interrupts import Interrupts
 from ..trainer.reflexes import Reflex
 from .bad_records import BadRecordGuard
 from .hub_pushes import HubPushes
-from .network import Retries, network_reflex
+from .network import Retries, network_reflex, wait_unless_asked_to_end
 from .quarantine import Limit, Quarantine
 from .reward_functions import RewardCare
 from .seeded_data import SeededData
-
-LOOK_UP_S = 0.5
-"""How often a wait for the network looks whether the run is asked to end."""
 
 
 class TrainerData:
@@ -41,7 +37,7 @@ class TrainerData:
         self.seeded = SeededData(trainer, tell) if seeds_batches else None
         self._acts = max_effect >= Effect.TIME
         """To repeat costs time, and to leave a record out changes the recipe."""
-        retries = Retries(base_s=backoff_base_s, sleep=partial(_wait, interrupts))
+        retries = Retries(base_s=backoff_base_s, sleep=partial(wait_unless_asked_to_end, interrupts))
         quarantine = Quarantine(trainer.args.output_dir, trainer.args.process_index)
         leaves_out = max_effect >= Effect.RECIPE
         self.records = BadRecordGuard(
@@ -110,11 +106,3 @@ class TrainerData:
         if name == "push-arrived":
             self._on_reflex(network_reflex(self._push_retried, "the push arrived", int(self.trainer.state.global_step)))
         self._push_retried = []
-
-
-def _wait(interrupts: Interrupts, seconds: float) -> None:
-    """Wait for the network, but only until a signal asks the run to end."""
-    until = time.monotonic() + seconds
-    with interrupts.while_waiting():
-        while interrupts.received is None and (left := until - time.monotonic()) > 0:
-            time.sleep(min(left, LOOK_UP_S))

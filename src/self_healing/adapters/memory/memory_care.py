@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...core.failure import FailureType
 from ..trainer.reflexes import Reflex
@@ -16,6 +16,9 @@ from .memory_events import MemoryEvent
 from .memory_history import MemoryHistory
 from .micro_batch_retry import MicroBatchRetry
 from .saving_retry import SavingRetry
+
+if TYPE_CHECKING:
+    from ...config import HealingConfig
 
 
 class MemoryCare:
@@ -89,6 +92,15 @@ class MemoryCare:
             case _:
                 self._began = None
                 self._note(f"memory-{event.kind}", event.text)
+
+
+def why_whole(config: HealingConfig) -> str | None:
+    """Say why no batch may go through in pieces where memory runs out, if the user says so."""
+    if config.oom_action != "split":
+        return f"oom_action is {config.oom_action}"
+    if config.max_effect != "nothing":
+        return None
+    return "max_effect is nothing, and the gradient of pieces is equal to that of the whole but for rounding"
 
 
 def _actions(event: MemoryEvent) -> tuple[str, ...]:

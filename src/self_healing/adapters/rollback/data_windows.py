@@ -7,7 +7,7 @@ when it wants other data for a step. Nothing is ever fetched twice, which works 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from types import GeneratorType
@@ -82,6 +82,8 @@ class EpochData:
     loader: Any = None
     """What the epoch's data come from; read once more where so much was left out that what is kept is too little."""
     again: Iterator[Any] | None = None
+    between: Callable[[], None] | None = None
+    """Does once more what was done between the epoch before it and this one, where both are run again."""
 
     @property
     def random_before(self) -> RandomState | None:
@@ -223,6 +225,22 @@ class DataWindows:
         still = more - len(following)
         self.epochs[-1].left_out_next += still
         return left_out + still
+
+    def pass_by(self, epoch: EpochData, number: int) -> None:
+        """Read so many batches of an epoch that were trained on before."""
+        while epoch.read < number:
+            try:
+                self._read(epoch)
+            except StopIteration:
+                return
+
+    def place_before_the_next(self, epoch: EpochData, steps: int) -> Place:
+        """Return where the data stand between two steps, with nothing of the next one fetched."""
+        number: int | None = epoch.read
+        if epoch.position < epoch.end:
+            kept = epoch.batches[epoch.position - epoch.dropped].number
+            number = kept if kept >= 0 else None
+        return Place(epoch, epoch.position, 0, number, steps, epoch.owed)
 
     def epoch_after(self, epoch: EpochData) -> EpochData | None:
         """Return the epoch that was run next, None behind the newest."""

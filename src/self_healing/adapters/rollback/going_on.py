@@ -27,7 +27,7 @@ from .left_state import LeftState, StateDoesNotFitError, StateLostError
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from ..trainer.trainer_session import TrainerSession
+    from ..trainer.session import Session
 
 Wanted = str | bool | Path | None
 
@@ -35,7 +35,9 @@ Wanted = str | bool | Path | None
 class GoingOn:
     """What one `train()` may go on from, the newest first."""
 
-    def __init__(self, trainer: Any, config: HealingConfig, wanted: Wanted) -> None:
+    def __init__(
+        self, trainer: Any, config: HealingConfig, wanted: Wanted, surroundings: Surroundings | None = None
+    ) -> None:
         """Look for what there is.
 
         Raises:
@@ -50,8 +52,9 @@ class GoingOn:
         self._before = that_tells(last_attempt(ledger_path(args.output_dir, args.process_index)))
         self.passed_over: list[str] = []
         """States in shared memory that are not used, and why."""
-        self._is_by_itself = wanted is None and _was_cut_short(trainer, self._before)
-        is_tried_again = wanted is None and _is_tried_again(trainer, self._before)
+        can_go_on = _can_go_on(trainer, surroundings or Surroundings(trainer))
+        self._is_by_itself = wanted is None and can_go_on and _was_cut_short(self._before)
+        is_tried_again = wanted is None and can_go_on and _is_tried_again(trainer, self._before)
         self._is_automatic = self._is_by_itself or is_tried_again or wanted is True or wanted == AUTO
         self._may_share = config.shared_memory and config.snapshot_memory_fraction > 0 and int(args.world_size) == 1
         nobody_asked = self._is_by_itself or is_tried_again
@@ -85,7 +88,7 @@ class GoingOn:
 
     # -- entering ------------------------------------------------------------------------------------
 
-    def begin(self, session: TrainerSession) -> str | None:
+    def begin(self, session: Session) -> str | None:
         """Return what `train()` is to resume from, None for the start; say so in the ledger."""
         session.rollback.open_shared(starts_over=self.starts_over)
         if self._wanted is False or (self._wanted is None and not self._is_automatic):
@@ -94,7 +97,7 @@ class GoingOn:
             self._keep_halved(session)
         return self._enter(session)
 
-    def _keep_halved(self, session: TrainerSession) -> None:
+    def _keep_halved(self, session: Session) -> None:
         """Begin with the batch that the last attempt has come to: memory is as short, and to find out costs a recovery."""
         halvings = self._before.halvings if self._before is not None and not self.changed else 0
         if not halvings or session.config.settings().max_effect < Effect.TIME:
@@ -107,7 +110,7 @@ class GoingOn:
             "on from with the batch of the arguments",
         )
 
-    def instead(self, session: TrainerSession, error: StateDoesNotFitError) -> str | None:
+    def instead(self, session: Session, error: StateDoesNotFitError) -> str | None:
         """Return what to resume from in the place of a state that does not fit."""
         if self._next is not None:
             self.passed_over.append(f"{self._next.key}: {error}")
@@ -129,7 +132,7 @@ class GoingOn:
             "from it all the same."
         )
 
-    def _enter(self, session: TrainerSession) -> str | None:
+    def _enter(self, session: Session) -> str | None:
         left, newest = self._next, self._newest_folder()
         disk = self._on_disk() if left is None or newest > left.step else None
         if left is not None and (disk is None or disk.path is None or (disk.step or 0) <= left.step):
@@ -206,9 +209,9 @@ class GoingOn:
         return choose(args.output_dir, before_step, finite=True, model_only=self._model_only, since_s=since_s)
 
 
-def _was_cut_short(trainer: Any, before: LastAttempt | None) -> bool:
-    """Say whether nobody wanted the last attempt to end, and one process alone can go on with it."""
-    return before is not None and before.was_cut_short and _can_go_on(trainer)
+def _was_cut_short(before: LastAttempt | None) -> bool:
+    """Say whether nobody wanted the last attempt to end."""
+    return before is not None and before.was_cut_short
 
 
 def _is_tried_again(trainer: Any, before: LastAttempt | None) -> bool:
@@ -216,12 +219,12 @@ def _is_tried_again(trainer: Any, before: LastAttempt | None) -> bool:
 
     It has looked at how the attempt ended, and may have changed what had to be changed.
     """
-    if before is None or (launch_of(os.environ) or 1) == 1 or not _can_go_on(trainer):
+    if before is None or (launch_of(os.environ) or 1) == 1:
         return False
     now = data_facts(trainer)
     return all(before.facts.get(name) == now.get(name) for name in ("records", "data"))
 
 
-def _can_go_on(trainer: Any) -> bool:
+def _can_go_on(trainer: Any, surroundings: Surroundings) -> bool:
     """Say whether one process alone decides; several would each choose for themselves."""
-    return int(trainer.args.world_size) == 1 and not Surroundings(trainer).only_measures
+    return int(trainer.args.world_size) == 1 and not surroundings.only_measures

@@ -15,9 +15,8 @@ from ...snapshots.shared_folder import SharedMemoryError
 from ..family import followed_reference, weights_were_changed
 from ..rehearsal.trainer_state import counted_names, put_count_back, with_state
 from ..trainer.data_facts import data_facts, differences
-from .data_windows import EpochData, Place
 from .guard_state import GuardState
-from .restart import EpochStart
+from .shared_states import place_from
 
 if TYPE_CHECKING:
     from ...snapshots.shared_reader import PublishedState
@@ -62,17 +61,7 @@ class LeftState:
             if place["number"] is None:
                 raise StateDoesNotFitError("a new loader cannot be brought to where its data stood")
             self.updates = int(said["updates"])
-            self.left_out = {(int(epoch), int(number)) for epoch, number in place["left_out"]}
-            start = None if place["start"] is None else EpochStart.from_plain(place["start"])
-            epoch = EpochData({"epoch": int(place["epoch"])}, 0, 0, start=start)
-            self.place = Place(
-                epoch,
-                int(place["index"]),
-                int(place["fetched"]),
-                int(place["number"]),
-                int(place["steps"]),
-                int(place["owed"]),
-            )
+            self.place, self.left_out = place_from(place)
             self.steps_per_epoch = int(said["steps_per_epoch"])
             self.facts: Mapping[str, object] = dict(said["run"])
         except (KeyError, ValueError, TypeError) as error:

@@ -190,7 +190,7 @@ class RollbackCare:
                 self.keeper.applied(reading.step, reading.largest_rate, reading.norm * reading.coefficient)
             else:
                 self.keeper.audit.held_back(reading.step)
-            rejected = self.keeper.first_loss(reading.step, reading.loss)
+            rejected = self.keeper.first_loss(reading.step, reading.loss) if reading.has_loss else None
             if rejected is not None and self._abilities.pending.asked is None:
                 self._abilities.pending.ask(rejected)
 

@@ -15,12 +15,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...snapshots.verdicts import SavedState, newest_for_a_crash, newest_for_an_incident
+from .data_windows import EpochData, Place
+from .restart import EpochStart
 
 if TYPE_CHECKING:
     from ...snapshots.shared_memory import SharedRun, SharedSlot
     from ...tensors.arrivals import Worker
     from ...tensors.described import Described
-    from .data_windows import DataWindows, Place
+    from .data_windows import DataWindows
     from .memory_snapshots import Snapshot
     from .state_returns import StateReturns
 
@@ -251,6 +253,15 @@ def left_out_of(data: DataWindows) -> frozenset[tuple[int, int]]:
         return frozenset(data.left_out)
     epoch = data.epochs[-1]
     return frozenset((*data.left_out, *((epoch.number, epoch.read + more) for more in range(epoch.left_out_next))))
+
+
+def place_from(plain: Mapping[str, Any]) -> tuple[Place, set[tuple[int, int]]]:
+    """Take what `place_of` returned: where the data stood, and what of them is left out for good."""
+    start = None if plain["start"] is None else EpochStart.from_plain(plain["start"])
+    epoch = EpochData({"epoch": int(plain["epoch"])}, 0, 0, start=start)
+    index, fetched, number, steps, owed = (int(plain[name]) for name in ("index", "fetched", "number", "steps", "owed"))
+    left_out = {(int(epoch_number), int(each)) for epoch_number, each in plain["left_out"]}
+    return Place(epoch, index, fetched, number, steps, owed), left_out
 
 
 def place_of(place: Place, left_out: Iterable[tuple[int, int]]) -> Mapping[str, object]:

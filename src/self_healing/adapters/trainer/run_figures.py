@@ -43,7 +43,7 @@ class RunFigures:
         if not reading.is_sound:
             self.nan_count += not reading.is_routine_overflow
             return
-        if reading.is_applied:
+        if reading.is_applied and reading.has_loss:
             self._trained(reading.step, reading.loss)
         if norm_is_known:
             self._clipping = {

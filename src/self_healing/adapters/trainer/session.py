@@ -136,7 +136,13 @@ class Session:
         if found:
             self.note("nan-examined", str(found["nan_because"]))
             self.desk.learn(found)
-        # Looked at each time, for it is cheap: nothing but an earlier state helps against broken weights.
+        return self.look_at_weights()
+
+    def look_at_weights(self) -> bool:
+        """Look whether the weights are to blame; say whether they were and have been mended.
+
+        It is cheap, and nothing but an earlier state helps against broken weights.
+        """
         broken = self._broken_weights()
         self.desk.look({"weights_nonfinite": float(broken)})
         mended = broken > 0 and self.weights_are_finite()

@@ -70,6 +70,8 @@ class StepGuard:
         self._is_judged = False
         self.rate = 0.0
         """Learning rate of the newest update, cuts included."""
+        self._without_loss: set[int] = set()
+        """Steps that are not read yet and whose loss nobody has told us."""
         self._rates: dict[int, tuple[float, float]] = {}
         """Of steps that are not read yet: the rate of the first group and the largest one."""
 
@@ -102,6 +104,8 @@ class StepGuard:
         if self.acts:
             self.kept.append(window)
         self.ring.push(window.step + 1, self.gate.row)
+        if window.loss is None:
+            self._without_loss.add(window.step + 1)
         self.rate = rates[0]
         self._rates[window.step + 1] = rates[0], max(rates)
         return result
@@ -193,8 +197,10 @@ class StepGuard:
             reading = StepReading(
                 step=step, loss=loss, is_sound=is_sound > 0.5, is_applied=is_applied > 0.5, norm=norm, rate=rate,
                 coefficient=coefficient, z=z, is_outlier=is_outlier > 0.5, largest_rate=largest_rate,
+                has_loss=step not in self._without_loss,
                 is_routine_overflow=found_inf >= 0.5 and self._is_routine_overflow(loss),
             )  # fmt: skip
+            self._without_loss.discard(step)
             if self.acts and reading.is_applied and self.kept:
                 self.making_up.spare = self.kept.popleft()
             yield reading

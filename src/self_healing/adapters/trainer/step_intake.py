@@ -88,15 +88,18 @@ class StepIntake:
         session = self._session
         # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
         is_unknown = reading.is_routine_overflow or (session.surroundings.only_measures and not reading.norm)
-        self._report(reading.step, reading.loss, None if is_unknown else reading.norm, reading.rate, step_time_s)
+        loss = reading.loss if reading.has_loss else None
+        self._report(reading.step, loss, None if is_unknown else reading.norm, reading.rate, step_time_s)
         session.figures.read(reading, norm_is_known=not is_unknown)
         clipped = clipping_of(reading, session.trainer.args.max_grad_norm)
         if clipped is not None:
             session.figures.total_clips += 1
             session.desk.reflex(clipped)
 
-    def _report(self, step: int, loss: float, norm: float | None, rate: float, step_time_s: float) -> None:
-        values = {"loss": loss, "learning_rate": rate, "step_time_s": step_time_s}
+    def _report(self, step: int, loss: float | None, norm: float | None, rate: float, step_time_s: float) -> None:
+        values = {"learning_rate": rate, "step_time_s": step_time_s}
+        if loss is not None:
+            values = {"loss": loss, **values}
         if norm is not None:
             values["grad_norm"] = norm
         self._session.desk.look_later(step, values)

@@ -25,3 +25,5 @@ class StepReading:
     largest_rate: float
     is_routine_overflow: bool
     """A GradScaler has skipped the step, and its scale is not yet so small that the gradients are to blame."""
+    has_loss: bool = True
+    """False where nobody has told us the loss."""

@@ -15,7 +15,7 @@ from ...core.run_directory import healing_folder
 from ..data.bad_rows import BadRows
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
-from ..memory.memory_care import MemoryCare
+from ..memory.memory_care import MemoryCare, why_whole
 from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
 from .data_facts import data_facts, recipe_facts
@@ -86,7 +86,7 @@ class TrainerSession(Session):
         folder = healing_folder(trainer.args.output_dir)
         self.memory = MemoryCare(
             trainer, folder, on_reflex=self.desk.reflex, note=self.note,
-            whole_because=_why_whole(config),
+            whole_because=why_whole(config),
         )  # fmt: skip
         self.guard.retry, self.abilities.why_whole = (
             self.memory.micro_batches if acts and config.oom_action != "raise" else None,
@@ -232,12 +232,3 @@ class TrainerSession(Session):
         self.desk.ended(
             exit_reason, error, {**self.log_figures.figures(), **self.memory.figures(), **self.figures_of_saving()}
         )
-
-
-def _why_whole(config: HealingConfig) -> str | None:
-    """Say why no batch may go through in pieces where memory runs out, if the user says so."""
-    if config.oom_action != "split":
-        return f"oom_action is {config.oom_action}"
-    if config.max_effect != "nothing":
-        return None
-    return "max_effect is nothing, and the gradient of pieces is equal to that of the whole but for rounding"

@@ -57,6 +57,8 @@ class Window:
     """Learning rate of each parameter group at the update."""
     loss: Any = None
     """Sum of the losses, on the device; not finite where one of them is not."""
+    stood: Any = None
+    """Where a loop stood before the step that has to hand out its batch again, for we cannot run it ourselves."""
     losses: list[Any] = field(default_factory=list)
     """The losses as they are counted: one that is not finite counts as zero."""
 

@@ -1,0 +1,88 @@
+"""What a user hands over to `guard`, looked at when it is handed over, and made into a stand-in."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..given import shown
+from .stand_in import LoopStandIn, StandInAccelerator, StandInArgs
+
+
+def made_stand_in(
+    model: Any,
+    optimizer: Any,
+    *,
+    scheduler: Any,
+    scaler: Any,
+    accelerator: Any,
+    dataloader: Any,
+    run_dir: str | Path,
+    max_grad_norm: float | None,
+    accumulate: int | None,
+    max_steps: int | None,
+) -> LoopStandIn:
+    """Return what stands in for a trainer.
+
+    Raises:
+        TypeError, ValueError: what was given cannot be used; the text says what is wanted.
+
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {shown(model)}")
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
+        raise TypeError(f"optimizer must be a torch optimizer, not {shown(optimizer)}")
+    if scheduler is not None and not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+        hint = ": give it as dataloader=" if hasattr(scheduler, "__iter__") else ""
+        raise TypeError(f"scheduler must be a learning rate scheduler, not {shown(scheduler)}{hint}")
+    if scaler is not None and not hasattr(scaler, "unscale_"):
+        raise TypeError(f"scaler must be a torch GradScaler, not {shown(scaler)}")
+    if dataloader is not None and not hasattr(dataloader, "__iter__"):
+        raise TypeError(f"dataloader must be something to iterate over, not {shown(dataloader)}")
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ValueError(f"max_grad_norm = {max_grad_norm}: a limit is above zero, and None is none")
+    world, rank = _world()
+    own = getattr(accelerator, "gradient_accumulation_steps", None)
+    if own is not None and accumulate is not None and accumulate != own:
+        raise ValueError(f"accumulate = {accumulate}, and the accelerator's gradient_accumulation_steps is {own}")
+    pieces = accumulate or own or 1
+    if pieces < 1:
+        raise ValueError(f"accumulate = {accumulate}: an update is made of one block at least")
+    parameters = list(model.parameters())
+    args = StandInArgs(
+        output_dir=str(run_dir),
+        device=parameters[0].device if parameters else torch.device("cpu"),
+        max_grad_norm=float(max_grad_norm or 0.0),
+        gradient_accumulation_steps=pieces,
+        process_index=rank,
+        local_process_index=int(os.environ.get("LOCAL_RANK", rank)),
+        world_size=world,
+        max_steps=-1 if max_steps is None else int(max_steps),
+    )
+    if accelerator is None:
+        accelerator = StandInAccelerator(scaler, _kind(model, world), world)
+    stand_in = LoopStandIn(model, optimizer, scheduler, accelerator, args)
+    stand_in.state.max_steps = sys.maxsize if max_steps is None else int(max_steps)
+    return stand_in
+
+
+def _world() -> tuple[int, int]:
+    """Return how many processes train together, and which one this is."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_world_size(), torch.distributed.get_rank()
+    return 1, 0
+
+
+def _kind(model: Any, world: int) -> str:
+    """Name what shares the model among processes, in accelerate's words."""
+    if world == 1:
+        return "NO"
+    from torch.distributed.tensor import DTensor
+
+    if any(isinstance(parameter, DTensor) for parameter in model.parameters()):
+        return "FSDP"
+    return "MULTI_CPU" if next(model.parameters()).device.type == "cpu" else "MULTI_GPU"

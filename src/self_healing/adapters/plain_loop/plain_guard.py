@@ -1,0 +1,306 @@
+"""The guard of a step in a loop of somebody's own: what `with run.step(batch) as s` calls on its way to an update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...tensors.gate import GradientGate
+from ...tensors.random_state import RandomState, devices_of, draws_on
+from ...tensors.skip import SkippingOptimizer
+from ..trainer.engines import has_scaler
+from ..trainer.loss_sum import LossSum
+from ..trainer.step_guard import StepGuard
+from ..trainer.trl_counters import Counters
+from ..trainer.window import MicroBatch, Window
+from ..trainer.wrapping import Wrapping
+from .stand_in import LoopStandIn, LossSource
+
+
+class NoLossSum(LossSum):
+    """For a loop that keeps its sums itself."""
+
+    def before_step(self) -> Any:
+        """Return nothing worth keeping."""
+        return torch.zeros(())
+
+    def set_back(self, before: Any) -> None:
+        """Leave the loop's sums alone."""
+
+    def add(self, loss: Any) -> None:
+        """Leave the loop's sums alone."""
+
+    def go_on_from(self, known: Any) -> None:
+        """Leave the loop's sums alone."""
+
+    def to_be_added(self, loss: Any) -> Any:
+        """Return the loss as it is."""
+        return loss
+
+
+class PlainGuard(StepGuard):
+    """The hot path of one loop."""
+
+    trainer: LoopStandIn
+
+    def __init__(self, stand_in: LoopStandIn, gate: GradientGate, *, acts: bool = True) -> None:
+        super().__init__(stand_in, gate, acts=acts)
+        self.loss_sum = NoLossSum(stand_in)
+        self.original_training_step = stand_in.training_step
+        self.steps_done = 0
+        """Updates that the loop has asked for, applied or not."""
+        self.updated: Callable[[Window], None] = _nobody_listens
+        """Is told of every update."""
+        self._wrapping = Wrapping()
+        self.steps_scheduler = True
+        """The scheduler steps with each update that is applied here; else the loop steps it."""
+        self._is_ours = False
+        """The optimizer's step is called by us."""
+        self.hands_out_again = False
+        """The loop takes its batches from us, so that it can be given one again."""
+        self.left_to_the_loop: list[Window] = []
+        """Skipped steps that the loop has to do again itself."""
+
+    # -- attaching -----------------------------------------------------------------------------------
+
+    def attach(self) -> str:
+        """Stand around the optimizer's step, and a scaler's; return the way a step is skipped."""
+        stand_in = self.trainer
+        draws_on(devices_of(stand_in.model_wrapped), self)
+        scaler = getattr(stand_in.accelerator, "scaler", None)
+        self._wrapping.wrap(stand_in.optimizer, "step", self._around_step)
+        if scaler is not None and not self._is_accelerated():
+            self._wrapping.wrap(scaler, "step", self._around_scaler)
+            stand_in.accelerator.unscales = partial(self._unscale, scaler)
+        return SkippingOptimizer(stand_in.optimizer).way
+
+    def detach(self) -> None:
+        """Put everything back."""
+        self._wrapping.restore()
+        if not self.device_is_lost:
+            self.ring.drain()
+        draws_on((), self)
+        self.kept.clear()
+        self._window = None
+        self.making_up.forget()
+        self.trainer.source = None
+        self.updated = _nobody_listens
+
+    def _is_accelerated(self) -> bool:
+        """Say whether the optimizer is one of accelerate's, which looks after a scaler itself."""
+        return hasattr(self.trainer.optimizer, "scaler")
+
+    # -- what a step calls ---------------------------------------------------------------------------
+
+    @property
+    def is_in_window(self) -> bool:
+        """Whether gradients are being added up for an update."""
+        return self._window is not None
+
+    @property
+    def at_hand(self) -> Window | None:
+        """The update that gradients are being added up for."""
+        return self._window
+
+    def begin_window(self) -> Window:
+        """Begin an update, or go on with the one that gradients are being added up for."""
+        if self._window is None:
+            self._window = Window(
+                step=int(self.trainer.state.global_step),
+                num_items=None,
+                counters=Counters(),
+                loss_sum=None,
+                buffers=self.buffers.before_step() if self.acts else {},
+            )
+        return self._window
+
+    def run(self, source: LossSource) -> Tensor:
+        """Run one micro-batch forward and back; return its share of the loss."""
+        window = self.begin_window()
+        place = len(window.micro_batches)
+        micro_batch = MicroBatch(source.data.fields, RandomState.capture() if self.acts else None, source=source)
+        if self.retry is not None:
+            micro_batch.put_back = self._putting_back(window.buffers if place == 0 else self.buffers.copies())
+        window.micro_batches.append(micro_batch)
+        attempt = partial(self._attempt, window, micro_batch, place)
+        loss = attempt() if self.bad_rows is None else self.bad_rows.run(attempt, micro_batch)
+        return self._account(window, loss)
+
+    def _attempt(self, window: Window, micro_batch: MicroBatch, place: int) -> Tensor:
+        stand_in = self.trainer
+        stand_in.source = micro_batch.source
+        is_last = place == stand_in.current_gradient_accumulation_steps - 1
+        stand_in.accelerator.gradient_state._set_sync_gradients(is_last)  # noqa: SLF001  # as accelerate's own loop does
+        model = stand_in.model_wrapped
+        with nullcontext() if is_last else stand_in.accelerator.no_sync(model):
+            if self.retry is None:
+                return self.original_training_step(model, micro_batch.inputs)  # type: ignore[no-any-return]
+            run = self.original_training_step
+            return self.retry.run(run, model, micro_batch, window.num_items, place=place)  # type: ignore[no-any-return]
+
+    def run_micro_batch(self, model: Any, window: Window, micro_batch: MicroBatch, place: int) -> None:
+        """Run one micro-batch of a step that is made up, by the loss function that it had."""
+        if micro_batch.source is not None:
+            self.trainer.source = micro_batch.source
+        super().run_micro_batch(model, window, micro_batch, place)
+
+    def saw_loss(self, loss: Tensor) -> None:
+        """Take note of a loss that the loop has run backward from itself."""
+        window, value = self.begin_window(), loss.detach()
+        window.losses.append(value)
+        window.loss = value if window.loss is None else window.loss + value
+
+    def commit(self) -> None:
+        """Clip, judge, apply the update unless it is unsound, and go on to the next step as a loop does."""
+        stand_in, window = self.trainer, self._window
+        assert window is not None, "an update follows a backward pass"
+        self.clip()
+        self._update(window, self._step_optimizer)
+        self.zero_grad()
+        if stand_in.lr_scheduler is not None and self.steps_scheduler:
+            stand_in.lr_scheduler.step()
+        self._is_updated(window)
+
+    def clip(self) -> None:
+        """Bring the gradients to their true size, measure and clip them."""
+        self.trainer.accelerator.unscale_gradients()
+        gradients = self._gradients()
+        limit = self.trainer.args.max_grad_norm
+        self._judge(gradients, limit or None) if self.clips else self._measure(gradients)
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+        self.trainer.optimizer.zero_grad(set_to_none=True)
+
+    def optimizer_step(self) -> Any:
+        """Take the optimizer's own step."""
+        return self._step_optimizer()
+
+    def abandon_step(self) -> None:
+        """Make it as though the unfinished step had not been begun."""
+        window = self._window
+        super().abandon_step()
+        if window is not None:
+            self.buffers.put_back(window.buffers)
+            self.zero_grad()
+
+    def _step_optimizer(self) -> Any:
+        stand_in = self.trainer
+        scaler = getattr(stand_in.accelerator, "scaler", None)
+        self._is_ours = True
+        try:
+            if scaler is None or self._is_accelerated():
+                return stand_in.optimizer.step()
+            result = scaler.step(stand_in.optimizer)
+            scaler.update()
+            return result
+        finally:
+            self._is_ours = False
+
+    def _is_updated(self, window: Window) -> None:
+        self._window = None
+        self.trainer.state.global_step += 1
+        self.steps_done += 1
+        self.updated(window)
+
+    def _gradients(self) -> list[Tensor | None]:
+        return [p.grad for group in self.trainer.optimizer.param_groups for p in group["params"]]
+
+    # -- where the loop steps itself -----------------------------------------------------------------
+
+    def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self._is_ours or self._window is None or self._is_accumulating():
+                return original(*args, **kwargs)
+            return self._update_of_the_user(lambda: original(*args, **kwargs), self._gradients())
+
+        return torch.compiler.disable(step)  # type: ignore[no-any-return]
+
+    def _around_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._is_ours or self._window is None or optimizer is not self.trainer.optimizer:
+                return original(optimizer, *args, **kwargs)
+            self._is_ours = True  # it calls the optimizer's step, or does not
+            try:
+                return self._update_of_the_user(lambda: original(optimizer, *args, **kwargs), self._scaled_gradients())
+            finally:
+                self._is_ours = False
+
+        return step
+
+    def _is_accumulating(self) -> bool:
+        """Say whether accelerate makes nothing of this step, because more gradients are to be added."""
+        return self._is_accelerated() and not self.trainer.accelerator.sync_gradients
+
+    def _update_of_the_user(self, step: Callable[[], Any], gradients: list[Tensor | None]) -> Any:
+        """Take an update that the loop asks for itself; gradients stay as the user has clipped them."""
+        window = self._window
+        assert window is not None, "the step is inside of a window"
+        if self.acts and self.trainer.args.max_grad_norm:
+            self._judge(gradients, self.trainer.args.max_grad_norm)
+        else:
+            self._measure(gradients)
+        result = self._update(window, step)
+        self._is_updated(window)
+        return result
+
+    def _scaled_gradients(self) -> list[Tensor | None]:
+        """Return the gradients in their true size; none where the optimizer itself divides them by the scale."""
+        optimizer = self.trainer.optimizer
+        if getattr(optimizer, "_step_supports_amp_scaling", False):
+            return []
+        self.trainer.accelerator.unscale_gradients()
+        return self._gradients()
+
+    def _unscale(self, scaler: Any) -> None:
+        """Have a scaler bring the gradients to their true size, unless it has done so since its last update."""
+        states = scaler._per_optimizer_states  # noqa: SLF001  # there is no public way to ask
+        stage = states[id(self.trainer.optimizer)]["stage"] if scaler.is_enabled() else None
+        if stage is not None and stage.name == "READY" and any(g is not None for g in self._gradients()):
+            scaler.unscale_(self.trainer.optimizer)
+
+    def make_up(self) -> int:
+        """Run skipped steps again where the loop has told us how; what is left is handed out again by the loop."""
+        rest = self.ring.drain()
+        assert all(values[2] < 0.5 for _, values in rest), "an update was applied behind a skipped one"
+        windows = list(self.kept)
+        self.kept.clear()
+        self.gate.release()
+        making_up, applied = self.making_up, []
+        interrupted, self._window = self._window, None
+        while windows and can_be_run(windows[0]):
+            left_out = making_up.skipped_steps
+            making_up.run(windows[:1])
+            applied += making_up.applied
+            if making_up.skipped_steps > left_out and self.hands_out_again:
+                making_up.skipped_steps = left_out  # other data will take its place
+                break
+            windows.pop(0)
+        making_up.applied = applied
+        self._window, self._is_judged = interrupted, False
+        if windows and not self.hands_out_again:
+            making_up.skipped_steps += len(windows)
+            windows.clear()
+        self.left_to_the_loop = windows
+        return len(applied)
+
+    def judge_if_needed(self) -> None:
+        """Nothing: every update of a loop is judged where it is asked for."""
+        self._is_judged = False
+
+    def _is_routine_overflow(self, loss: float) -> bool:
+        return has_scaler(self.trainer.accelerator) and super()._is_routine_overflow(loss)
+
+
+def can_be_run(window: Window) -> bool:
+    """Say whether we can run a step again ourselves: the loop has handed us its loss functions."""
+    return bool(window.micro_batches) and all(each.source is not None for each in window.micro_batches)
+
+
+def _nobody_listens(_window: Window) -> None:
+    """Stand for a session that is over."""

@@ -1,0 +1,485 @@
+"""One guarded loop of somebody's own: signals out of it, plans into it."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import UnrecoverableError, give_up, say_given_up
+from ...core.failure import Effect, Mode
+from ...core.goodput import TimeAccount
+from ...core.run_directory import healing_folder
+from ..data.bad_rows import BadRows
+from ..data.network import wait_unless_asked_to_end
+from ..data.quarantine import Limit
+from ..data.trainer_data import TrainerData
+from ..memory.memory_care import MemoryCare, why_whole
+from ..memory.memory_errors import let_go
+from ..rollback.checkpoint_care import CheckpointCare
+from ..rollback.rollback_care import RollbackCare
+from ..rollback.shared_states import left_out_of, place_of
+from ..trainer.device_errors import is_device_lost
+from ..trainer.engines import Surroundings
+from ..trainer.examination import Examiner
+from ..trainer.grace import GraceWatch
+from ..trainer.gradient_gate import gate_of
+from ..trainer.interrupts import Interrupts, nobody_listens, signals_left_to_us
+from ..trainer.leaving import answer_interrupt, leave_as_asked, leave_at_once, lose_device, secure_in_time
+from ..trainer.log_figures import LogFigures
+from ..trainer.make_up import AppliedStep
+from ..trainer.moves import ReturnTo, RollBackTo
+from ..trainer.raising import raised
+from ..trainer.run_desk import RunDesk
+from ..trainer.run_figures import RunFigures
+from ..trainer.session import Session
+from ..trainer.step_intake import StepIntake
+from ..trainer.step_profile import StepProfile
+from ..trainer.time_spent import TimeSpent
+from ..trainer.unwritten import unwritten_checkpoints
+from ..trainer.window import Window
+from ..trainer.wrapping import Wrapping
+from .abilities import KINDS
+from .checkpoints import write_checkpoint
+from .doing_again import DoingAgain
+from .facts import facts_of_loop
+from .loop_returns import LoopReturns
+from .plain_guard import PlainGuard, can_be_run
+from .stand_in import LoopStandIn
+
+if TYPE_CHECKING:
+    from ...config import HealingConfig
+
+logger = logging.getLogger("self_healing.loop")
+
+
+class PlainSession(Session):
+    """Emits the signals of one loop, and has plans carried out by what it can do."""
+
+    guard: PlainGuard
+    failed: Window | None = None
+    """The step that has raised, while that is answered."""
+    _stands: Any = None
+    """Where the loop stands with the batch that it was given last."""
+
+    def __init__(
+        self,
+        stand_in: LoopStandIn,
+        config: HealingConfig,
+        mode: Mode,
+        *,
+        save_every: int | None,
+        also: tuple[Any, ...],
+        **past: bool,
+    ) -> None:
+        self.trainer = stand_in
+        self.config = config
+        self.spent = TimeSpent(TimeAccount(time.perf_counter))
+        self.surroundings = Surroundings(stand_in, missing=())
+        self.mode = mode
+        acts = mode is Mode.HEAL
+        self.guard = PlainGuard(stand_in, gate_of(config, acts=acts), acts=acts)
+        self.guard.making_up.on_unsound = self._examine
+        may_change = config.settings().max_effect is Effect.RECIPE
+        self.guard.making_up.may_replace = may_change
+        self.may_leave_out = may_change
+        self.guard.lets_through = config.nan_action == "warn"
+        self.guard.updated = self._updated
+        self._examiner = Examiner(stand_in)
+        may_act = acts and self.surroundings.is_whole
+        self.rollback = RollbackCare(stand_in, self.guard, config, may_act=may_act, kind=LoopReturns, abilities=KINDS)
+        self.rollback.on_return = self._returned
+        self.returns = self._returns()
+        self.abilities = self.rollback.abilities(self.emergency_checkpoint, may_change)
+        self.pending = self.abilities.pending
+        self.desk = RunDesk(
+            stand_in.args, config, self.abilities, mode=mode, step=self._step, account=self.spent.account, heals=acts,
+            **past,
+        )  # fmt: skip
+        self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
+        self.note = self.abilities.note = self.desk.note
+        self._make_care(acts=acts, may_act=may_act)
+        self._changes = Wrapping()
+        self.figures = RunFigures(self)
+        folder = healing_folder(stand_in.args.output_dir)
+        self.profile = StepProfile(config.profile_steps if stand_in.args.process_index == 0 else (), folder)
+        self.log_figures = LogFigures(stand_in, self.guard, self.rollback.figures, self.spent.goodput)
+        self._step_began = time.perf_counter()
+        self.intake = StepIntake(self)
+        self._saved_steps = set()
+        self.save_every = save_every
+        self.also = also
+        self._loaders: list[Any] = []
+        """Loaders whose records are guarded."""
+        self._has_stepped = False
+        """An update was made that nobody has looked at the end of."""
+        self.again = DoingAgain(self, self.data.records.retries)
+        self.is_open = False
+        self.is_over = False
+        """The loop is to end."""
+        stand_in.write = self._write
+        self.desk.open()  # last: whoever fails to make a session has nothing to close
+
+    def _make_care(self, *, acts: bool, may_act: bool) -> None:
+        """Make what looks after memory, checkpoints, signals and data."""
+        stand_in, config = self.trainer, self.config
+        folder = healing_folder(stand_in.args.output_dir)
+        self.memory = MemoryCare(
+            stand_in, folder, on_reflex=self.desk.reflex, note=self.note, whole_because=why_whole(config)
+        )
+        self.guard.retry = self.memory.micro_batches if acts and config.oom_action != "raise" else None
+        self.abilities.why_whole = self.memory.micro_batches.why_whole
+        self.checkpoints = (
+            CheckpointCare(stand_in, self.desk, folder, self.weights_are_finite, self.guard) if may_act else None
+        )
+        preempting = [signal.Signals[name] for name in config.preemption_signals]
+        self.interrupts = Interrupts(signals_left_to_us(stand_in.args, preempting), preempting)
+        self.grace = GraceWatch(config.grace_seconds, partial(secure_in_time, self), partial(leave_at_once, self))
+        self.data = TrainerData(
+            stand_in, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
+            backoff_base_s=config.backoff_base_s, max_effect=config.settings().max_effect if acts else Effect.NOTHING,
+            tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts,
+        )  # fmt: skip
+        if may_act and self.data.records.leaves_out:
+            self.guard.bad_rows = BadRows(stand_in, self.data.records.rows_raised, self.guard.making_up)
+
+    # -- life ----------------------------------------------------------------------------------------
+
+    def begin(self, enter: Callable[[PlainSession], None]) -> None:
+        """Put the guard into the loop, and say what it cannot do there."""
+        self.is_open = True
+        stand_in = self.trainer
+        for name, text, level in self.surroundings.remarks():
+            self.note(name, text, level=level)
+        self.data.records.begin()
+        self.rollback.attach(self.desk, partial(raised, self))
+        way = self.guard.attach()
+        if stand_in.lr_scheduler is not None:
+            self._changes.wrap(stand_in.lr_scheduler, "step", self._around_scheduler)
+        if self.mode is Mode.HEAL:
+            self.interrupts.install()
+            self.interrupts.on_signal = self.grace.came
+            self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
+        if self.checkpoints is not None:
+            self.checkpoints.audit = self.rollback.audit_checkpoint
+            self.checkpoints.attach(self._changes)
+        self.interrupts.while_waiting = self.spent.stalled
+        self.spent.attach(stand_in, self.rollback.keeper, self._changes)
+        enter(self)
+        self.intake.ended.clear()
+        self.log_figures.begin()
+        self.pending.entered()
+        self._step_began = time.perf_counter()
+        self.desk.learn({**facts_of_loop(stand_in), "trainer": "loop", "skips_by": way})
+
+    def end(self, exit_reason: str, error: BaseException | None) -> None:
+        """Write how the run ended, and put everything back; once."""
+        if not self.is_open:
+            return
+        self.is_open, self.is_over = False, True
+        try:
+            self._say_ended(exit_reason, error)
+        finally:
+            self._close()
+
+    def _say_ended(self, exit_reason: str, error: BaseException | None) -> None:
+        self.desk.finish()
+        self.pending.dropped(f"the run has ended ({exit_reason})")
+        not_listed = self.data.records.not_listed()
+        if not_listed is not None:
+            self.note("rows-not-listed", not_listed)
+        unwritten = unwritten_checkpoints(self)
+        if unwritten is not None:
+            self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
+        self.rollback.ended(exit_reason, is_unsaved=unwritten is not None and unwritten.is_unsaved)
+        self.spent.account.steps_over()
+        self.spent.tell(self.desk)
+        figures = {**self.log_figures.figures(), **self.memory.figures(), **self.figures_of_saving()}
+        self.desk.ended(exit_reason, error, figures)
+
+    def _close(self) -> None:
+        self.grace.end()
+        self.interrupts.restore()
+        self.interrupts.on_signal, self.interrupts.while_waiting = nobody_listens, nullcontext
+        self.abilities.put_back()
+        self.guard.detach()
+        self.rollback.detach()
+        self.returns.end()
+        self.data.records.detach()
+        self._changes.restore()
+        self.memory.end()
+        self.profile.end()
+        if self.checkpoints is not None:
+            self.checkpoints.close()
+            self.checkpoints = None
+        self.answered = None
+        self.figures.close()
+        self.pending.close()
+        self.desk.close()
+
+    def _returns(self) -> LoopReturns:
+        keeper = self.rollback.keeper
+        returns = LoopReturns(self.trainer, guard=self.guard) if keeper is None else keeper.loop
+        assert isinstance(returns, LoopReturns), "the keeper was made with this kind"
+        returns.waiting = lambda: list(self.guard.kept)
+        return returns
+
+    # -- batches -------------------------------------------------------------------------------------
+
+    def enter_epoch(self, loader: Any) -> bool:
+        """Begin an epoch of a loader; False where it was trained by an earlier process."""
+        self.guard.hands_out_again = self.mode is Mode.HEAL
+        self.guard.making_up.may_replace = False  # the loop is given other data itself
+        self.abilities.hand_out_again = self.again.failed_step  # type: ignore[attr-defined]
+        self.abilities.wait = partial(wait_unless_asked_to_end, self.interrupts)  # type: ignore[attr-defined]
+        if self.mode is Mode.HEAL and not any(each is loader for each in self._loaders):
+            self._loaders.append(loader)
+            self.data.records.guard_loader(loader)
+        return self.returns.enter(loader)
+
+    def next_batch(self) -> tuple[bool, Any]:
+        """Return whether there is a batch, and the batch; everything that is due between two steps is done before."""
+        while True:
+            if self.guard.is_in_window:  # gradients are being added up
+                try:
+                    return True, self._fetch()
+                except StopIteration:
+                    return self._epoch_ends()
+            self._between_steps()
+            if self.is_over:
+                return False, None
+            self.returns.begin_step()
+            try:
+                batch = self._fetch()
+            except StopIteration:
+                found = self._epoch_ends()
+                if found[0] is None:
+                    continue
+                return found
+            self.begin_of_step()
+            if self.go_where_asked():
+                continue
+            if self.guard.hands_out_again:
+                self._stands = self.returns.stands()
+            return True, batch
+
+    def _epoch_ends(self) -> tuple[Any, Any]:
+        """Leave nothing to be made up; None in the first place says that there is more."""
+        self._know_everything()
+        self._settle_moves()
+        if self.is_over:
+            return False, None
+        if self.go_where_asked() or self._does_again() or self.returns.next_epoch():
+            return None, None
+        return False, None
+
+    def _fetch(self) -> Any:
+        try:
+            return self.data.records.fetched(self.returns.fetch)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._lost(error)
+            raise
+
+    def _between_steps(self) -> None:
+        if self._has_stepped:
+            self._has_stepped = False
+            self.end_of_step()
+            if self.save_every and self._step() % self.save_every == 0:
+                self.save()
+        elif self.interrupts.received is not None:
+            self._know_everything()
+        self._settle_moves()
+        if not self.is_over and not self._does_again():
+            self.go_where_asked()
+
+    def _settle_moves(self) -> None:
+        """End the loop where a signal or a plan has asked for it."""
+        if self.interrupted_by is not None:
+            self._leave_as_asked()
+        elif self.abilities.stop_reason is not None:
+            reason = self.abilities.stop_reason
+            self.note("emergency", self.emergency_checkpoint())
+            try:
+                give_up(reason, None)
+            except UnrecoverableError as error:
+                self.end("unrecoverable", error)
+                raise
+
+    def _leave_as_asked(self) -> None:
+        assert self.interrupted_by is not None
+        self.pending.dropped(f"{self.interrupted_by.name} came, and there is no time to train anything again")
+        self.end(self.interrupted_by.name.lower(), None)
+        leave_as_asked(self, None, None)
+
+    def go_where_asked(self) -> bool:
+        """Return to an earlier state where a plan says so; say whether the loop is somewhere else now."""
+        move = self.pending.take()
+        if move is None:
+            return False
+        self.desk.forget_what_waits()
+        assert isinstance(move, ReturnTo), "a loop is not entered anew"
+        try:
+            self.returns.return_to(move)
+        except RollBackTo as unreached:
+            self.pending.dropped("it is out of reach")
+            self.note("emergency", self.emergency_checkpoint())
+            error = UnrecoverableError(f"{move.key} cannot be returned to: {'; '.join(unreached.__notes__)}")
+            self.end("unrecoverable", error)
+            raise error from None
+        self._has_stepped = False
+        self.again.forget()
+        return True
+
+    def leave_epoch(self) -> None:
+        """Note that the loop is behind an epoch, or has left it."""
+        self.returns.leave()
+
+    # -- steps ---------------------------------------------------------------------------------------
+
+    def block_begins(self) -> None:
+        """Do what is due between two steps of a loop that takes its batches elsewhere."""
+        if self.returns.is_between and self._has_stepped:
+            self._between_steps()
+
+    def is_complete(self) -> bool:
+        """Say whether all gradients of an update are there."""
+        window = self.guard.begin_window()
+        return len(window.losses) >= int(self.trainer.current_gradient_accumulation_steps)
+
+    def finish(self, reason: str, error: BaseException | None) -> None:
+        """End the run: what is left is looked at, and nothing can be handed out again."""
+        if not self.is_open:
+            return
+        if error is None and not self.is_over:
+            self.guard.hands_out_again = False
+            if self._has_stepped:
+                self._has_stepped = False
+                self.end_of_step()
+            self._know_everything()
+            answer_interrupt(self, at_once=True)
+            self.intake.judge_by_steps()
+            self._settle_moves()
+        elif isinstance(error, Exception) and self.mode is Mode.HEAL and self.is_open:
+            self.note("emergency", self.emergency_checkpoint())
+        self.end(reason, error)
+
+    def begin_block(self) -> Window:
+        """Begin a step, or go on with one that gradients are added up for."""
+        is_new = not self.guard.is_in_window
+        window = self.guard.begin_window()
+        if is_new:
+            window.stood = self._stands
+            self._stands = None
+        return window
+
+    def _updated(self, _window: Window) -> None:
+        self._has_stepped = True
+
+    def _examine(self, window: Window) -> bool:
+        """Find out why a step is not finite, by the loss function that it had."""
+        self.trainer.source = window.micro_batches[0].source
+        return super()._examine(window)
+
+    def end_of_step(self) -> None:
+        """Take in what is known, also where the loop takes its batches elsewhere."""
+        super().end_of_step()
+        self.again.stepped(self._step())
+
+    def make_up(self, unsound: list[int]) -> list[AppliedStep]:
+        """Have skipped steps made up, by us or by the loop itself."""
+        applied = super().make_up(unsound) if self._some_can_be_run() else self._leave_all_to_the_loop()
+        left = self.guard.left_to_the_loop
+        if left:
+            self.again.unsound(left[0])
+            left.clear()
+        return applied
+
+    def _some_can_be_run(self) -> bool:
+        return bool(self.guard.kept) and can_be_run(self.guard.kept[0])
+
+    def _leave_all_to_the_loop(self) -> list[AppliedStep]:
+        self.guard.make_up()
+        return []
+
+    def _does_again(self) -> bool:
+        if not self.again.carry_out():
+            return False
+        self._has_stepped = False
+        return True
+
+    def raised_in_step(self, error: BaseException) -> bool:
+        """Answer an exception that has left a step; say whether the loop goes on all the same."""
+        if not isinstance(error, Exception):
+            return False
+        if self.mode is Mode.HEAL and is_device_lost(error):
+            try:
+                lose_device(self, error)
+            except Exception as lost:
+                self.end("device_lost", error)
+                raise lost from error
+        window = self.failed = self.guard.at_hand
+        try:
+            is_tried_again = self.mode is Mode.HEAL and self.again.raised(window, error)
+            if not is_tried_again:
+                raised(self, error)
+        finally:
+            self.failed = None
+        if self.mode is not Mode.HEAL:
+            return False
+        self.guard.abandon_step()
+        goes_on = (self.pending.is_returning or self.again.is_asked) and self.interrupts.received is None
+        if goes_on:
+            let_go(error)
+            return True
+        self._lost(error, is_told=True)
+        return False
+
+    def _lost(self, error: Exception, *, is_told: bool = False) -> None:
+        """End a run that an exception has ended: what can be saved is saved, and it is said why nothing more is tried."""
+        if not is_told:
+            raised(self, error)
+        if self.mode is Mode.HEAL:
+            self.pending.dropped("it is out of reach")
+            self.note("emergency", self.emergency_checkpoint())
+            say_given_up(self.abilities.stop_reason or "nothing in this process can help", error)
+        self.end("exception", error)
+
+    # -- saving --------------------------------------------------------------------------------------
+
+    def save(self) -> str:
+        """Write a checkpoint of this step, once everything about it is known."""
+        self._know_everything()
+        said = self.emergency_checkpoint()
+        logger.info("%s", said)
+        return said
+
+    def _write(self) -> None:
+        stand_in = self.trainer
+        folder = Path(stand_in.args.output_dir) / f"checkpoint-{self._step()}"
+        epoch = self.returns._epoch  # noqa: SLF001  # where the data stand
+        place = None
+        if epoch is not None:
+            told = place_of(self.returns.place_now(), left_out_of(self.returns.data))
+            place = {**told, "is_between": self.returns.is_between}
+        write_checkpoint(stand_in, folder, place, self.also)
+
+    def _around_scheduler(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if self.returns.restart.entry is not None:  # it is put back as it was, when the loop is there
+                return None
+            if self.returns.is_between and not self.guard.is_in_window:
+                self.returns.done_between(lambda: original(*args, **kwargs))
+            return original(*args, **kwargs)
+
+        return step
+
+    def _must_know(self) -> bool:
+        every = self.save_every
+        return bool(super()._must_know() or (every and self._step() % every == 0))
