@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import UnrecoverableError, give_up, say_given_up
+from ...core.errors import say_given_up
 from ...core.failure import Effect, Mode
 from ...core.goodput import TimeAccount
 from ...core.run_directory import healing_folder
 from ..data.bad_rows import BadRows
-from ..data.network import wait_unless_asked_to_end
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare, why_whole
@@ -30,14 +29,12 @@ from ..trainer.examination import Examiner
 from ..trainer.grace import GraceWatch
 from ..trainer.gradient_gate import gate_of
 from ..trainer.interrupts import Interrupts, nobody_listens, signals_left_to_us
-from ..trainer.leaving import answer_interrupt, leave_as_asked, leave_at_once, lose_device, secure_in_time
+from ..trainer.leaving import answer_interrupt, leave_at_once, lose_device, secure_in_time
 from ..trainer.log_figures import LogFigures
 from ..trainer.make_up import AppliedStep
-from ..trainer.moves import ReturnTo, RollBackTo
 from ..trainer.raising import raised
 from ..trainer.run_desk import RunDesk
 from ..trainer.run_figures import RunFigures
-from ..trainer.session import Session
 from ..trainer.step_intake import StepIntake
 from ..trainer.step_profile import StepProfile
 from ..trainer.time_spent import TimeSpent
@@ -48,6 +45,7 @@ from .abilities import KINDS
 from .checkpoints import write_checkpoint
 from .doing_again import DoingAgain
 from .facts import facts_of_loop
+from .flow import LoopFlow
 from .loop_returns import LoopReturns
 from .plain_guard import PlainGuard, can_be_run
 from .stand_in import LoopStandIn
@@ -58,14 +56,11 @@ if TYPE_CHECKING:
 logger = logging.getLogger("self_healing.loop")
 
 
-class PlainSession(Session):
+class PlainSession(LoopFlow):
     """Emits the signals of one loop, and has plans carried out by what it can do."""
 
-    guard: PlainGuard
     failed: Window | None = None
     """The step that has raised, while that is answered."""
-    _stands: Any = None
-    """Where the loop stands with the batch that it was given last."""
 
     def __init__(
         self,
@@ -114,14 +109,9 @@ class PlainSession(Session):
         self._saved_steps = set()
         self.save_every = save_every
         self.also = also
-        self._loaders: list[Any] = []
-        """Loaders whose records are guarded."""
-        self._has_stepped = False
-        """An update was made that nobody has looked at the end of."""
+        self._loaders = []
         self.again = DoingAgain(self, self.data.records.retries)
         self.is_open = False
-        self.is_over = False
-        """The loop is to end."""
         stand_in.write = self._write
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
@@ -229,124 +219,7 @@ class PlainSession(Session):
         returns.waiting = lambda: list(self.guard.kept)
         return returns
 
-    # -- batches -------------------------------------------------------------------------------------
-
-    def enter_epoch(self, loader: Any) -> bool:
-        """Begin an epoch of a loader; False where it was trained by an earlier process."""
-        self.guard.hands_out_again = self.mode is Mode.HEAL
-        self.guard.making_up.may_replace = False  # the loop is given other data itself
-        self.abilities.hand_out_again = self.again.failed_step  # type: ignore[attr-defined]
-        self.abilities.wait = partial(wait_unless_asked_to_end, self.interrupts)  # type: ignore[attr-defined]
-        if self.mode is Mode.HEAL and not any(each is loader for each in self._loaders):
-            self._loaders.append(loader)
-            self.data.records.guard_loader(loader)
-        return self.returns.enter(loader)
-
-    def next_batch(self) -> tuple[bool, Any]:
-        """Return whether there is a batch, and the batch; everything that is due between two steps is done before."""
-        while True:
-            if self.guard.is_in_window:  # gradients are being added up
-                try:
-                    return True, self._fetch()
-                except StopIteration:
-                    return self._epoch_ends()
-            self._between_steps()
-            if self.is_over:
-                return False, None
-            self.returns.begin_step()
-            try:
-                batch = self._fetch()
-            except StopIteration:
-                found = self._epoch_ends()
-                if found[0] is None:
-                    continue
-                return found
-            self.begin_of_step()
-            if self.go_where_asked():
-                continue
-            if self.guard.hands_out_again:
-                self._stands = self.returns.stands()
-            return True, batch
-
-    def _epoch_ends(self) -> tuple[Any, Any]:
-        """Leave nothing to be made up; None in the first place says that there is more."""
-        self._know_everything()
-        self._settle_moves()
-        if self.is_over:
-            return False, None
-        if self.go_where_asked() or self._does_again() or self.returns.next_epoch():
-            return None, None
-        return False, None
-
-    def _fetch(self) -> Any:
-        try:
-            return self.data.records.fetched(self.returns.fetch)
-        except StopIteration:
-            raise
-        except Exception as error:
-            self._lost(error)
-            raise
-
-    def _between_steps(self) -> None:
-        if self._has_stepped:
-            self._has_stepped = False
-            self.end_of_step()
-            if self.save_every and self._step() % self.save_every == 0:
-                self.save()
-        elif self.interrupts.received is not None:
-            self._know_everything()
-        self._settle_moves()
-        if not self.is_over and not self._does_again():
-            self.go_where_asked()
-
-    def _settle_moves(self) -> None:
-        """End the loop where a signal or a plan has asked for it."""
-        if self.interrupted_by is not None:
-            self._leave_as_asked()
-        elif self.abilities.stop_reason is not None:
-            reason = self.abilities.stop_reason
-            self.note("emergency", self.emergency_checkpoint())
-            try:
-                give_up(reason, None)
-            except UnrecoverableError as error:
-                self.end("unrecoverable", error)
-                raise
-
-    def _leave_as_asked(self) -> None:
-        assert self.interrupted_by is not None
-        self.pending.dropped(f"{self.interrupted_by.name} came, and there is no time to train anything again")
-        self.end(self.interrupted_by.name.lower(), None)
-        leave_as_asked(self, None, None)
-
-    def go_where_asked(self) -> bool:
-        """Return to an earlier state where a plan says so; say whether the loop is somewhere else now."""
-        move = self.pending.take()
-        if move is None:
-            return False
-        self.desk.forget_what_waits()
-        assert isinstance(move, ReturnTo), "a loop is not entered anew"
-        try:
-            self.returns.return_to(move)
-        except RollBackTo as unreached:
-            self.pending.dropped("it is out of reach")
-            self.note("emergency", self.emergency_checkpoint())
-            error = UnrecoverableError(f"{move.key} cannot be returned to: {'; '.join(unreached.__notes__)}")
-            self.end("unrecoverable", error)
-            raise error from None
-        self._has_stepped = False
-        self.again.forget()
-        return True
-
-    def leave_epoch(self) -> None:
-        """Note that the loop is behind an epoch, or has left it."""
-        self.returns.leave()
-
     # -- steps ---------------------------------------------------------------------------------------
-
-    def block_begins(self) -> None:
-        """Do what is due between two steps of a loop that takes its batches elsewhere."""
-        if self.returns.is_between and self._has_stepped:
-            self._between_steps()
 
     def is_complete(self) -> bool:
         """Say whether all gradients of an update are there."""
@@ -408,12 +281,6 @@ class PlainSession(Session):
         self.guard.make_up()
         return []
 
-    def _does_again(self) -> bool:
-        if not self.again.carry_out():
-            return False
-        self._has_stepped = False
-        return True
-
     def raised_in_step(self, error: BaseException) -> bool:
         """Answer an exception that has left a step; say whether the loop goes on all the same."""
         if not isinstance(error, Exception):
@@ -438,10 +305,10 @@ class PlainSession(Session):
         if goes_on:
             let_go(error)
             return True
-        self._lost(error, is_told=True)
+        self.lost(error, is_told=True)
         return False
 
-    def _lost(self, error: Exception, *, is_told: bool = False) -> None:
+    def lost(self, error: Exception, *, is_told: bool = False) -> None:
         """End a run that an exception has ended: what can be saved is saved, and it is said why nothing more is tried."""
         if not is_told:
             raised(self, error)
