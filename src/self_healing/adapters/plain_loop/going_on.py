@@ -13,7 +13,7 @@ from ..rollback.left_state import StateDoesNotFitError
 from ..rollback.shared_states import place_from
 from ..trainer.engines import Surroundings
 from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
-from .loop_returns import Entry
+from .loop_returns import Entry, Light
 from .session import PlainSession
 from .stand_in import LoopStandIn
 
@@ -63,6 +63,7 @@ def _enter(going_on: GoingOn | None, session: PlainSession) -> None:
             if path is not None and session.returns.restart.entry is None:
                 _load(session, Path(path))
             session.rollback.begin()
+            session.returns.restart.is_filled()
         except StateDoesNotFitError as error:  # before anything was touched
             assert going_on is not None, "a state that was left is only taken over where one was looked for"
             session.returns.restart.cancel()
@@ -86,7 +87,7 @@ def _load(session: PlainSession, folder: Path) -> None:
         where, left_out = place_from(place)
         session.returns.data.left_out |= left_out
         is_between = bool(place["is_between"])
-        arrive = partial(_arrive, random)
+        arrive = partial(_arrive, session.trainer, Light.of(session.trainer), random)
         session.returns.restart.entry = Entry(where, step, arrive, is_between=is_between, brings_data=False)
     if session.checkpoints is not None:
         session.checkpoints.enters_from(str(folder))
@@ -94,5 +95,7 @@ def _load(session: PlainSession, folder: Path) -> None:
     session.mark_saved(step)
 
 
-def _arrive(random: RandomState) -> None:
+def _arrive(stand_in: LoopStandIn, light: Light, random: RandomState) -> None:
+    """Put back what the loop may have changed on its way to where it goes on."""
+    light.restore(stand_in, with_random=False)
     random.restore()

@@ -1,8 +1,8 @@
 """The data of a loop that takes its batches from us, and the states between its steps.
 
 An epoch is one `for batch in run.batches(loader)`. After a return into an earlier one, the rest of that and all later ones
-come out of the `for` that is running, so that what the loop does between epochs does not run again: what of it matters,
-calls of the scheduler and the random numbers drawn there, is done again by us.
+come out of the `for` that is running, so that what the loop does between epochs does not run again: what that has done to
+the scheduler, the rates and the random numbers is put back by us.
 """
 
 from __future__ import annotations
@@ -22,30 +22,37 @@ from ..trainer.window import Window
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stood:
-    """Where a loop stood before a step whose batch may have to be handed out again: nothing that takes time to keep."""
+class Light:
+    """What a loop changes besides weights and moments: nothing that takes time to keep."""
 
-    place: Place
     random: RandomState
-    """After the batch was fetched."""
     scheduler: Any
     rates: tuple[float, ...]
     """A scheduler's state does not bring the rates of the groups back."""
 
     @classmethod
-    def of(cls, stand_in: Any, place: Place) -> Stood:
+    def of(cls, stand_in: Any) -> Light:
         """Take note of it."""
         scheduler = None if stand_in.lr_scheduler is None else dict(stand_in.lr_scheduler.state_dict())
         rates = tuple(group["lr"] for group in stand_in.optimizer.param_groups)
-        return cls(place, RandomState.capture(), scheduler, rates)
+        return cls(RandomState.capture(), scheduler, rates)
 
-    def restore(self, stand_in: Any) -> None:
+    def restore(self, stand_in: Any, *, with_random: bool = True) -> None:
         """Put it back."""
         if self.scheduler is not None:
             stand_in.lr_scheduler.load_state_dict(self.scheduler)
         for group, rate in zip(stand_in.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate
-        self.random.restore()
+        if with_random:
+            self.random.restore()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stood:
+    """Where a loop stood before a step whose batch may have to be handed out again, after that was fetched."""
+
+    place: Place
+    light: Light
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,6 +75,7 @@ class LoopRestart(NoRestart):
     def __init__(self, stand_in: Any) -> None:
         self._stand_in = stand_in
         self._left: LeftState | None = None
+        self._light: Light | None = None
         self.entry: Entry | None = None
         """Where the loop goes on, until it is there."""
 
@@ -90,8 +98,17 @@ class LoopRestart(NoRestart):
     def prepare_for(self, left: LeftState, take_over: Callable[[LeftState], None]) -> str:
         """Have the loop go on at what another process has left, as soon as its data are there."""
         self._left = left
-        self.entry = Entry(left.place, left.step, partial(take_over, left))
+        self.entry = Entry(left.place, left.step, partial(self._take_over, left, take_over))
         return left.key
+
+    def is_filled(self) -> None:
+        """Take note of the rates that a state has brought: what the loop does before it is there may change them."""
+        self._light = Light.of(self._stand_in)
+
+    def _take_over(self, left: LeftState, take_over: Callable[[LeftState], None]) -> None:
+        if self._light is not None:
+            self._light.restore(self._stand_in, with_random=False)
+        take_over(left)
 
     def arrived(self) -> None:
         """Put back what is left to be put back: the loop is there."""
@@ -117,8 +134,6 @@ class LoopReturns(StateReturns):
         """The loop is between two epochs."""
         self.waiting: Callable[[], list[Window]] = list
         """Returns the steps that are not known to be applied yet."""
-        self._done_between: list[Callable[[], Any]] = []
-        """What the loop has done since the end of the last epoch."""
 
     # -- epochs --------------------------------------------------------------------------------------
 
@@ -146,8 +161,7 @@ class LoopReturns(StateReturns):
             if epoch.start is not None:
                 epoch.start.restore(loader)
         epoch.live = _reading(loader)
-        epoch.between = partial(_do_again, tuple(self._done_between), RandomState.capture())
-        self._done_between.clear()
+        epoch.between = partial(Light.of(self.trainer).restore, self.trainer)
         self._epoch, self.is_between = epoch, False
         if entry is not None:
             self.data.pass_by(epoch, entry.place.number or 0)
@@ -160,10 +174,6 @@ class LoopReturns(StateReturns):
         if self._epoch is not None:
             self._epoch.is_over()
         self.is_between = True
-
-    def done_between(self, call: Callable[[], Any]) -> None:
-        """Take note of something that the loop does between two epochs."""
-        self._done_between.append(call)
 
     def next_epoch(self) -> bool:
         """Go on with the epoch that followed the one at hand before a return; False where none did."""
@@ -199,7 +209,7 @@ class LoopReturns(StateReturns):
 
     def stands(self) -> Stood:
         """Return where the loop stands, with the data of its next step fetched."""
-        return Stood.of(self.trainer, self._place_in(self._at_hand()))
+        return Stood(self._place_in(self._at_hand()), Light.of(self.trainer))
 
     def place_now(self) -> Place:
         """Return where the data stand between two steps."""
@@ -224,7 +234,7 @@ class LoopReturns(StateReturns):
             self.data.leave_out(place, {window.step + 1})
         place.epoch.rewind(place.index, silent_until=place.index + (0 if without else place.fetched))
         self._epoch = place.epoch
-        stood.restore(self.trainer)
+        stood.light.restore(self.trainer)
 
     def _forget_what_nobody_returns_to(self, epoch: EpochData) -> None:
         stood = [window.stood.place for window in self.waiting() if window.stood is not None]
@@ -236,12 +246,6 @@ class LoopReturns(StateReturns):
     def _at_hand(self) -> EpochData:
         assert self._epoch is not None, "batches are handed out inside of an epoch"
         return self._epoch
-
-
-def _do_again(calls: tuple[Callable[[], Any], ...], random: RandomState) -> None:
-    for call in calls:
-        call()
-    random.restore()
 
 
 def _reading(loader: Any) -> Iterator[Any]:

@@ -92,8 +92,10 @@ class PlainSession(LoopFlow):
         self.returns = self._returns()
         self.abilities = self.rollback.abilities(self.emergency_checkpoint, may_change)
         self.pending = self.abilities.pending
+        alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
+        planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
         self.desk = RunDesk(
-            stand_in.args, config, self.abilities, mode=mode, step=self._step, account=self.spent.account, heals=acts,
+            stand_in.args, config, self.abilities, mode=planned, step=self._step, account=self.spent.account, heals=acts,
             **past,
         )  # fmt: skip
         self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
@@ -149,8 +151,6 @@ class PlainSession(LoopFlow):
         self.data.records.begin()
         self.rollback.attach(self.desk, partial(raised, self))
         way = self.guard.attach()
-        if stand_in.lr_scheduler is not None:
-            self._changes.wrap(stand_in.lr_scheduler, "step", self._around_scheduler)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
             self.interrupts.on_signal = self.grace.came
@@ -336,16 +336,6 @@ class PlainSession(LoopFlow):
             told = place_of(self.returns.place_now(), left_out_of(self.returns.data))
             place = {**told, "is_between": self.returns.is_between}
         write_checkpoint(stand_in, folder, place, self.also)
-
-    def _around_scheduler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            if self.returns.restart.entry is not None:  # it is put back as it was, when the loop is there
-                return None
-            if self.returns.is_between and not self.guard.is_in_window:
-                self.returns.done_between(lambda: original(*args, **kwargs))
-            return original(*args, **kwargs)
-
-        return step
 
     def _must_know(self) -> bool:
         every = self.save_every
