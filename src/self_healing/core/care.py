@@ -313,6 +313,10 @@ class Care:
         case = self.cases.get(_key(plan))
         return case.incident if case is not None else None
 
+    def stands(self, plan: Plan) -> bool:
+        """Say whether what a plan answers is still open here."""
+        return any((case.incident.name, case.incident.failure) == (plan.incident, plan.failure) for case in self.cases)
+
     # -- small steps ---------------------------------------------------------------------------------
 
     def _asking(self) -> list[Case]:
