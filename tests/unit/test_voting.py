@@ -95,11 +95,11 @@ class Shout(Action):
 
 
 class Rank:
-    def __init__(self, rank, *, broken=(), hooks=(), mode=Mode.HEAL, every=4):
+    def __init__(self, rank, *, broken=(), hooks=(), mode=Mode.HEAL, every=4, rules=None):
         self.run = Run(frozenset(broken))
         self.ledger = MemoryLedger(rank=rank)
         self.healer = Healer(
-            settings=Settings(mode=mode), rules=(LossNotFinite(patience=1), WeightsNotFinite()),
+            settings=Settings(mode=mode), rules=rules or (LossNotFinite(patience=1), WeightsNotFinite()),
             ledger=self.ledger, capabilities=capabilities_of(self.run), hooks=hooks,
         )  # fmt: skip
         self.notes = []
@@ -220,6 +220,24 @@ def test_a_wish_whose_trouble_has_passed_before_the_vote_is_dropped():
     (decision,), said = together([rank.vote(32)])
     assert decision.plans == ()
     assert len(said) == 1
+
+
+def test_a_wish_gives_way_to_one_for_something_worse_before_the_vote():
+    rank = Rank(0, every=8, rules=(LossNotFinite(patience=3), WeightsNotFinite()))
+    rank.sees(1, loss=NAN)
+    assert rank.voting._wish.rung == "alert"
+    rank.sees(2, loss=NAN)
+    rank.sees(3, loss=NAN)
+    (decision,), _ = together([rank.vote(8)])
+    assert [plan.rung for plan in decision.plans] == ["tighten-clipping+rewarm-learning-rate"]
+
+
+def test_another_rule_may_ask_for_more_while_a_wish_waits():
+    rank = Rank(0, every=8, rules=(LossNotFinite(patience=3), WeightsNotFinite()))
+    rank.sees(1, loss=NAN)
+    rank.sees(2, loss=1.0, weights_nonfinite=3.0)
+    (decision,), _ = together([rank.vote(8)])
+    assert [(plan.incident, plan.rung) for plan in decision.plans] == [("weights-not-finite", "roll-back")]
 
 
 def test_hooks_are_asked_on_the_rank_that_wishes_alone_and_before_the_vote():

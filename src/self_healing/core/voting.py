@@ -91,6 +91,7 @@ class Voting:
         self._done = done
         self._note = note
         self._rounds = 0
+        healer.care.waits_for_votes = acts
         self._wish: Plan | None = None
         self._next_state: int | None = None
         self.states: tuple[int, ...] = ()
@@ -100,7 +101,7 @@ class Voting:
         """Keep what this rank wishes until the next vote; of two wishes the more urgent one."""
         if plan is None:
             return
-        plan, before = with_rank(plan, self.rank), self._wish
+        before = self._take()
         self._wish = merge([before, plan])
         for other in (before, plan):
             if other is not None and other != self._wish:
@@ -188,17 +189,18 @@ class Voting:
     # -- wishes --------------------------------------------------------------------------------------
 
     def _take(self) -> Plan | None:
-        """Return what this rank wishes, unless what it answers has passed since."""
+        """Return what this rank wishes, unless what it answers has passed or got worse since."""
         wish, self._wish = self._wish, None
-        return wish if wish is None or wish.is_undo or self.healer.care.stands(wish) else None
+        return wish if wish is not None and self.healer.care.stands(wish) else None
 
     def _granted(self, wish: Plan | None, run: object) -> tuple[Plan, str] | None:
         """Ask the user's hooks, which are those of this rank, before the others hear of a wish."""
         granted = None if wish is None else self.healer.grant(wish, run)
         if wish is None or granted is None:
             return None
+        told = with_rank(granted, self.rank)
         try:
-            return granted, wish_as_text(granted, by_hook=granted is not wish, actions=self._actions)
+            return told, wish_as_text(told, by_hook=granted is not wish, actions=self._actions)
         except (TypeError, ValueError) as error:
             self.healer.care.wish_not_granted(wish, ask_again=False)
             self._tell(
