@@ -18,6 +18,7 @@ from ...core.discover import discover_classes
 from ...core.errors import ExitCode, RanksParted
 from ...core.run_directory import healing_folder
 from ...core.voting import VOTE_EVERY, Decision, Report, Voting
+from ...detectors.rank_straggling import RATIO, SLOWEST
 from ..trainer.exit_codes import end_with
 from .collective_check import CollectiveCheck
 from .gloo_transport import GlooTransport
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
 
 MEET_S = 30.0
 """How long a rank that has failed waits for the others to have failed too."""
-RATIO, SLOWEST = "slowest_rank_ratio", "slowest_rank"
-"""Metrics of a vote: how much longer than the others' the steps of the slowest rank took, and which one that is."""
 
 
 @dataclass(kw_only=True)
