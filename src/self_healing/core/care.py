@@ -66,6 +66,8 @@ class Care:
         self.undos = Undos(self._undo_of)
         self.awaited: list[Outcome] = []
         """Returns that were asked for, of which the run has not said yet what became of them."""
+        self.waits_for_votes = False
+        """Plans are not carried out when they are made, but when all ranks vote on them."""
 
     # -- one observation -----------------------------------------------------------------------------
 
@@ -125,6 +127,7 @@ class Care:
         elif case.fire(incident):
             case.wants_plan = True
             self.office.record_case(case, "worsened")
+        self._supersede(incident)
         for watching in self._watching(incident):
             if watching.plan is not None and self._is_relapse(watching, incident, case):
                 self._conclude(watching, VerdictKind.RELAPSED, incident.because)
@@ -312,6 +315,17 @@ class Care:
         """Return the incident a plan answers, where it is open on this rank."""
         case = self.cases.get(_key(plan))
         return case.incident if case is not None else None
+
+    def stands(self, plan: Plan) -> bool:
+        """Say whether a plan that waits for a vote is still what is wanted here: its incident may have passed, or got worse."""
+        return plan.is_undo or any(case.phase is Phase.ACTING and case.plan == plan for case in self.cases)
+
+    def _supersede(self, incident: Incident) -> None:
+        """Ask anew where a plan still waits for a vote, and something worse has come."""
+        for case in self.cases.of_class(incident.failure) if self.waits_for_votes else ():
+            waits = case.phase is Phase.ACTING and not self._is_awaited(case)
+            if waits and case.plan is not None and incident.severity > case.plan.severity:
+                case.reopen()
 
     # -- small steps ---------------------------------------------------------------------------------
 
