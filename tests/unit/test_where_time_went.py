@@ -164,6 +164,16 @@ def test_what_a_process_killed_before_its_first_account_has_trained_is_estimated
     assert told.estimated_s == 20
 
 
+def test_steps_told_of_several_at_a_time_are_as_long_as_they_are_on_average(book):
+    book.begins(supervised=False)
+    book.tells(0)
+    for step in range(1, 81):
+        book.write("signal", "metrics", after=8.0 if step % 8 == 1 else 0.0, step=step)
+    told = book.told()
+    assert spent(told) == {"productive": 80}
+    assert told.estimated_s == 80
+
+
 def test_steps_that_a_return_has_undone_after_the_last_account_are_replayed(book):
     book.begins(supervised=False)
     book.trains(0, 10)

@@ -15,8 +15,12 @@ from .announcements import ENDED
 from .clean import seconds_of, step_of
 from .spent_time import NOTE, has_trained, trained_in_vain
 
-_STEPS_LOOKED_AT = 512
-"""The newest steps, whose median is taken for how long one takes."""
+_BLOCK = 16
+"""Steps that are timed together: a guarded training tells of usual ones up to eight at a time."""
+_BLOCKS = 64
+"""The newest blocks, whose median is taken for how long a step takes: a save in one of them does not count."""
+_AT_ONCE_S = 0.0005
+"""Lines closer to one another were written together."""
 
 
 class StepsByLines:
@@ -29,28 +33,48 @@ class StepsByLines:
         self.first_s = 0.0
         """When the first of them was done."""
         self._last_s = 0.0
-        self._each: deque[float] = deque(maxlen=_STEPS_LOOKED_AT)
         self._ran = 0
+        self._block = 0, 0.0
+        """The step and the time with which the block at hand began."""
+        self._blocks: deque[float] = deque(maxlen=_BLOCKS)
+        """Seconds a step."""
+        self._timed = 0, 0.0
+        """All steps that followed on another one, and how long they took."""
 
     def done(self, step: int, time_s: float) -> None:
         """Take in that a step is done."""
-        self.base = step - 1 if self.base is None else self.base
+        self.base = max(0, step - 1) if self.base is None else self.base
         if self.last is None:
             self.first_s = time_s
             self._ran = max(0, step - self.base)
+            self._block = step, time_s
         elif step > self.last:
             self._ran += step - self.last
-            self._each.append(max(0.0, time_s - self._last_s) / (step - self.last))
+            self._timed = self._timed[0] + step - self.last, self._timed[1] + max(0.0, time_s - self._last_s)
+            if time_s - self._last_s > _AT_ONCE_S:
+                self._close_block()
         self.last, self._last_s = step, time_s
+
+    def _close_block(self) -> None:
+        """End the block with the last line, if it is long enough: that was the last of those written together."""
+        step, since = self._block
+        steps = (self.last or 0) - step
+        if steps >= _BLOCK:
+            self._blocks.append(max(0.0, self._last_s - since) / steps)
+            self._block = self.last or 0, self._last_s
 
     def returned(self, step: int, time_s: float) -> None:
         """Take in that the run is at an earlier step again."""
         if self.last is not None:
             self.last, self._last_s = step, time_s
+            self._block = step, time_s
 
     def each_s(self) -> float:
         """Return how long one takes; 0 where that is not known."""
-        return statistics.median(self._each) if self._each else 0.0
+        if self._blocks:
+            return statistics.median(self._blocks)
+        steps, seconds = self._timed
+        return seconds / steps if steps else 0.0
 
     def seconds(self, most: float) -> tuple[float, float]:
         """Return how long those took that were not undone, and those that were; together at most so long."""
