@@ -7,6 +7,7 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -19,11 +20,24 @@ from self_healing.core.run_ledgers import iter_run
 from self_healing.diagnosis.inputs import diagnose_input
 from self_healing.report.postmortem import read_postmortem
 from self_healing.report.where_time_went import where_time_went
+from self_healing.snapshots.shared_folder import VARIABLE as SHARED_MEMORY
 
 from .conftest import Heal
 
 HEALED = Path(__file__).with_name("healed.py")
 STEPS = 150
+
+
+@pytest.fixture(autouse=True, scope="module")
+def shared_memory():
+    """A folder of its own: in the one of the user only four dead runs are kept, and other tests kill theirs, too."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="test-self-healing-", dir="/dev/shm") as folder:
+        os.environ[SHARED_MEMORY] = folder
+        yield
+        del os.environ[SHARED_MEMORY]
 
 
 @pytest.fixture(scope="module")
