@@ -142,6 +142,11 @@ class LoopReturns(StateReturns):
         """Which epoch is trained, counted from zero."""
         return self._epoch.number if self._epoch is not None else 0
 
+    @property
+    def has_epoch(self) -> bool:
+        """Whether an epoch was begun."""
+        return self._epoch is not None
+
     def enter(self, loader: Any) -> bool:
         """Begin an epoch; False where an earlier process has trained it."""
         number, self.epochs = self.epochs, self.epochs + 1

@@ -41,7 +41,7 @@ from ..trainer.time_spent import TimeSpent
 from ..trainer.unwritten import unwritten_checkpoints
 from ..trainer.window import Window
 from ..trainer.wrapping import Wrapping
-from .abilities import KINDS
+from .abilities import KINDS, KINDS_TOGETHER
 from .checkpoints import write_checkpoint
 from .doing_again import DoingAgain
 from .facts import facts_of_loop
@@ -49,6 +49,7 @@ from .flow import LoopFlow
 from .loop_returns import LoopReturns
 from .plain_guard import PlainGuard, can_be_run
 from .stand_in import LoopStandIn
+from .together import NOT_TOGETHER, LoopRanks
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
@@ -86,14 +87,21 @@ class PlainSession(LoopFlow):
         self.guard.lets_through = config.nan_action == "warn"
         self.guard.updated = self._updated
         self._examiner = Examiner(stand_in)
-        may_act = acts and self.surroundings.is_whole
-        self.rollback = RollbackCare(stand_in, self.guard, config, may_act=may_act, kind=LoopReturns, abilities=KINDS)
+        self.ranks = LoopRanks(self)
+        may_act = acts and LoopRanks.may_plan(mode, is_several=self.ranks.is_several) is Mode.HEAL
+        self.rollback = RollbackCare(
+            stand_in,
+            self.guard,
+            config,
+            may_act=may_act,
+            kind=LoopReturns,
+            abilities=KINDS_TOGETHER if self.ranks.is_several else KINDS,
+        )
         self.rollback.on_return = self._returned
         self.returns = self._returns()
         self.abilities = self.rollback.abilities(self.emergency_checkpoint, may_change)
         self.pending = self.abilities.pending
-        alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
-        planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
+        planned = LoopRanks.may_plan(mode, is_several=self.ranks.is_several)
         self.desk = RunDesk(
             stand_in.args, config, self.abilities, mode=planned, step=self._step, account=self.spent.account, heals=acts,
             **past,
@@ -127,7 +135,9 @@ class PlainSession(LoopFlow):
         self.guard.retry = self.memory.micro_batches if acts and config.oom_action != "raise" else None
         self.abilities.why_whole = self.memory.micro_batches.why_whole
         self.checkpoints = (
-            CheckpointCare(stand_in, self.desk, folder, self.weights_are_finite, self.guard) if may_act else None
+            CheckpointCare(stand_in, self.desk, folder, self.weights_are_finite, self.guard)
+            if may_act and not self.ranks.is_several
+            else None
         )
         preempting = [signal.Signals[name] for name in config.preemption_signals]
         self.interrupts = Interrupts(signals_left_to_us(stand_in.args, preempting), preempting)
@@ -160,7 +170,9 @@ class PlainSession(LoopFlow):
             self.checkpoints.attach(self._changes)
         self.interrupts.while_waiting = self.spent.stalled
         self.spent.attach(stand_in, self.rollback.keeper, self._changes)
+        self.ranks.meet()
         enter(self)
+        self.ranks.begins_at(self._step())
         self.intake.ended.clear()
         self.log_figures.begin()
         self.pending.entered()
@@ -173,6 +185,7 @@ class PlainSession(LoopFlow):
             return
         self.is_open, self.is_over = False, True
         try:
+            self.ranks.close(error)
             self._say_ended(exit_reason, error)
         finally:
             self._close()
@@ -235,7 +248,7 @@ class PlainSession(LoopFlow):
             if self._has_stepped:
                 self._has_stepped = False
                 self.end_of_step()
-            self._know_everything()
+            self.know_everything()
             answer_interrupt(self, at_once=True)
             self.intake.judge_by_steps()
             self._settle_moves()
@@ -262,7 +275,9 @@ class PlainSession(LoopFlow):
 
     def end_of_step(self) -> None:
         """Take in what is known, also where the loop takes its batches elsewhere."""
+        began = self._step_began
         super().end_of_step()
+        self.ranks.step_ended(self.trainer.backward_s - began if self.trainer.backward_s > began else 0.0)
         self.again.stepped(self._step())
 
     def make_up(self, unsound: list[int]) -> list[AppliedStep]:
@@ -318,12 +333,37 @@ class PlainSession(LoopFlow):
             say_given_up(self.abilities.stop_reason or "nothing in this process can help", error)
         self.end("exception", error)
 
+    def all_are_here(self) -> None:
+        """Take note that all processes are at this place, because a vote has brought them there."""
+        self.ranks.is_agreed = True
+
+    def has_returned(self) -> None:
+        """Take note that the run is at an earlier state."""
+        self.ranks.returned()
+
+    def may_be_interrupted(self) -> bool:
+        """Say whether a signal can be answered here: all processes end at the same step, or none."""
+        return not self.ranks.is_several or self.ranks.is_agreed
+
+    def emergency_checkpoint(self) -> str:
+        """Write a checkpoint of the last complete step; by all processes, where all are here."""
+        if not self.ranks.is_several:
+            return super().emergency_checkpoint()
+        return self.ranks.save(wait=True) if self.ranks.is_agreed else NOT_TOGETHER
+
+    def weights_are_finite_everywhere(self) -> bool:
+        """Say whether the weights are finite on every process."""
+        is_finite = self.weights_are_finite()
+        return (
+            all(said for (said,) in self.ranks.group.exchange([int(is_finite)])) if self.ranks.is_several else is_finite
+        )
+
     # -- saving --------------------------------------------------------------------------------------
 
     def save(self) -> str:
         """Write a checkpoint of this step, once everything about it is known."""
-        self._know_everything()
-        said = self.emergency_checkpoint()
+        self.know_everything()
+        said = self.ranks.save(wait=False) if self.ranks.is_several else self.emergency_checkpoint()
         logger.info("%s", said)
         return said
 

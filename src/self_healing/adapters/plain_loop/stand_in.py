@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -181,6 +182,8 @@ class LoopStandIn:
         """What the loop's loader reads, once it is known."""
         self.source: LossSource | None = None
         """Where the loss of the pass at hand comes from."""
+        self.backward_s = 0.0
+        """When the last backward pass began: in it processes wait for each other."""
         self.write: Any = None
         """Writes a checkpoint of this moment."""
 
@@ -199,6 +202,7 @@ class LoopStandIn:
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run one micro-batch forward and back; return its share of the loss."""
         loss = self.compute_loss(model, inputs)
+        self.backward_s = time.perf_counter()
         pieces = self.current_gradient_accumulation_steps
         share = loss if pieces == 1 else loss / pieces
         self.accelerator.backward(share if not self.divides() else loss)

@@ -28,6 +28,8 @@ def answer_interrupt(session: Session, *, at_once: bool = False) -> None:
     It is saved once the step at hand is logged: a checkpoint holds the log, and whoever resumes from it would miss the entry.
     """
     interrupts = session.interrupts
+    if not session.may_be_interrupted():
+        return
     number = interrupts.take()
     if number is not None:
         interrupts.saves_for = number

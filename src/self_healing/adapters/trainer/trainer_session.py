@@ -211,7 +211,7 @@ class TrainerSession(Session):
 
     def end_of_epoch(self) -> None:
         """Leave nothing to be made up: logs, checkpoints and evaluations of an epoch come next."""
-        self._know_everything()
+        self.know_everything()
 
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""
