@@ -11,8 +11,12 @@ import pytest
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
-SCRIPT = Path(__file__).with_name("sharded_ranks.py")
-WITH_TWO = ["captured", "captured_after_an_evaluation", "adopted", "clipped", "not_finite_on_one_rank", "skipped"]
+SCRIPT = Path(__file__).with_name("shards") / "launch.py"
+WITH_TWO = [
+    "captured", "captured_after_an_evaluation", "adopted", "clipped", "not_finite_on_one_rank", "skipped", "retried",
+]  # fmt: skip
+POINTS = ["second forward", "model forward", "last backward", "first backward", "second added", "first added"]
+"""Where all ranks fail: in the forward pass, between two layers, and inside of one of them in the backward pass."""
 
 
 class Ranks:
@@ -106,3 +110,29 @@ def test_a_skipped_step_leaves_every_shard_as_it_was_and_others_are_as_in_a_stoc
         assert told["first untouched"]
         assert told["untouched"]
         assert told["as stock"]
+
+
+@pytest.mark.parametrize("point", POINTS)
+def test_a_step_that_failed_on_all_ranks_is_run_again_with_the_same_gradients_once_fsdp2_is_reset(two, point):
+    for found in two("retried"):
+        told = found[f"{point}, reset by us"]
+        assert told["failed"]
+        assert told["collectives"] == 0
+        assert told["same"]
+        assert told["ends same"]
+        assert found[f"{point}, accumulated"], "the gradients of the micro-batch before the failed one are kept"
+        assert told["told"] == {"forward": [1, 0], "backward": [2, 1], "added": [2, 2]}[point.split()[1]]
+
+
+@pytest.mark.parametrize("point", [point for point in POINTS if "forward" not in point])
+def test_without_the_reset_the_parameters_stay_gathered_without_a_word(two, point):
+    for found in two("retried"):
+        assert found[f"{point}, reset by nobody"]["failed"]
+        assert not found[f"{point}, reset by nobody"]["sharded"]
+
+
+@pytest.mark.parametrize("point", ["second added", "first added"])
+def test_what_autograd_has_added_to_a_gathered_parameter_would_count_twice_after_the_reset_of_torch_alone(two, point):
+    for found in two("retried"):
+        assert found[f"{point}, reset by torch alone"]["sharded"]
+        assert not found[f"{point}, reset by torch alone"]["same"]
