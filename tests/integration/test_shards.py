@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from self_healing.snapshots.checkpoint_check import check
+from self_healing.snapshots.resume import choose
+
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
 SCRIPT = Path(__file__).with_name("shards") / "launch.py"
 WITH_TWO = [
     "captured", "captured_after_an_evaluation", "adopted", "clipped", "not_finite_on_one_rank", "skipped", "retried",
+    "saved", "loaded_from_others", "disk_full_on_one_rank", "replicated",
 ]  # fmt: skip
 POINTS = ["second forward", "model forward", "last backward", "first backward", "second added", "first added"]
 """Where all ranks fail: in the forward pass, between two layers, and inside of one of them in the backward pass."""
@@ -40,8 +47,19 @@ class Ranks:
 
 
 @pytest.fixture(scope="module")
-def two(tmp_path_factory):
-    return Ranks(tmp_path_factory.mktemp("two"), 2, WITH_TWO)
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("shards")
+
+
+@pytest.fixture(scope="module")
+def four(folder):
+    return Ranks(folder, 4, ["saved"])
+
+
+@pytest.fixture(scope="module")
+def two(folder, four):
+    """Two ranks, which go on from what four have left."""
+    return Ranks(folder, 2, WITH_TWO)
 
 
 @pytest.mark.parametrize("way", ["clones", "host", "host-again"])
@@ -136,3 +154,165 @@ def test_what_autograd_has_added_to_a_gathered_parameter_would_count_twice_after
     for found in two("retried"):
         assert found[f"{point}, reset by torch alone"]["sharded"]
         assert not found[f"{point}, reset by torch alone"]["same"]
+
+
+# -- checkpoints -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_checkpoint_that_all_ranks_write_while_they_train_is_gone_on_from_to_the_bit(request, ranks):
+    for number, found in enumerate(request.getfixturevalue("two" if ranks == 2 else "four")("saved")):
+        print(f"rank {number} of {ranks}: held up {found['held up']:.3f} s, written after {found['took']:.3f} s")
+        assert found["failed"] == [None, None]
+        assert found["collectives"] == [0, 0, 0], "none on the training's own group"
+        assert found["step"] == [3, ranks]
+        assert found["data"] == [1, 3, list(range(100)), [1.5, None]]
+        assert found["own"] == {"rank": number, "seen": [number] * 3}
+        assert found["put back"]
+        assert found["same objects"]
+        assert found["random"]
+        assert found["trained on"]
+        assert found["rate"][0] == found["rate"][1]
+        assert found["left"] == []
+
+
+def test_the_checkpoint_of_four_ranks_is_taken_over_by_two(two):
+    for found in two("loaded_from_others"):
+        assert found == {"same": True, "of": 4, "tensors": 29, "failed": None}
+
+
+def test_the_checkpoint_of_two_ranks_is_taken_over_by_one_process_without_any_group(two, folder):
+    import torch
+
+    from self_healing.adapters.ranks.sharded_checkpoint import ShardedCheckpoints, load
+
+    from .shards.harness import Uneven
+
+    two("loaded_from_others")
+    model = Uneven()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loaded = load(folder / "fewer" / "checkpoint-6", model, optimizer)
+    wanted = torch.load(folder / "whole-4.pt", weights_only=True)
+    assert loaded.world_size == 2
+    assert all(torch.equal(value, wanted[f"model.{name}"]) for name, value in model.state_dict().items())
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    moments = {f"{names[p]}.{key}": value for p, state in optimizer.state.items() for key, value in state.items()}
+    assert len(moments) == 7 * 3
+    assert all(torch.equal(value, wanted[name]) for name, value in moments.items())
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.00793893, rel=1e-5)
+
+    alone = ShardedCheckpoints(folder / "alone")
+    alone.save(7, model, optimizer, data={"batch": 9})
+    with torch.no_grad():
+        model.outer.fill_(5.0)
+    assert alone.wait().failed is None
+    assert alone.load(folder / "alone" / "checkpoint-7", model, optimizer).data == {"batch": 9}
+    assert torch.equal(model.outer, wanted["model.outer"])
+
+
+def test_a_disk_that_refuses_the_shards_of_one_rank_is_told_to_all_and_the_run_goes_on(two):
+    for found in two("disk_full_on_one_rank"):
+        assert all("rank 1: OSError" in failed for failed in found["failed"])
+        assert found["same on all"]
+        assert found["left"] == []
+        assert found["then"] == [None, ["checkpoint-2"]]
+
+
+def test_a_replicated_model_is_written_once_and_fits_into_any_model_of_its_shape(two):
+    for found in two("replicated"):
+        assert found["failed"] is None
+        assert found["plain"]
+        assert found["again"]
+        assert found["sharded"]
+        assert found["bytes"] < 50_000
+        assert "second.weight has shape (3, 7)" in found["refused"]
+        assert found["untouched"]
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def outside(path):
+    path.write_text(path.read_text().replace("__1_0.distcp", "../__1_0.distcp", 1))
+
+
+HARM = {
+    "a bit flips": ("__1_0.distcp", flip, "__1_0.distcp is damaged"),
+    "a file is cut": ("__0_0.distcp", lambda path: os.truncate(path, 900), "__0_0.distcp has 900 bytes"),
+    "a rank's file is gone": ("__2_0.distcp", Path.unlink, "__2_0.distcp is missing"),
+    "the index is gone": ("index.json", Path.unlink, "index.json is missing"),
+    "the state is gone": ("state.json", Path.unlink, "state.json is missing"),
+}
+WITHOUT_SUMS = {
+    **{name: harm for name, harm in HARM.items() if name != "a bit flips"},
+    "a file is cut": ("__0_0.distcp", lambda path: os.truncate(path, 900), "__0_0.distcp is cut short"),
+    "a file outside": ("index.json", outside, "names a file outside the folder"),
+}
+KINDS = {True: HARM, False: WITHOUT_SUMS}
+
+
+@pytest.mark.parametrize(
+    ("is_hashed", "harm"), [(is_hashed, harm) for is_hashed, kinds in KINDS.items() for harm in kinds]
+)
+def test_a_harmed_checkpoint_is_passed_over_and_the_one_before_it_taken(four, folder, tmp_path, is_hashed, harm):
+    four("saved")
+    shutil.copytree(folder / "run-4", tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoint-6"
+    (tmp_path / "run" / ".unfinished-sharded-9").mkdir()
+    assert choose(tmp_path / "run", finite=True).path == newest
+    assert check(newest).verified
+    if not is_hashed:
+        (newest / "healing_manifest.json").unlink()
+    name, do, because = KINDS[is_hashed][harm]
+    do(newest / "sharded" / name)
+    chosen = choose(tmp_path / "run")
+    assert chosen.step == 3
+    assert because in chosen.passed_over[0].why
+
+
+def test_weights_that_are_not_finite_are_found_in_the_shards(four, folder, tmp_path):
+    import torch
+
+    from self_healing.adapters.ranks.sharded_checkpoint import ShardedCheckpoints
+
+    from .shards.harness import Uneven
+
+    four("saved")
+    shutil.copytree(folder / "run-4", tmp_path / "run")
+    model = Uneven()
+    with torch.no_grad():
+        model.second.bias[3] = float("nan")
+    ShardedCheckpoints(tmp_path / "run").save(9, model, torch.optim.AdamW(model.parameters()), wait=True)
+    chosen = choose(tmp_path / "run", finite=True)
+    assert chosen.step == 6
+    assert "second.bias" in chosen.passed_over[0].why
+
+
+class Runs:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.touch, (self.path,)
+
+
+def test_nothing_in_a_checkpoint_is_unpickled(four, folder, tmp_path):
+    """The list that torch itself reads could run anything."""
+    import torch
+
+    from self_healing.adapters.ranks.sharded_checkpoint import load
+
+    from .shards.harness import Uneven
+
+    four("saved")
+    shutil.copytree(folder / "run-4", tmp_path / "run")
+    newest = tmp_path / "run" / "checkpoint-6"
+    (newest / "healing_manifest.json").unlink()
+    (newest / "sharded" / ".metadata").write_bytes(pickle.dumps(Runs(tmp_path / "ran")))
+    assert choose(tmp_path / "run", finite=True).path == newest
+    model = Uneven()
+    load(newest, model, torch.optim.AdamW(model.parameters()))
+    assert not (tmp_path / "ran").exists()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+import checkpoints  # noqa: F401
 import failures  # noqa: F401
 import gradients  # noqa: F401
 import states  # noqa: F401
