@@ -284,6 +284,8 @@ class PlainSession(LoopFlow):
         """Have skipped steps made up, by us or by the loop itself."""
         applied = super().make_up(unsound) if self._some_can_be_run() else self._leave_all_to_the_loop()
         left = self.guard.left_to_the_loop
+        if left and self.ranks.is_several:
+            self._look_at_weights_together()
         if left:
             self.again.unsound(left[0])
             left.clear()
@@ -291,6 +293,13 @@ class PlainSession(LoopFlow):
 
     def _some_can_be_run(self) -> bool:
         return bool(self.guard.kept) and can_be_run(self.guard.kept[0])
+
+    def _look_at_weights_together(self) -> None:
+        """Look whether the weights of some process are to blame: a step that is never finite has brought all of them here."""
+        broken = self._broken_weights()
+        if any(count for (count,) in self.ranks.group.exchange([broken])):
+            self.desk.look({"weights_nonfinite": float(broken)})
+            self.ranks.vote_now()
 
     def _leave_all_to_the_loop(self) -> list[AppliedStep]:
         self.guard.make_up()

@@ -97,6 +97,12 @@ class LoopRanks:
         if decision.takes_state or ends or session.pending.asked is not None:
             session.know_everything()
 
+    def vote_now(self) -> None:
+        """Vote at once, at a place that all have come to for the same reason."""
+        if self._ranks is not None:
+            self._session.desk.settle()
+            self._ranks.vote(self._session.desk.step())
+
     def take_figures(self) -> dict[str, float]:
         """Return what the last vote has shown, once."""
         return {} if self._ranks is None else self._ranks.take_figures()

@@ -106,11 +106,18 @@ class RanksOfRun:
 
         """
         self._took_s.append(took_s)
-        if not self.voting.is_time(step):
-            return None
+        return self.vote(step) if self.voting.is_time(step) else None
+
+    def vote(self, step: int) -> Decision:
+        """Vote at once, at a place that all ranks know they have come to.
+
+        Raises:
+            RanksParted: somebody has not come, or is elsewhere; uncaught it ends the process with code 76.
+
+        """
         report = Report(
             step=step, next_state=self.states.next_step(), states=tuple(self.states.steps()),
-            step_time_s=median(self._took_s),
+            step_time_s=median(self._took_s or [0.0]),
         )  # fmt: skip
         self._took_s.clear()
         try:
@@ -164,8 +171,7 @@ class RanksOfRun:
             os._exit(ExitCode.STALLED)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave the others, in good order or with an error; none of them is needed for it."""
-        self.desk.voting = None
+        """Leave the others, in good order or with an error; none of them is needed for it. What is wished now is not done."""
         if self.check is not None:
             self.check.stop(f"{type(error).__name__}: {error}" if error is not None else "")
             self.check = None
