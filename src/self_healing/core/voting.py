@@ -111,9 +111,9 @@ class Voting:
         """Say whether all ranks vote at the end of this step: every few steps, and where a state is to be taken."""
         return step % self.every == 0 or step == self._next_state
 
-    def returned(self) -> None:
-        """Take note that the run is at an earlier step again: what was agreed on for later steps may never come."""
-        self._next_state = None
+    def begins_at(self, step: int) -> None:
+        """Take note that all are at a step, with its state taken: at the next one it is known when to take another."""
+        self._next_state = step + 1
 
     def vote(self, report: Report, run: object, clock: Callable[[], float]) -> Vote:
         """Decide with all ranks what is done at this step, and do it; a failed plan is followed by the next at once."""
@@ -127,7 +127,9 @@ class Voting:
                 self._done(outcome)
             self.wish(self.healer.next_plan(outcome))
             _, plan, by_hook = yield from self._ballot(report, self._granted(self._take(), run))
-        self._next_state = first.next_state
+        due = first.next_state
+        # When the one after this is worth it is known as soon as this one was taken.
+        self._next_state = report.step + 1 if due is not None and due <= report.step else due
         self.states = first.states
         return Decision(first, tuple(plans))
 

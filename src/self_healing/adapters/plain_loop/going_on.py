@@ -13,6 +13,7 @@ from ..rollback.left_state import StateDoesNotFitError
 from ..rollback.shared_states import place_from
 from ..trainer.engines import Surroundings
 from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
+from .going_on_together import enter_together
 from .loop_returns import Entry, Light
 from .session import PlainSession
 from .stand_in import LoopStandIn
@@ -43,13 +44,15 @@ def begin_or_go_on(
     if also and config.shared_memory:  # states there hold what every trainer has
         config = config.replace(shared_memory=False)
     surroundings = Surroundings(stand_in, missing=())
-    going_on = GoingOn(stand_in, config, resume, surroundings) if mode is Mode.HEAL else None
+    is_alone = not surroundings.is_one_of_several
+    going_on = GoingOn(stand_in, config, resume, surroundings) if mode is Mode.HEAL and is_alone else None
     resumes = going_on is not None and going_on.resumes
     session = PlainSession(
         stand_in, config, mode, save_every=save_every, also=also, resumes=resumes, starts_over=resume is False
     )
     try:
-        session.begin(partial(_enter, going_on))
+        is_together = not is_alone and session.desk.mode is Mode.HEAL
+        session.begin(partial(enter_together, wanted=resume) if is_together else partial(_enter, going_on))
     except BaseException as error:
         session.end("exception", error)
         raise

@@ -46,6 +46,7 @@ from .checkpoints import write_checkpoint
 from .doing_again import DoingAgain
 from .facts import facts_of_loop
 from .flow import LoopFlow
+from .going_on_together import attempt_before
 from .loop_returns import LoopReturns
 from .plain_guard import PlainGuard, can_be_run
 from .stand_in import LoopStandIn
@@ -53,6 +54,7 @@ from .together import NOT_TOGETHER, LoopRanks
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ..trainer.last_attempt import LastAttempt
 
 logger = logging.getLogger("self_healing.loop")
 
@@ -123,6 +125,7 @@ class PlainSession(LoopFlow):
         self.again = DoingAgain(self, self.data.records.retries)
         self.is_open = False
         stand_in.write = self._write
+        self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_several else None
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     def _make_care(self, *, acts: bool, may_act: bool) -> None:

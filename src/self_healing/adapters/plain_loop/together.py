@@ -111,11 +111,13 @@ class LoopRanks:
         """Take note that all are at an earlier step again."""
         if self._ranks is not None:
             self._state_at = -1
-            self._ranks.returned()
+            self._ranks.begins_at(self._session.desk.step())
 
     def begins_at(self, step: int) -> None:
         """Have all take the state that the run begins with."""
         self._state_at = step
+        if self._ranks is not None:
+            self._ranks.begins_at(step)
 
     def have_all_failed(self, within_s: float) -> bool:
         """Say whether the step has failed on every rank, so that all may do it again."""
@@ -145,7 +147,7 @@ class LoopRanks:
         if keeper is None or ranks is None:
             return None
         step = self._session.desk.step()
-        latest = step - keeper.settings.good_after if before_step is None else before_step - 1
+        latest = step if before_step is None else before_step - 1  # what somebody holds for harmed is not among them
         if min_steps is not None:
             latest = min(latest, step - min_steps)
         common = sorted(ranks.voting.states, reverse=True)

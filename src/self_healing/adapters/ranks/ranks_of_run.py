@@ -139,9 +139,9 @@ class RanksOfRun:
         """Say whether every rank held the state of a step at the last vote."""
         return step in self.voting.states
 
-    def returned(self) -> None:
-        """Take note that all are at an earlier step again."""
-        self.voting.returned()
+    def begins_at(self, step: int) -> None:
+        """Take note that all are at a step whose state is taken or kept: training begins there, or has returned to it."""
+        self.voting.begins_at(step)
         self._took_s.clear()
 
     def have_all_failed(self, step: int, *, within_s: float = MEET_S) -> bool:

@@ -45,6 +45,11 @@ class SideGroup:
         self._said = torch.zeros(0, dtype=torch.int64)
         self._heard: list[Any] = []
 
+    @property
+    def process_group(self) -> Any:
+        """The group itself, for what of torch takes one."""
+        return self._group
+
     @staticmethod
     def is_possible() -> bool:
         """Say whether there are several processes that can talk: the same on all of them."""
