@@ -15,7 +15,7 @@ import pytest
 from self_healing.snapshots.checkpoint_check import check
 from self_healing.snapshots.resume import choose
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 SCRIPT = Path(__file__).with_name("shards") / "launch.py"
 WITH_TWO = [
@@ -31,7 +31,7 @@ class Ranks:
 
     def __init__(self, folder: Path, world: int, cases: list[str]) -> None:
         command = [sys.executable, str(SCRIPT), str(folder), str(world), *cases]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
         self.output = done.stdout + done.stderr
         paths = [folder / f"found-{world}-{rank}.json" for rank in range(world)]
         assert all(path.exists() for path in paths), self.output
@@ -53,7 +53,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def four(folder):
-    return Ranks(folder, 4, ["saved"])
+    return Ranks(folder, 4, ["saved", "replicas_of_shards", "otherwise_sharded"])
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +95,10 @@ def test_a_state_of_shared_memory_is_taken_over_by_each_rank_for_its_own_shards(
         assert found["same gradients"]
         assert found["trained on"]
         assert "has shape" in found["of a whole model"][0]
+
+
+def test_the_part_that_one_process_holds_is_not_written_as_if_it_were_the_whole(two):
+    assert all("a part of a tensor" in found["as a file of one process"] for found in two("adopted"))
 
 
 @pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16", "torch.float16"])
@@ -154,6 +158,22 @@ def test_what_autograd_has_added_to_a_gathered_parameter_would_count_twice_after
     for found in two("retried"):
         assert found[f"{point}, reset by torch alone"]["sharded"]
         assert not found[f"{point}, reset by torch alone"]["same"]
+
+
+def test_shards_that_are_replicated_too_are_captured_clipped_retried_and_saved_alike(four):
+    """HSDP: two replicas of two shards each."""
+    for found in four("replicas_of_shards"):
+        assert found["collectives"][1] <= found["collectives"][0]
+        del found["collectives"]
+        assert all(found.values()), found
+
+
+@pytest.mark.parametrize("kind", ["kept gathered", "bfloat16", "unreduced", "unreduced bfloat16"])
+def test_other_ways_to_shard_are_put_back_after_a_failure_as_well(four, kind):
+    for found in four("otherwise_sharded"):
+        assert found[kind]["failed"]
+        assert found[kind]["same"]
+        assert found[kind]["unreduced"]
 
 
 # -- checkpoints -----------------------------------------------------------------------------------------

@@ -33,6 +33,8 @@ class NamedState:
     """The tensors themselves: what is written to them is written to the model."""
     optimizer: dict[str, Any] = field(default_factory=dict)
     """Groups, which name their parameters, and what each parameter has besides large tensors."""
+    buffers: dict[str, Tensor] = field(default_factory=dict)
+    """Those of the tensors that every rank has for itself, such as running means: they may differ."""
     left_out: list[str] = field(default_factory=list)
     """Entries of the model's state that are no tensors."""
 
@@ -59,6 +61,8 @@ def named_state(model: nn.Module, optimizer: torch.optim.Optimizer | None = None
     reshard(model.modules())
     entries = model.state_dict()
     state = NamedState({MODEL + name: value for name, value in entries.items() if isinstance(value, Tensor)})
+    buffers = (MODEL + name for name, _ in model.named_buffers(remove_duplicate=False))
+    state.buffers = {n: state.tensors[n] for n in buffers if n in state.tensors and not is_sharded(state.tensors[n])}
     state.left_out = [name for name, value in entries.items() if not isinstance(value, Tensor)]
     if optimizer is None:
         return state
@@ -115,6 +119,14 @@ class Taking:
         self.optimizer.state.update(state)
         for group, entries in zip(self.optimizer.param_groups, plain["groups"], strict=True):
             group.update((key, alike(group.get(key), value)) for key, value in entries.items() if key != "params")
+
+    def fill_buffers(self, own: Mapping[str, Tensor]) -> None:
+        """Give the model the buffers that this rank had, in the place of those of the first one."""
+        with torch.no_grad():
+            for name, values in own.items():
+                target = self.tensors.get(name)
+                if target is not None and target.shape == values.shape:
+                    target.copy_(values)
 
 
 def taking(

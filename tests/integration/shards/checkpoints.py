@@ -41,6 +41,7 @@ def saved(folder):
     scheduler = scheduled(optimizer)
     train_on(model, optimizer, scheduler, range(3))
     torch.manual_seed(100 + dist.get_rank())
+    model.seen += 10 * dist.get_rank()  # as running means differ
     before, drawn_before = state_of(model, optimizer), torch.get_rng_state()
     data = {"epoch": 1, "batch": 3, "order": torch.arange(100), "left": (1.5, None)}
     with Collectives() as counted:
@@ -151,8 +152,9 @@ def replicated(folder):
     run = Path(folder) / "ddp"
     checkpoints = ShardedCheckpoints(run)
     model, optimizer = made(shard=False)
-    ddp = torch.nn.parallel.DistributedDataParallel(model)
+    ddp = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     train(ddp, optimizer, range(2))
+    model.seen += 10 * dist.get_rank()
     before = state_of(model, optimizer)
     checkpoints.save(2, ddp, optimizer)
     train(ddp, optimizer, range(2, 4))

@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import torch
 from harness import Collectives, backward, case, copies_of, gradients_of, is_same, made, state_of, train
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy
+
+from self_healing.adapters.ranks.sharded_reset import reset_after_failure
 
 
 class Failure(Exception):
@@ -12,8 +19,8 @@ class Failure(Exception):
 class Fails:
     """Has a model raise once, at the same point on every rank."""
 
-    def __init__(self, model, point):
-        self.left = 1
+    def __init__(self, model, point, after=0):
+        self.left, self._calls_before = 1, after
         layer, _, when = point.partition(" ")
         module = getattr(model, layer, model)
         # In front of FSDP2's own hook the parameters are still gathered.
@@ -35,8 +42,9 @@ class Fails:
 
     def _in_added(self, module, _, output):
         """After autograd has added to one gathered parameter of the layer, and not to the others."""
-        if self.left:
+        if self.left and self._calls_before == 0:
             module.weight.register_post_accumulate_grad_hook(self._raise)
+        self._calls_before -= 1
 
 
 POINTS = ["second forward", "model forward", "last backward", "first backward", "second added", "first added"]
@@ -58,7 +66,6 @@ def parameters_are_sharded(model):
 @case
 def retried(folder):
     from self_healing.adapters.memory.gradient_marks import GradientMarks
-    from self_healing.adapters.ranks.sharded_reset import reset_after_failure
 
     undisturbed, its_optimizer = made()
     train(undisturbed, its_optimizer, range(2))
@@ -119,3 +126,90 @@ def retried(folder):
         aside.put_back()
         found[f"{point}, accumulated"] = is_same(copies_of(gradients_of(model)), wanted)
     return found
+
+
+@case
+def otherwise_sharded(folder):
+    """Parameters that stay gathered, another precision, and micro-batches whose gradients are not reduced yet."""
+    found = {}
+    half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    kinds = {
+        "kept gathered": ({"reshard_after_forward": False}, 1),
+        "bfloat16": ({"mp_policy": half}, 1),
+        "unreduced": ({}, 3),
+        "unreduced bfloat16": ({"mp_policy": half}, 3),
+    }
+    for name, (settings, count) in kinds.items():
+        clean, _ = made(sharding=settings)
+        window(clean, count)
+        model, _ = made(sharding=settings)
+        fails = Fails(model, "second added", after=count - 1)
+        try:
+            window(model, count)
+            has_failed = False
+        except Failure:
+            has_failed = True
+        fails.remove()
+        reset = reset_after_failure(model)
+        window(model, count)
+        found[name] = {
+            "failed": has_failed,
+            "same": parameters_are_sharded(model)
+            and is_same(copies_of(gradients_of(model)), copies_of(gradients_of(clean))),
+            "unreduced": len(reset.unreduced) >= 1,
+        }
+    return found
+
+
+def window(model, count):
+    """Run micro-batches of which only the last one reduces the gradients."""
+    for number in range(count):
+        model.set_requires_gradient_sync(number == count - 1)
+        backward(model, number)
+
+
+@case
+def replicas_of_shards(folder):
+    from self_healing.adapters.ranks.sharded_checkpoint import ShardedCheckpoints
+    from self_healing.tensors.gate import GradientGate
+    from self_healing.tensors.host_slot import HostCopies, HostSlot
+    from self_healing.tensors.state import capture
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model, optimizer = made(sharding={"mesh": mesh})
+    train(model, optimizer, range(2))
+    before = state_of(model, optimizer)
+    copies = HostCopies(HostSlot())
+    taken = capture([model, optimizer], copies=copies)
+    copies.start()
+    checkpoints = ShardedCheckpoints(Path(folder) / "hsdp")
+    checkpoints.save(2, model, optimizer)
+    train(model, optimizer, range(2, 4))
+    after = state_of(model, optimizer)
+    taken.restore()
+    put_back = is_same(state_of(model, optimizer), before)
+    train(model, optimizer, range(2, 4))
+    trained = is_same(state_of(model, optimizer), after)
+    saved = checkpoints.wait().failed is None
+    checkpoints.load(Path(folder) / "hsdp" / "checkpoint-2", model, optimizer)
+    loaded = is_same(state_of(model, optimizer), before)
+
+    stock, _ = made(sharding={"mesh": mesh})
+    guarded, _ = made(sharding={"mesh": mesh})
+    backward(stock, 0, scale=500.0)
+    fails = Fails(guarded, "first backward")
+    has_failed = failed(guarded, 0)
+    fails.remove()
+    reset_after_failure(guarded)
+    backward(guarded, 0, scale=500.0)
+    retried = has_failed and is_same(copies_of(gradients_of(stock)), copies_of(gradients_of(guarded)))
+    groups = [mesh.get_group(dimension) for dimension in range(2)]
+    with Collectives(*groups) as of_stock:
+        torch.nn.utils.clip_grad_norm_(stock.parameters(), 1.0)
+    with Collectives(*groups) as ours:
+        GradientGate(clip_outliers=False).judge(gradients_of(guarded), 1.0)
+    clipped = is_same(copies_of(gradients_of(stock)), copies_of(gradients_of(guarded)))
+    return {
+        "put back": put_back, "trained": trained, "saved": saved, "loaded": loaded, "retried": retried, "clipped": clipped,
+        "collectives": [of_stock.count, ours.count],
+    }  # fmt: skip

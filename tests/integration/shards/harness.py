@@ -23,7 +23,10 @@ def case(function):
 
 
 class Collectives:
-    """Counts the collectives of the training group inside the block."""
+    """Counts the collectives of the training group inside the block, or those of other groups."""
+
+    def __init__(self, *groups):
+        self._groups = groups or (dist.group.WORLD,)
 
     def __enter__(self):
         self._before, self.count = self._now(), 0
@@ -32,9 +35,8 @@ class Collectives:
     def __exit__(self, *_):
         self.count = self._now() - self._before
 
-    @staticmethod
-    def _now():
-        return dist.group.WORLD._get_sequence_number_for_group()
+    def _now(self):
+        return sum(group._get_sequence_number_for_group() for group in self._groups)
 
 
 class Uneven(nn.Module):
@@ -51,13 +53,12 @@ class Uneven(nn.Module):
         return self.last(torch.tanh(self.second(torch.tanh(self.first(x))))) * self.outer.sum()
 
 
-def made(optimizer=torch.optim.AdamW, *, dtype=torch.float32, shard=True, **settings):
+def made(optimizer=torch.optim.AdamW, *, dtype=torch.float32, shard=True, sharding=None, **settings):
     torch.manual_seed(0)
     model = Uneven().to(dtype)
     if shard:
-        for layer in (model.first, model.second, model.last):
-            fully_shard(layer)
-        fully_shard(model)
+        for layer in (model.first, model.second, model.last, model):
+            fully_shard(layer, **(sharding or {}))
     return model, optimizer(model.parameters(), lr=1e-2, **settings)
 
 

@@ -92,6 +92,7 @@ def captured_after_an_evaluation(folder):
 def adopted(folder):
     """Another process takes a state over from shared memory, each rank its own part."""
     from self_healing.tensors.adoption import fill_module, fill_optimizer, module_differences
+    from self_healing.tensors.apart import Apart, NotOnTheHostError
     from self_healing.tensors.host_slot import HostCopies, HostSlot
     from self_healing.tensors.state import OptimizerState, capture
 
@@ -121,13 +122,18 @@ def adopted(folder):
         each[1].zero_grad()
         train(*each, range(3, 5))
     whole, _ = made(shard=False)
-    del taken
+    try:
+        Apart().module(taken, model)
+        refused = ""
+    except NotOnTheHostError as error:
+        refused = str(error)
     return {
         "collectives": taking.count,
         "differences": differences,
         "same": same,
         "same gradients": same_gradients,
         "trained on": is_same(state_of(other, its_optimizer), state_of(model, optimizer)),
+        "as a file of one process": refused,
         "of a whole model": module_differences(
             whole, state.tensors, only_trainable=False, others=("optimizer", "gradient")
         )[:1],

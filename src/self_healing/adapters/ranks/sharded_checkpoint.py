@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -32,10 +33,16 @@ logger = logging.getLogger("self_healing.ranks")
 
 UNFINISHED = ".unfinished-sharded"
 """How the name of a folder begins that is still being written."""
+OLDER = f"{UNFINISHED}-older"
+"""Likewise of one that is about to be replaced."""
 TENSORS = "state.safetensors"
-PATIENCE_S = 1800.0
-"""How long ranks wait for each other in a save; one that has died is missed at once by gloo, one that hangs after this."""
+PATIENCE_S = 600.0
+"""How long ranks wait for each other in a save; one that has died is missed at once by gloo, one that hangs after this.
+
+A process that ends in an orderly way waits for its thread that saves, and so up to this long for a rank that hangs.
+"""
 VERSION = 1
+_SHARED = ("optimizer", "scheduler", "scaler", "data")
 
 
 class CheckpointNotLoaded(SelfHealingError):
@@ -116,7 +123,7 @@ class ShardedCheckpoints:
         """Write `checkpoint-<step>`; the training goes on as soon as everything is copied, unless it is to wait.
 
         One that is still being written is waited for first. A disk that is full ends nothing: `wait` says what has become
-        of a save.
+        of a save. Nor does a state that holds more than numbers, text and tensors: it is not written.
 
         Args:
             step: The last step whose update the state holds.
@@ -144,6 +151,8 @@ class ShardedCheckpoints:
         began_s = time.monotonic()
         rank, world_size = _place_of(self.group)
         named = named_state(unwrapped(model), optimizer)
+        if rank > 0:  # as in a stock checkpoint those of the first rank are for everybody, and each rank keeps its own
+            named.tensors = {name: each for name, each in named.tensors.items() if name not in named.buffers}
         shared, apart = Written(), Written()
         content = {
             "v": VERSION,
@@ -155,15 +164,23 @@ class ShardedCheckpoints:
             "data": shared.plain(data),
             "tensors": shared.marks,
         }
-        of_rank = {"random": _random_numbers(), "own": apart.plain(own), "tensors": apart.marks}
+        of_rank = {
+            "random": _random_numbers(),
+            "own": apart.plain(own),
+            "buffers": {name: apart.plain(buffer) for name, buffer in named.buffers.items()},
+            "tensors": apart.marks,
+        }
         folder = self.run_dir / f"checkpoint-{step}"
         unfinished = self.run_dir / f"{UNFINISHED}-{step}"
 
         def write_own(path: Path) -> None:
+            _must_be_understood("own", of_rank["own"])
             apart.save(path / f"rank-{rank}.safetensors")
             write_json(path / f"rank-{rank}.json", of_rank)
 
         def complete(path: Path) -> None:
+            for key in _SHARED:
+                _must_be_understood(key, content[key])
             shared.save(path / TENSORS)
             write_json(path / STATE, content)
             write_json(unfinished / "trainer_state.json", {"global_step": step, "world_size": world_size})
@@ -201,8 +218,12 @@ class ShardedCheckpoints:
         import torch.distributed as dist
 
         is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-        for path in self.run_dir.glob(f"{UNFINISHED}-*") if is_first else ():
-            shutil.rmtree(path, ignore_errors=True)
+        for path in sorted(self.run_dir.glob(f"{UNFINISHED}-*")) if is_first else ():
+            name = path.name.removeprefix(f"{OLDER}-")
+            if name != path.name and not (self.run_dir / name).exists():  # killed before the newer one had its place
+                path.rename(self.run_dir / name)
+            else:
+                shutil.rmtree(path, ignore_errors=True)
 
     def load(self, folder: Path, model: Any, optimizer: Any = None, **others: Any) -> Loaded:
         """Put a checkpoint back, see `load`."""
@@ -230,15 +251,16 @@ def load(
     from ...tensors.written import reader
 
     shards = Path(folder) / SHARDED
-    rank, _ = _place_of(group)
+    rank, world_size = _place_of(group)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     try:
         entries = read_index(shards)
         content = _table(read_json(shards / STATE))
         read = reader(content["tensors"], shards / TENSORS, device)
-        plain = {key: read(content[key]) for key in ("optimizer", "scheduler", "scaler", "data")}
+        plain = {key: read(content[key]) for key in _SHARED}
         target = taking(model, optimizer, entries, plain["optimizer"])
         of_rank = _of_rank(shards, rank, device)
+        has_own = of_rank is not None and int(content["world_size"]) == world_size
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise CheckpointNotLoaded(f"{Path(folder).name} cannot be gone on from: {error}") from error
     try:
@@ -253,6 +275,8 @@ def load(
         text = f"{Path(folder).name} could only be read in part, and the model holds some of it: {_in_words(error)}"
         raise CheckpointNotLoaded(text) from error
     target.fill(plain["optimizer"])
+    if of_rank is not None and has_own:
+        target.fill_buffers(of_rank["buffers"])
     for thing, value in ((scheduler, plain["scheduler"]), (scaler, plain["scaler"])):
         if thing is not None and value is not None:
             thing.load_state_dict(value)
@@ -296,7 +320,22 @@ def _of_rank(shards: Path, rank: int, device: Any) -> dict[str, Any] | None:
     if not path.exists():
         return None
     content = _table(read_json(path))
-    return {**content, "own": reader(content["tensors"], path.with_suffix(".safetensors"), device)(content["own"])}
+    read = reader(content["tensors"], path.with_suffix(".safetensors"), device)
+    buffers: dict[str, Any] = {}
+    for name, plain in content["buffers"].items():
+        with suppress(ValueError):  # too large to be kept by each rank: that of the first one is taken
+            buffers[name] = read(plain)
+    return {**content, "own": read(content["own"]), "buffers": buffers}
+
+
+def _must_be_understood(key: str, plain: Any) -> None:
+    """Refuse to write what nobody could read; where all ranks hear of it."""
+    from ...tensors.plain import from_plain
+
+    try:
+        from_plain(plain, lambda name: name)
+    except ValueError as error:
+        raise ValueError(f"{key} is more than numbers, text and tensors: {error}") from error
 
 
 def _table(content: object) -> Mapping[str, Any]:
@@ -311,7 +350,7 @@ def _table(content: object) -> Mapping[str, Any]:
 def _put_in_place(unfinished: Path, folder: Path) -> None:
     """Give a folder its name; one of that name, of a time that was returned from, makes room."""
     if folder.exists():
-        older = folder.with_name(f"{UNFINISHED}-older-{folder.name}")
+        older = folder.with_name(f"{OLDER}-{folder.name}")
         shutil.rmtree(older, ignore_errors=True)
         folder.rename(older)
         unfinished.rename(folder)
