@@ -33,6 +33,11 @@ class DdpAlone:
         if self._shared > self._before:
             self._model.require_forward_param_sync = False
 
+    @property
+    def has_shared(self) -> bool:
+        """Whether the micro-batch at hand has made others wait for it already."""
+        return self._shared > self._before
+
     def end(self) -> None:
         """Put the model's method back."""
         self._wrapping.restore()

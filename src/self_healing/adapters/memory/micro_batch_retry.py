@@ -140,6 +140,16 @@ class MicroBatchRetry:
             self._ddp.end()
             self._ddp = None
 
+    def has_shared(self) -> bool:
+        """Say whether the micro-batch at hand has made a collective that other processes made too."""
+        return self._ddp is not None and self._ddp.has_shared
+
+    def use_less(self, inputs: Any) -> str | None:
+        """Use less memory for a micro-batch like this one from now on; say how, None where nothing less is known."""
+        shape = Shape(*shape_of(inputs))
+        tactic = self.plan.shrink(shape, self._step(), self._ladder(inputs, None))
+        return None if tactic is None else f"{tactic} for {shape} or more"
+
     def why_whole(self) -> str | None:
         """Say why half a batch has another loss than the whole: known of the trainer, or seen by trying."""
         known = why_loss_is_whole(self.trainer)

@@ -97,6 +97,10 @@ class DoingAgain:
         self._asked = (window, False)
         return True
 
+    def do_again(self, window: Window) -> None:
+        """Have a step done again, because all processes do."""
+        self._asked = (window, False)
+
     def failed_step(self) -> str:
         """Have the step done again whose exception is being answered by a plan."""
         window = self._session.failed

@@ -45,6 +45,7 @@ from .abilities import KINDS, KINDS_TOGETHER
 from .checkpoints import write_checkpoint
 from .doing_again import DoingAgain
 from .facts import facts_of_loop
+from .failing_together import FailingTogether
 from .flow import LoopFlow
 from .going_on_together import attempt_before
 from .loop_returns import LoopReturns
@@ -123,6 +124,7 @@ class PlainSession(LoopFlow):
         self.also = also
         self._loaders = []
         self.again = DoingAgain(self, self.data.records.retries)
+        self.failing = FailingTogether(self)
         self.is_open = False
         stand_in.write = self._write
         self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_several else None
@@ -320,7 +322,9 @@ class PlainSession(LoopFlow):
                 raise lost from error
         window = self.failed = self.guard.at_hand
         try:
-            is_tried_again = self.mode is Mode.HEAL and self.again.raised(window, error)
+            is_tried_again = self.mode is Mode.HEAL and (
+                self.failing.goes_on(window, error) if self.ranks.is_several else self.again.raised(window, error)
+            )
             if not is_tried_again:
                 raised(self, error)
         finally:

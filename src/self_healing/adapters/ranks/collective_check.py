@@ -70,6 +70,7 @@ class CollectiveCheck:
         self._beats, self._neighbours = beats, neighbours
         self.rank = rank
         self._folder, self._step, self._tell, self._leave = folder, step, tell, leave
+        self._leaves = leave is not None
         self.attendance = Attendance(interval_s, time.monotonic())
         self.attendance.expect(range(1, world_size) if rank == 0 else [0])
         self._count = 0
@@ -120,8 +121,12 @@ class CollectiveCheck:
         return tuple(each.rank for each in self._absent)
 
     def only_tells(self) -> None:
-        """End this process for nobody any more: its training is not in a step."""
-        self._leave = None
+        """End this process for nobody: its training is not in a step."""
+        self._leaves = False
+
+    def leaves_again(self) -> None:
+        """End this process where it waits in vain: it trains again."""
+        self._leaves = True
 
     def stop(self, error: str = "") -> None:
         """Say goodbye: this rank ends, in good order or with an error, and is not waited for."""
@@ -205,7 +210,7 @@ class CollectiveCheck:
         if step != self._moved[0]:
             self._moved = (step, now_s)
         stands_s, leave = now_s - self._moved[1], self._leave
-        if leave is None or stands_s < self.attendance.interval_s:
+        if leave is None or not self._leaves or stands_s < self.attendance.interval_s:
             return
         hopeless = [each for each in self._absent if self.attendance.is_certain(each)]
         if hopeless:
