@@ -164,8 +164,7 @@ class RanksOfRun:
             os._exit(ExitCode.STALLED)
 
     def close(self, error: BaseException | None = None) -> None:
-        """Leave the others, in good order or with an error; none of them is needed for it."""
-        self.desk.voting = None
+        """Leave the others, in good order or with an error; none of them is needed for it. What is wished now is not done."""
         if self.check is not None:
             self.check.stop(f"{type(error).__name__}: {error}" if error is not None else "")
             self.check = None

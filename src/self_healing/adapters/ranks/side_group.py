@@ -21,6 +21,8 @@ PATIENCE_S = 1800.0
 
 A rank that is dead or stopped is named within seconds by the collective check, which ends the wait.
 """
+CONNECT_S = 300.0
+"""How long ranks wait for each other to begin, and for connections that a network may not let through."""
 ROLL_CALL_S = 5.0
 """How long ranks that were let down wait for each other, to find out who has not come."""
 
@@ -43,18 +45,35 @@ class SideGroup:
         self._said = torch.zeros(0, dtype=torch.int64)
         self._heard: list[Any] = []
 
-    @classmethod
-    def join(cls, *, patience_s: float = PATIENCE_S) -> Self | None:
-        """Make the group, on all ranks at the same moment; None where there is only one process."""
+    @staticmethod
+    def is_possible() -> bool:
+        """Say whether there are several processes that can talk: the same on all of them."""
         import torch.distributed as dist
 
-        if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() < 2:
+        is_together = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+        return is_together and dist.is_gloo_available()
+
+    @classmethod
+    def join(cls, *, patience_s: float = PATIENCE_S, connect_s: float = CONNECT_S) -> Self | None:
+        """Make the group, on all ranks at the same moment; None where there is only one process.
+
+        Raises:
+            RanksParted: they cannot reach each other in this way, though the training's own group may.
+
+        """
+        import torch.distributed as dist
+
+        if not cls.is_possible():
             return None
-        if not dist.is_gloo_available():
-            logger.warning("this torch has no gloo: ranks cannot agree on anything, and plans are only shown")
-            return None
-        group = dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s))
-        return cls(group, rank=dist.get_rank(), world_size=dist.get_world_size())
+        try:
+            group = dist.new_group(backend="gloo", timeout=timedelta(seconds=connect_s))
+            side = cls(group, rank=dist.get_rank(), world_size=dist.get_world_size())
+            side.exchange([side.rank])  # who has not got here will not come, and then nobody may count on the group
+            dist.distributed_c10d._set_pg_timeout(timedelta(seconds=patience_s), group)  # noqa: SLF001  # has no public name
+        except RuntimeError as error:
+            first_line = str(error).strip().split("\n", 1)[0][:200]
+            raise RanksParted(f"the ranks cannot reach each other over gloo: {first_line}") from error
+        return side
 
     def exchange(self, numbers: Sequence[int], *, within_s: float | None = None) -> list[list[int]]:
         """Return what every rank has said, in their order; all say as many numbers. The time limit is the group's, or less.

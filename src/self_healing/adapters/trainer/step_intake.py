@@ -99,4 +99,5 @@ class StepIntake:
         values = {"loss": loss, "learning_rate": rate, "step_time_s": step_time_s}
         if norm is not None:
             values["grad_norm"] = norm
+        values |= self._session.ranks.take_figures()
         self._session.desk.look_later(step, values)

@@ -17,6 +17,7 @@ from ..data.bad_rows import BadRows
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare
+from ..ranks.trainer_ranks import TrainerRanks
 from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
 from ..rollback.state_returns import Arrival
@@ -82,11 +83,10 @@ class TrainerSession:
         self.pending = self.abilities.pending
         self.answered: Exception | None = None
         """An exception that was looked at before it left the loop."""
-        alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
-        planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
+        self.ranks = TrainerRanks(is_one_of_several=self.surroundings.is_one_of_several)
         self.desk = RunDesk(
-            trainer.args, config, self.abilities, mode=planned, step=self._step, account=self.spent.account, heals=acts,
-            **past,
+            trainer.args, config, self.ranks.abilities_of(self.abilities), mode=self.ranks.mode_of(mode), step=self._step,
+            account=self.spent.account, heals=acts, **past,
         )  # fmt: skip
         self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
         self.note = self.abilities.note = self.desk.note
@@ -134,6 +134,7 @@ class TrainerSession:
         self._attached = True  # first, so that what follows is undone also if it fails half-way
         for name, text, level in self.surroundings.remarks():
             self.note(name, text, level=level)
+        self.ranks.attach(self.trainer.accelerator, self._changes)
         self.data.attach(continues=self.desk.continues)
         self.rollback.attach(self.desk, partial(raised_in_the_loop, self))
         self.guard.attach()
@@ -194,6 +195,7 @@ class TrainerSession:
         if self.desk.resumes and self._step() and not self.rollback.enters_from_memory():
             self._saved_steps.add(self._step())
         self.intake.ended.clear()
+        self.ranks.meet(self.desk, self.config)
         way = self.guard.attach_optimizer()
         if self.checkpoints is not None:
             self.checkpoints.training_begins()
@@ -218,7 +220,13 @@ class TrainerSession:
             self.rollback.step_begins(self._step_time_s, is_due=False)
 
     def end_of_step(self) -> None:
-        """Read what the device said, make up what it skipped, and let the healer look at it."""
+        """Read what the device said, make up what it skipped, and let the healer look at it; vote with the other processes."""
+        began = self._step_began
+        self._take_in_step()
+        if self.ranks.step_ended(self.desk, began_s=began) and self._must_know():
+            self._know_everything()
+
+    def _take_in_step(self) -> None:
         self.guard.walks.step_is_done()
         self.spent.account.step_done(self._step())
         self.spent.tell_now_and_then(self.desk)
@@ -330,6 +338,7 @@ class TrainerSession:
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""
         self.desk.finish()
+        self.ranks.close(error)
         self.pending.dropped(f"the run has ended ({exit_reason})")
         self._trackers.tell_losses()
         if self.data.pushes.missing is not None:  # the log has it already
