@@ -89,8 +89,8 @@ def test_a_stopped_rank_is_named_with_its_stack_and_the_others_leave(ran, scenar
         assert "waits in vain" in told["hang"].body["text"]
         assert ended["codes"][number] == 76
         (stacks,) = (ran / scenario / "healing").glob(f"stacks.rank{number}.*.txt")
-        assert "all_reduce" in stacks.read_text()
-    (outside,) = (ran / scenario / "healing").glob(f"stacks.absent-rank{absent}.*.txt")
+        assert "distributed_c10d.py" in stacks.read_text()  # in the step, or in the vote at its end
+    outside, *_ = (ran / scenario / "healing").glob(f"stacks.absent-rank{absent}.*.txt")  # whoever is left writes one
     assert "state stopped" in outside.read_text()
 
 

@@ -15,7 +15,7 @@ from .plan import Outcome, Plan, merge
 from .policy import Policy
 from .signal import Metrics, Signal
 from .trials import EVALUATION, Trial, relapsed
-from .undos import Undos, is_on_trial
+from .undos import Undos, is_on_trial, takes_back
 from .verdict import Reference, Verdict, VerdictKind
 
 QUIET_AFTER = 8
@@ -221,7 +221,8 @@ class Care:
         """
         plan = outcome.plan
         if plan.is_undo:
-            self.undos.tried(outcome)
+            if not self.undos.tried(outcome):
+                self._undone_by_another(plan)
             return
         case = self._case_of(plan)
         if case.phase is Phase.WATCHING:  # another rank's plan overtook the one being watched here
@@ -240,6 +241,14 @@ class Care:
             self.awaited.append(outcome)
             return
         self._watch(case, rewound=rewound, returned_to=outcome.step)
+
+    def _undone_by_another(self, undo: Plan) -> None:
+        """Forget a change that another rank has had taken back: it would be taken back twice."""
+        self.undos.forget(undo)
+        self.trials = [trial for trial in self.trials if not takes_back(undo, trial.plan)]
+        for case in self.cases:
+            if case.phase is Phase.WATCHING and case.plan is not None and takes_back(undo, case.plan):
+                self._close(case, "taken-back")
 
     def has_returned(self, step: int, *, rewound: bool) -> None:
         """Start watching the plan that has asked for a return, now that the run is there.

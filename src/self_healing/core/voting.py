@@ -17,6 +17,8 @@ from typing import Any
 
 from .action import Action
 from .ballot import Header, Round, Tally, digest_of, wish_as_text, wish_from_text, with_rank
+from .errors import RanksParted
+from .failure import Effect
 from .healer import Healer
 from .plan import ActionResult, Outcome, Plan, merge
 
@@ -105,7 +107,7 @@ class Voting:
         self._wish = merge([before, plan])
         for other in (before, plan):
             if other is not None and other != self._wish:
-                self.healer.care.wish_not_granted(other, ask_again=True)
+                self._not_granted(other, ask_again=True)
 
     def is_time(self, step: int) -> bool:
         """Say whether all ranks vote at the end of this step: every few steps, and where a state is to be taken."""
@@ -122,9 +124,12 @@ class Voting:
         while plan is not None:
             plans.append(plan)
             outcome = yield from self._done_by_all(report, self.healer.attempt(plan, run, clock))
+            owed = len(self.healer.care.undos.owed_at(report.step))
             self.healer.conclude(outcome, by_hook=by_hook)
             if self._done is not None:
                 self._done(outcome)
+            if not outcome.succeeded:
+                self._take_back(self.healer.care.undos.owed_at(report.step)[owed:], run, clock)
             self.wish(self.healer.next_plan(outcome))
             _, plan, by_hook = yield from self._ballot(report, self._granted(self._take(), run))
         due = first.next_state
@@ -160,10 +165,10 @@ class Voting:
         commit = yield from self._say(Header(round=Round.COMMIT, number=self._rounds, step=report.step, digest=digest))
         if commit.agrees and tally.acts:
             if own is not None and digest_of(own) != digest:
-                self.healer.care.wish_not_granted(own, ask_again=True)
+                self._not_granted(own, ask_again=True)
             return tally, agreed, by_hook
         if own is not None:
-            self.healer.care.wish_not_granted(own, ask_again=False)
+            self._not_granted(own, ask_again=False)
         if not commit.agrees:
             lost = [str(rank) for rank, each in enumerate(commit.headers) if not each.digest]
             told = f" (here: {why})" if why else ""
@@ -172,16 +177,33 @@ class Voting:
 
     def _done_by_all(self, report: Report, outcome: Outcome) -> Generator[Message, Sequence[Any], Outcome]:
         """Return what a plan came to on all ranks together: what has failed on one counts as failed on each."""
+        done = sum(result.status == "done" for result in outcome.results)
         told = yield from self._say(
             Header(
-                round=Round.OUTCOME, number=self._rounds, step=report.step, has_failed=not outcome.succeeded,
+                round=Round.OUTCOME, number=self._rounds, step=report.step, size=done, has_failed=not outcome.succeeded,
             )
         )  # fmt: skip
+        sizes = [each.size for each in told.headers]
+        # Done by some and not by others: the same on all ranks.
+        parting = [each for each in outcome.plan.actions[min(sizes) : max(sizes)] if each.effect > Effect.NOTHING]
+        for action in parting:
+            if outcome.plan.is_undo or action.undo() is None:
+                raise RanksParted(
+                    f"{action.name()} was not done by rank {told.failed} and cannot be taken back by the others"
+                )
         if not told.failed or not outcome.succeeded:
             return outcome
         ranks = ", ".join(map(str, told.failed))
         failed = ActionResult(action="vote", status="failed", text=f"could not be carried out by rank {ranks}")
         return replace(outcome, results=(*outcome.results, failed))
+
+    def _take_back(self, undos: Sequence[Plan], run: object, clock: Callable[[], float]) -> None:
+        """Take back what this rank has done of a plan that has failed: others may have done less of it, so nobody votes."""
+        for undo in undos:
+            outcome = self.healer.attempt(undo, run, clock)
+            self.healer.conclude(outcome, by_hook=False)
+            if not outcome.succeeded:
+                raise RanksParted(f"{undo.rung} has failed on this rank, which is not like the others any more")
 
     def _say(self, header: Header) -> Generator[Message, Sequence[Any], Tally]:
         self._rounds += 1
@@ -218,6 +240,10 @@ class Voting:
             return None, False, str(error)
         agreed = merge(plan for plan, _ in wishes)
         return agreed, any(by_hook for plan, by_hook in wishes if plan == agreed), ""
+
+    def _not_granted(self, wish: Plan, *, ask_again: bool) -> None:
+        if not wish.is_undo:  # which is owed until it was done, and no incident waits for it
+            self.healer.care.wish_not_granted(wish, ask_again=ask_again)
 
     def _tell(self, name: str, text: str) -> None:
         if self._note is not None:

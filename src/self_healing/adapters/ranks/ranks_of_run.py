@@ -154,12 +154,12 @@ class RanksOfRun:
             self.check.only_tells()  # this thread does not hang, and may be saving what there is
         try:
             have_all = self.transport.carry(self.voting.have_all_failed(step), within_s=within_s)
-            if have_all and self.check is not None:
-                self.check.leaves_again()
-            return have_all
         except RanksParted as error:
             self.desk.note("failed-alone", f"the other ranks have not failed in this step: {error}")
             return False
+        if have_all and self.check is not None:
+            self.check.leaves_again()
+        return have_all
 
     def leave(self, why: str) -> None:
         """End this process from the thread of the check: the one that trains hangs, and could not be ended otherwise."""

@@ -219,6 +219,13 @@ class RunDesk:
         if any(action.is_final for action in plan.actions):
             self._gave_up = plan
 
+    def only_show(self, because: str) -> None:
+        """Carry out no plan from now on that asks something of the run."""
+        self.note("plans-only-shown", because)
+        if self.mode is Mode.HEAL:
+            self.mode = Mode.ADVISE
+            self.healer.settings = replace(self.healer.settings, mode=Mode.ADVISE)
+
     # -- writing down --------------------------------------------------------------------------------
 
     def note(self, name: str, text: str, *, level: int = logging.WARNING) -> None:

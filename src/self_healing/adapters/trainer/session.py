@@ -62,6 +62,8 @@ class Session:
     profile: StepProfile
     log_figures: LogFigures
     intake: StepIntake
+    ranks: Any
+    """The other processes, where there are any."""
     note: Any
     _examiner: Examiner
     _step_began: float
