@@ -94,6 +94,7 @@ class Training:
         self.name, self.rank, self.folder = name, rank, folder
         self.told = {"votes": [], "figures": {}, "error": None, "have_all_failed": None}
         self.step = 0
+        self.next_state = 10 + self.rank
         self.loop = Loop()
 
     def run(self):
@@ -110,7 +111,7 @@ class Training:
         self.seen = counted_collectives()
         self.ranks = RanksOfRun.join(
             self.desk, config, acts=scenario.mode == "heal", every=4, patience_s=scenario.patience_s,
-            states=States(next_step=lambda: 10 + rank, steps=lambda: (0, 4 + rank, 8)),
+            states=States(next_step=lambda: self.next_state, steps=lambda: (0, 4 + rank, 8)),
         )  # fmt: skip
         self.told["joined"] = [*self.seen]
         self.seen.clear()
@@ -144,6 +145,8 @@ class Training:
 
     def vote(self):
         decision = self.ranks.step_ended(self.step, took_s=0.01 * (1 + self.rank))
+        if decision is not None and decision.takes_state:
+            self.next_state += 100
         if decision is not None and self.name == "votes":
             plans = [plan.rung for plan in decision.plans]
             self.told["votes"].append([self.step, plans, decision.takes_state, list(self.ranks.voting.states)])
