@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...tensors.gate import GradientGate
+from ...tensors.norms import Norms
 from ...tensors.random_state import RandomState, devices_of, draws_on
 from ...tensors.skip import SkippingOptimizer
 from ..trainer.engines import has_scaler
@@ -250,18 +251,29 @@ class PlainGuard(StepGuard):
         return result
 
     def _scaled_gradients(self) -> list[Tensor | None]:
-        """Return the gradients in their true size; none where the optimizer itself divides them by the scale."""
-        optimizer = self.trainer.optimizer
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            return []
-        self.trainer.accelerator.unscale_gradients()
+        """Return the gradients in their true size.
+
+        Where the optimizer itself divides them by the scale they are left as they are: dividing rounds otherwise than the
+        product with its inverse does. What stands for them then is their norm, which is all that is looked at.
+        """
+        stand_in, scaler = self.trainer, self.trainer.accelerator.scaler
+        divides = getattr(stand_in.optimizer, "_step_supports_amp_scaling", False) and not stand_in.args.max_grad_norm
+        if divides and self._is_scaled(scaler):
+            norm = Norms([gradient for gradient in self._gradients() if gradient is not None]).total
+            return [(norm / scaler._get_scale_async()).reshape(1)]  # noqa: SLF001  # the public way waits for the device
+        stand_in.accelerator.unscale_gradients()
         return self._gradients()
 
-    def _unscale(self, scaler: Any) -> None:
-        """Have a scaler bring the gradients to their true size, unless it has done so since its last update."""
+    def _is_scaled(self, scaler: Any) -> bool:
+        """Say whether a scaler has not brought the gradients to their true size since its last update."""
+        if not scaler.is_enabled() or all(gradient is None for gradient in self._gradients()):
+            return False
         states = scaler._per_optimizer_states  # noqa: SLF001  # there is no public way to ask
-        stage = states[id(self.trainer.optimizer)]["stage"] if scaler.is_enabled() else None
-        if stage is not None and stage.name == "READY" and any(g is not None for g in self._gradients()):
+        return bool(states[id(self.trainer.optimizer)]["stage"].name == "READY")
+
+    def _unscale(self, scaler: Any) -> None:
+        """Have a scaler bring the gradients to their true size, unless it has done so already."""
+        if self._is_scaled(scaler):
             scaler.unscale_(self.trainer.optimizer)
 
     def make_up(self) -> int:

@@ -30,6 +30,8 @@ class LossSource:
     """The function takes one argument; else as many as were given."""
     extras: tuple[Any, ...] = ()
     """What it returned besides the loss, the last time."""
+    value: Tensor | None = None
+    """The loss of the whole batch, the last time; its share times the shares would be rounded twice."""
 
     def loss(self, fields: Any) -> Tensor:
         """Compute the loss of a batch, or of a part of it."""
@@ -199,6 +201,8 @@ class LoopStandIn:
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run one micro-batch forward and back; return its share of the loss."""
         loss = self.compute_loss(model, inputs)
+        assert self.source is not None, "a loss is computed inside of a step"
+        self.source.value = loss.detach()
         pieces = self.current_gradient_accumulation_steps
         share = loss if pieces == 1 else loss / pieces
         self.accelerator.backward(share if not self.divides() else loss)
