@@ -181,6 +181,7 @@ def make(
 
 def bare(loop: Loop, epochs=3, most=None) -> Loop:
     """Train as anybody would."""
+    torch.manual_seed(7)
     scaler, k, count, steps = loop.scaler, loop.accumulate, 0, 0
     for _ in range(epochs):
         for batch in loop.loader:
@@ -217,6 +218,7 @@ def settings(**more) -> HealingConfig:
 
 def guarded(loop: Loop, folder, form=1, epochs=3, config=None, each=None, wrap=None, **more):
     """Train the same under guard; return the run, which is closed."""
+    torch.manual_seed(7)
     config = settings() if config is None else config
     options = {"accumulate": loop.accumulate, "steps_scheduler": not loop.per_epoch, **more}
     run = guard(loop.model, loop.optimizer, loop.scheduler, scaler=loop.scaler, config=config, run_dir=folder, **options)
@@ -291,7 +293,8 @@ def assert_same(loop: Loop, other: Loop, but: tuple[str, ...] = ()) -> None:
     mine, theirs = loop.state(), other.state()
     for name in but:
         del mine[name], theirs[name]
-    assert differences(mine, theirs) == []
+    found = differences(mine, theirs)
+    assert not found, f"{len(found)} differences, such as {found[:4]}"
 
 
 def entries(folder):
@@ -304,7 +307,8 @@ def notes(folder, name):
 
 def actions(folder) -> list[str]:
     """Return every action that the ledger says was taken, in order."""
-    return [name for entry in entries(folder) if entry.kind in ("plan", "reflex") for name in entry.body.get("actions", ())]
+    taken = [action for entry in entries(folder) if entry.kind in ("plan", "reflex") for action in entry.body["actions"]]
+    return [action if isinstance(action, str) else action["name"] for action in taken]
 
 
 def postmortem(folder):

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...tensors.gate import GradientGate
 from ...tensors.norms import Norms
@@ -21,6 +22,15 @@ from ..trainer.trl_counters import Counters
 from ..trainer.window import MicroBatch, Window
 from ..trainer.wrapping import Wrapping
 from .stand_in import LoopStandIn, LossSource
+
+
+WANTS_A_FIGURE = (
+    "ReduceLROnPlateau.step wants a figure that only the loop has: use guard(..., steps_scheduler=False) and step it there"
+)
+STEPPED_TWICE = (
+    "the update of this step has been applied when the block of run.step was left, and there are no gradients for another: "
+    "leave optimizer.step() out, or use run.step(batch, commit=False)"
+)
 
 
 class NoLossSum(LossSum):
@@ -64,6 +74,8 @@ class PlainGuard(StepGuard):
         """The optimizer's step is called by us."""
         self.hands_out_again = False
         """The loop takes its batches from us, so that it can be given one again."""
+        self._has_committed = False
+        """The newest update was applied when its block was left."""
         self.left_to_the_loop: list[Window] = []
         """Skipped steps that the loop has to do again itself."""
 
@@ -160,19 +172,23 @@ class PlainGuard(StepGuard):
         """Clip, judge, apply the update unless it is unsound, and go on to the next step as a loop does."""
         stand_in, window = self.trainer, self._window
         assert window is not None, "an update follows a backward pass"
+        if self.steps_scheduler and isinstance(innermost_scheduler(stand_in.lr_scheduler), ReduceLROnPlateau):
+            raise TypeError(WANTS_A_FIGURE)
         self.clip()
         self._update(window, self._step_optimizer)
         self.zero_grad()
         if stand_in.lr_scheduler is not None and self.steps_scheduler:
             stand_in.lr_scheduler.step()
         self._is_updated(window)
+        self._has_committed = True
 
     def clip(self) -> None:
         """Bring the gradients to their true size, measure and clip them."""
         self.trainer.accelerator.unscale_gradients()
         gradients = self._gradients()
         limit = self.trainer.args.max_grad_norm
-        self._judge(gradients, limit or None) if self.clips else self._measure(gradients)
+        # The limit is the loop's own, also where nothing of ours may act; outliers are left to a gate that may.
+        self._judge(gradients, limit or None)
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -204,7 +220,7 @@ class PlainGuard(StepGuard):
             self._is_ours = False
 
     def _is_updated(self, window: Window) -> None:
-        self._window = None
+        self._window, self._has_committed = None, False
         self.trainer.state.global_step += 1
         self.steps_done += 1
         self.updated(window)
@@ -217,6 +233,8 @@ class PlainGuard(StepGuard):
     def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
             if self._is_ours or self._window is None or self._is_accumulating():
+                if not self._is_ours and self._has_committed and not args and not kwargs:
+                    self._refuse_to_step_twice()
                 return original(*args, **kwargs)
             return self._update_of_the_user(lambda: original(*args, **kwargs), self._gradients())
 
@@ -234,6 +252,11 @@ class PlainGuard(StepGuard):
 
         return step
 
+    def _refuse_to_step_twice(self) -> None:
+        """Name a leftover of the loop, which would do nothing or decay the weights once more."""
+        if all(gradient is None for gradient in self._gradients()):
+            raise RuntimeError(STEPPED_TWICE)
+
     def _is_accumulating(self) -> bool:
         """Say whether accelerate makes nothing of this step, because more gradients are to be added."""
         return self._is_accelerated() and not self.trainer.accelerator.sync_gradients
@@ -242,7 +265,7 @@ class PlainGuard(StepGuard):
         """Take an update that the loop asks for itself; gradients stay as the user has clipped them."""
         window = self._window
         assert window is not None, "the step is inside of a window"
-        if self.acts and self.trainer.args.max_grad_norm:
+        if self.trainer.args.max_grad_norm:
             self._judge(gradients, self.trainer.args.max_grad_norm)
         else:
             self._measure(gradients)
@@ -295,9 +318,6 @@ class PlainGuard(StepGuard):
             windows.pop(0)
         making_up.applied = applied
         self._window, self._is_judged = interrupted, False
-        if windows and not self.hands_out_again:
-            making_up.skipped_steps += len(windows)
-            windows.clear()
         self.left_to_the_loop = windows
         return len(applied)
 
@@ -312,6 +332,11 @@ class PlainGuard(StepGuard):
 def can_be_run(window: Window) -> bool:
     """Say whether we can run a step again ourselves: the loop has handed us its loss functions."""
     return bool(window.micro_batches) and all(each.source is not None for each in window.micro_batches)
+
+
+def innermost_scheduler(scheduler: Any) -> Any:
+    """Return the scheduler inside of accelerate's."""
+    return getattr(scheduler, "scheduler", scheduler)
 
 
 def _nobody_listens(_window: Window) -> None:

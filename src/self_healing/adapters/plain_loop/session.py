@@ -268,10 +268,12 @@ class PlainSession(LoopFlow):
     def make_up(self, unsound: list[int]) -> list[AppliedStep]:
         """Have skipped steps made up, by us or by the loop itself."""
         applied = super().make_up(unsound) if self._some_can_be_run() else self._leave_all_to_the_loop()
-        left = self.guard.left_to_the_loop
-        if left:
+        left, self.guard.left_to_the_loop = self.guard.left_to_the_loop, []
+        if left and self.guard.hands_out_again:
             self.again.unsound(left[0])
-            left.clear()
+        else:
+            for window in left:
+                self.again.leave_out(window)
         return applied
 
     def _some_can_be_run(self) -> bool:
