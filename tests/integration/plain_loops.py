@@ -33,14 +33,18 @@ class Net(nn.Module):
         self.last = nn.Linear(12, CLASSES)
         self.faults: dict[int, Callable[[Net, torch.Tensor], torch.Tensor | None]] = {}
         """What happens to the output of a pass in training, by its number from one."""
+        self.before: dict[int, Callable[[Net], None]] = {}
+        """What happens to the network before a pass."""
         self.always: Callable[[Net, torch.Tensor], torch.Tensor | None] | None = None
         self.passes = 0
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += self.training
+        if self.training and self.passes in self.before:
+            self.before[self.passes](self)
         out: torch.Tensor = self.last(torch.relu(self.drop(self.norm(self.first(x)))))
         if not self.training:
             return out
-        self.passes += 1
         for fault in (self.faults.get(self.passes), self.always):
             found = fault(self, out) if fault is not None else None
             out = out if found is None else found
@@ -85,15 +89,20 @@ def no_memory_above(rows):
     return fault
 
 
-def weight_nan(net, _out):
+def weight_nan(net):
     with torch.no_grad():
         net.first.weight[0, 0] = NAN
 
 
-def weights_blown_up(net, _out):
+def weights_blown_up(net):
     with torch.no_grad():
         net.last.weight.mul_(-30)
         net.first.weight.mul_(-30)
+
+
+def plant(net, at, fault) -> None:
+    """Have a fault happen in a pass."""
+    (net.before if fault in (weight_nan, weights_blown_up) else net.faults)[at] = fault
 
 
 # -- a loop --------------------------------------------------------------------------------------------
@@ -307,7 +316,7 @@ def notes(folder, name):
 
 def actions(folder) -> list[str]:
     """Return every action that the ledger says was taken, in order."""
-    taken = [action for entry in entries(folder) if entry.kind in ("plan", "reflex") for action in entry.body["actions"]]
+    taken = [action for entry in entries(folder) for action in entry.body.get("actions", ())]
     return [action if isinstance(action, str) else action["name"] for action in taken]
 
 

@@ -667,7 +667,8 @@ torch.set_num_threads(1)
 from plain_loops import *
 for form in FORMS:
     loop = make(norm=False)
-    loop.net.faults = {7: nan_loss, 13: no_memory, 18: weight_nan}
+    loop.net.faults = {7: nan_loss, 13: no_memory}
+    plant(loop.net, 18, weight_nan)
     run = guarded(loop, f"{sys.argv[1]}/{form}", form)
     assert_same(loop, bare(make(norm=False)))
 assert not [name for name in sys.modules if name.startswith("transformers.")]

@@ -59,7 +59,9 @@ class DoingAgain:
             return
         times = self._count(step, "unsound")
         # What we have run again ourselves is unsound every time; what the loop has run was only unsound once so far.
-        without = session.may_leave_out and (can_be_run(window) or times > 1)
+        # Not for ever: a plan may be vetoed, and whoever goes through all data for one step never gets to the next.
+        may_go_on = times <= session.config.max_consecutive_skips
+        without = session.may_leave_out and may_go_on and (can_be_run(window) or times > 1)
         if window.stood is None or (times > 1 and not without):
             self.leave_out(window)
             return

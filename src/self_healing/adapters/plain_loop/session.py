@@ -73,6 +73,7 @@ class PlainSession(LoopFlow):
         **past: bool,
     ) -> None:
         self.trainer = stand_in
+        stand_in.also = also
         self.config = config
         self.spent = TimeSpent(TimeAccount(time.perf_counter))
         self.surroundings = Surroundings(stand_in, missing=())
@@ -151,6 +152,7 @@ class PlainSession(LoopFlow):
         way = self.guard.attach()
         if stand_in.lr_scheduler is not None:
             self._changes.wrap(stand_in.lr_scheduler, "step", self._around_scheduler)
+            self._changes.wrap(stand_in.lr_scheduler, "state_dict", _around_scheduler_state)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
             self.interrupts.on_signal = self.grace.came
@@ -352,3 +354,13 @@ class PlainSession(LoopFlow):
     def _must_know(self) -> bool:
         every = self.save_every
         return bool(super()._must_know() or (every and self._step() % every == 0))
+
+
+def _around_scheduler_state(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave our own functions out of a scheduler's state, which is all that it has as attributes: they cannot be saved."""
+
+    def state_dict(*args: Any, **kwargs: Any) -> Any:
+        ours = ("step", "state_dict")
+        return {name: value for name, value in original(*args, **kwargs).items() if name not in ours}
+
+    return state_dict

@@ -183,6 +183,8 @@ class LoopStandIn:
         """What the loop's loader reads, once it is known."""
         self.source: LossSource | None = None
         """Where the loss of the pass at hand comes from."""
+        self.also: tuple[Any, ...] = ()
+        """What else every state consists of."""
         self.write: Any = None
         """Writes a checkpoint of this moment."""
 
