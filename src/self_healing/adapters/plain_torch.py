@@ -25,7 +25,7 @@ from ..core.goodput import Spending
 from .given import shown
 from .plain_loop.feed import Feed
 from .plain_loop.going_on import begin_or_go_on
-from .plain_loop.making import made_stand_in
+from .plain_loop.making import checked_rest, made_stand_in
 from .plain_loop.session import PlainSession
 from .plain_loop.step import Step
 from .plain_loop.unguarded import UnguardedRun
@@ -77,7 +77,7 @@ def guard(
         RunDirectoryLocked: another run uses the folder.
 
     """
-    known = _config_of(config)
+    known, others = _config_of(config), checked_rest(save_every, also, resume)
     stand_in = made_stand_in(
         model, optimizer, scheduler=scheduler, scaler=scaler, accelerator=accelerator, dataloader=dataloader,
         run_dir=run_dir, max_grad_norm=max_grad_norm, accumulate=accumulate, max_steps=max_steps,
@@ -85,7 +85,7 @@ def guard(
     mode = known.effective_mode()
     if mode is Mode.OFF:
         return UnguardedRun(stand_in, dataloader, max_grad_norm=max_grad_norm, steps_scheduler=steps_scheduler)
-    run = GuardedRun(stand_in, known, mode, dataloader, save_every=save_every, also=tuple(also), resume=resume)
+    run = GuardedRun(stand_in, known, mode, dataloader, save_every=save_every, also=others, resume=resume)
     run.steps_scheduler = steps_scheduler
     return run
 

@@ -74,7 +74,7 @@ class GradientNotFinite(Detector):
         in_a_row = past.nonfinite_run("grad_norm")
         loss_is_finite = now.is_finite("loss") or "loss" not in now.values
         because = f"gradient norm is {now.values['grad_norm']}, {in_a_row} in a row"
-        onset = now.step - in_a_row + 1
+        onset = max(0, now.step - in_a_row + 1)
         if loss_is_finite and self._is_routine(now, past, in_a_row):
             because += ", usual while a loss scaler looks for its scale"
             return self.incident(now, because, severity=Severity.INFO, onset_step=onset, in_a_row=in_a_row)

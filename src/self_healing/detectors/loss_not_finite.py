@@ -91,7 +91,7 @@ class LossNotFinite(Detector):
         severity, stage = nonfinite_severity(self.action, self.patience, self.stop_after, in_a_row)
         because = f"loss is {now.values['loss']}, {in_a_row} in a row"
         return self.incident(
-            now, because, severity=severity, stage=stage, onset_step=now.step - in_a_row + 1, in_a_row=in_a_row
+            now, because, severity=severity, stage=stage, onset_step=max(0, now.step - in_a_row + 1), in_a_row=in_a_row
         )
 
 

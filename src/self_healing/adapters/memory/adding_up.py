@@ -67,6 +67,10 @@ def _masks(trainer: Any, inputs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
     labels: Any = inputs.get("labels")
     if getattr(labels, "ndim", 0) > 0:
         yield from _with_and_without_the_first("labels", labels.ne(IGNORED))
+    for name, value in inputs.items():  # a batch of somebody's own loop has names of its own, or none
+        if name not in ("labels", "shift_labels") and _leaves_out(value):
+            yield from _with_and_without_the_first(f"labels in {name}", value.ne(IGNORED))
+    if getattr(labels, "ndim", 0) > 0:
         padding = getattr(getattr(trainer.model, "config", None), "pad_token_id", None)
         if isinstance(padding, int) and labels.ndim > 1 and not labels.is_floating_point():
             yield from _with_and_without_the_first(
@@ -78,6 +82,14 @@ def _masks(trainer: Any, inputs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]
         mask: Any = inputs.get(name)
         if getattr(mask, "ndim", 0) == 2:
             yield from _with_and_without_the_first(f"the {name.replace('_', ' ')}", mask.ne(0))
+
+
+def _leaves_out(value: Any) -> bool:
+    """Say whether whole numbers are labels some of which do not count. Waits for the device."""
+    import torch
+
+    is_whole = isinstance(value, torch.Tensor) and not (value.is_floating_point() or value.is_complex())
+    return is_whole and value.ndim > 0 and value.dtype != torch.bool and bool(value.eq(IGNORED).any())
 
 
 def _with_and_without_the_first(name: str, mask: Any) -> Iterator[tuple[str, Any]]:

@@ -59,15 +59,23 @@ class DoingAgain:
             return
         times = self._count(step, "unsound")
         # What we have run again ourselves is unsound every time; what the loop has run was only unsound once so far.
-        without = session.may_leave_out and (can_be_run(window) or times > 1)
+        # Not for ever: a plan may be vetoed, and whoever goes through all data for one step never gets to the next.
+        may_go_on = times <= session.config.max_consecutive_skips
+        without = session.may_leave_out and may_go_on and (can_be_run(window) or times > 1)
         if window.stood is None or (times > 1 and not without):
-            session.guard.making_up.skipped_steps += 1
-            why = NOT_OURS if window.stood is None else "it is not finite every time"
-            session.note("step-left-out", f"step {step} is left out: {why}")
+            self.leave_out(window)
             return
         self._asked = (window, without)
         said = "its batch is left out, and the next takes its place" if without else "its batch is handed out again"
         self._tell(FailureType.NAN_LOSS, "step-not-finite", f"step {step} is not finite", "skip-step", said, step)
+
+    def leave_out(self, window: Window) -> None:
+        """Give a step up: nothing of it was applied, and nothing takes its place."""
+        self._session.guard.making_up.skipped_steps += 1
+        why = NOT_OURS if window.stood is None else "it is not finite every time"
+        if window.stood is not None and not self._session.guard.hands_out_again:
+            why = "it is not finite, and the loop has ended"
+        self._session.note("step-left-out", f"step {window.step + 1} is left out: {why}")
 
     def raised(self, window: Window | None, error: Exception) -> bool:
         """Have a step done again whose trouble may be over by now; say whether it will be."""

@@ -43,16 +43,28 @@ def made_stand_in(
         raise TypeError(f"scaler must be a torch GradScaler, not {shown(scaler)}")
     if dataloader is not None and not hasattr(dataloader, "__iter__"):
         raise TypeError(f"dataloader must be something to iterate over, not {shown(dataloader)}")
+    if accelerator is not None and not (hasattr(accelerator, "backward") and hasattr(accelerator, "unwrap_model")):
+        raise TypeError(f"accelerator must be accelerate's Accelerator, not {shown(accelerator)}")
+    if not isinstance(run_dir, str | os.PathLike):
+        raise TypeError(f"run_dir must be the path of a folder, not {shown(run_dir)}")
+    whole_number("accumulate", accumulate)
+    whole_number("max_steps", max_steps)
+    if max_grad_norm is not None and (isinstance(max_grad_norm, bool) or not isinstance(max_grad_norm, int | float)):
+        raise TypeError(f"max_grad_norm must be a number, not {shown(max_grad_norm)}")
     if max_grad_norm is not None and not max_grad_norm > 0:
         raise ValueError(f"max_grad_norm = {max_grad_norm}: a limit is above zero, and None is none")
     world, rank = _world()
     own = getattr(accelerator, "gradient_accumulation_steps", None)
     if own is not None and accumulate is not None and accumulate != own:
         raise ValueError(f"accumulate = {accumulate}, and the accelerator's gradient_accumulation_steps is {own}")
-    pieces = accumulate or own or 1
+    pieces = own or 1 if accumulate is None else accumulate
     if pieces < 1:
         raise ValueError(f"accumulate = {accumulate}: an update is made of one block at least")
     parameters = list(model.parameters())
+    known = {id(parameter) for parameter in parameters}
+    updated = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if world == 1 and known and updated and known.isdisjoint(updated):
+        raise ValueError("the optimizer updates the parameters of another model: give it this one's")
     args = StandInArgs(
         output_dir=str(run_dir),
         device=parameters[0].device if parameters else torch.device("cpu"),
@@ -68,6 +80,37 @@ def made_stand_in(
     stand_in = LoopStandIn(model, optimizer, scheduler, accelerator, args)
     stand_in.state.max_steps = sys.maxsize if max_steps is None else int(max_steps)
     return stand_in
+
+
+def whole_number(name: str, value: Any) -> None:
+    """Refuse what is no whole number.
+
+    Raises:
+        TypeError: it is something else.
+
+    """
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError(f"{name} must be a whole number, not {shown(value)}")
+
+
+def checked_rest(save_every: Any, also: Any, resume: Any) -> tuple[Any, ...]:
+    """Look at what a run has besides its parts; return what else its states consist of.
+
+    Raises:
+        TypeError, ValueError: what was given cannot be used; the text says what is wanted.
+
+    """
+    whole_number("save_every", save_every)
+    if save_every is not None and save_every < 1:
+        raise ValueError(f"save_every = {save_every}: a checkpoint comes after one update at least, and None writes none")
+    if resume is not None and not isinstance(resume, bool | str | os.PathLike):
+        raise TypeError(f'resume must be None, "auto", a path or False, not {shown(resume)}')
+    if not isinstance(also, tuple | list):
+        raise TypeError(f"also must be a tuple of things with a state_dict, not {shown(also)}")
+    for thing in also:
+        if not (hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict")):
+            raise TypeError(f"also holds {shown(thing)}, which has no state_dict and load_state_dict")
+    return tuple(also)
 
 
 def _world() -> tuple[int, int]:

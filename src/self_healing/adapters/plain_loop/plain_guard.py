@@ -9,8 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from ...tensors.gate import GradientGate
+from ...tensors.norms import Norms
 from ...tensors.random_state import RandomState, devices_of, draws_on
 from ...tensors.skip import SkippingOptimizer
 from ..trainer.engines import has_scaler
@@ -20,6 +22,14 @@ from ..trainer.trl_counters import Counters
 from ..trainer.window import MicroBatch, Window
 from ..trainer.wrapping import Wrapping
 from .stand_in import LoopStandIn, LossSource
+
+WANTS_A_FIGURE = (
+    "ReduceLROnPlateau.step wants a figure that only the loop has: use guard(..., steps_scheduler=False) and step it there"
+)
+STEPPED_TWICE = (
+    "the update of this step has been applied when the block of run.step was left, and there are no gradients for another: "
+    "leave optimizer.step() out, or use run.step(batch, commit=False)"
+)
 
 
 class NoLossSum(LossSum):
@@ -63,6 +73,8 @@ class PlainGuard(StepGuard):
         """The optimizer's step is called by us."""
         self.hands_out_again = False
         """The loop takes its batches from us, so that it can be given one again."""
+        self._has_committed = False
+        """The newest update was applied when its block was left."""
         self.left_to_the_loop: list[Window] = []
         """Skipped steps that the loop has to do again itself."""
 
@@ -159,19 +171,23 @@ class PlainGuard(StepGuard):
         """Clip, judge, apply the update unless it is unsound, and go on to the next step as a loop does."""
         stand_in, window = self.trainer, self._window
         assert window is not None, "an update follows a backward pass"
+        if self.steps_scheduler and isinstance(innermost_scheduler(stand_in.lr_scheduler), ReduceLROnPlateau):
+            raise TypeError(WANTS_A_FIGURE)
         self.clip()
         self._update(window, self._step_optimizer)
         self.zero_grad()
         if stand_in.lr_scheduler is not None and self.steps_scheduler:
             stand_in.lr_scheduler.step()
         self._is_updated(window)
+        self._has_committed = True
 
     def clip(self) -> None:
         """Bring the gradients to their true size, measure and clip them."""
         self.trainer.accelerator.unscale_gradients()
         gradients = self._gradients()
         limit = self.trainer.args.max_grad_norm
-        self._judge(gradients, limit or None) if self.clips else self._measure(gradients)
+        # The limit is the loop's own, also where nothing of ours may act; outliers are left to a gate that may.
+        self._judge(gradients, limit or None)
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -203,7 +219,7 @@ class PlainGuard(StepGuard):
             self._is_ours = False
 
     def _is_updated(self, window: Window) -> None:
-        self._window = None
+        self._window, self._has_committed = None, False
         self.trainer.state.global_step += 1
         self.steps_done += 1
         self.updated(window)
@@ -216,6 +232,8 @@ class PlainGuard(StepGuard):
     def _around_step(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
             if self._is_ours or self._window is None or self._is_accumulating():
+                if not self._is_ours and self._has_committed and not args and not kwargs:
+                    self._refuse_to_step_twice()
                 return original(*args, **kwargs)
             return self._update_of_the_user(lambda: original(*args, **kwargs), self._gradients())
 
@@ -233,6 +251,11 @@ class PlainGuard(StepGuard):
 
         return step
 
+    def _refuse_to_step_twice(self) -> None:
+        """Name a leftover of the loop, which would do nothing or decay the weights once more."""
+        if all(gradient is None for gradient in self._gradients()):
+            raise RuntimeError(STEPPED_TWICE)
+
     def _is_accumulating(self) -> bool:
         """Say whether accelerate makes nothing of this step, because more gradients are to be added."""
         return self._is_accelerated() and not self.trainer.accelerator.sync_gradients
@@ -241,7 +264,7 @@ class PlainGuard(StepGuard):
         """Take an update that the loop asks for itself; gradients stay as the user has clipped them."""
         window = self._window
         assert window is not None, "the step is inside of a window"
-        if self.acts and self.trainer.args.max_grad_norm:
+        if self.trainer.args.max_grad_norm:
             self._judge(gradients, self.trainer.args.max_grad_norm)
         else:
             self._measure(gradients)
@@ -250,18 +273,29 @@ class PlainGuard(StepGuard):
         return result
 
     def _scaled_gradients(self) -> list[Tensor | None]:
-        """Return the gradients in their true size; none where the optimizer itself divides them by the scale."""
-        optimizer = self.trainer.optimizer
-        if getattr(optimizer, "_step_supports_amp_scaling", False):
-            return []
-        self.trainer.accelerator.unscale_gradients()
+        """Return the gradients in their true size.
+
+        Where the optimizer itself divides them by the scale they are left as they are: dividing rounds otherwise than the
+        product with its inverse does. What stands for them then is their norm, which is all that is looked at.
+        """
+        stand_in, scaler = self.trainer, self.trainer.accelerator.scaler
+        divides = getattr(stand_in.optimizer, "_step_supports_amp_scaling", False) and not stand_in.args.max_grad_norm
+        if divides and self._is_scaled(scaler):
+            norm = Norms([gradient for gradient in self._gradients() if gradient is not None]).total
+            return [(norm / scaler._get_scale_async()).reshape(1)]  # noqa: SLF001  # the public way waits for the device
+        stand_in.accelerator.unscale_gradients()
         return self._gradients()
 
-    def _unscale(self, scaler: Any) -> None:
-        """Have a scaler bring the gradients to their true size, unless it has done so since its last update."""
+    def _is_scaled(self, scaler: Any) -> bool:
+        """Say whether a scaler has not brought the gradients to their true size since its last update."""
+        if not scaler.is_enabled() or all(gradient is None for gradient in self._gradients()):
+            return False
         states = scaler._per_optimizer_states  # noqa: SLF001  # there is no public way to ask
-        stage = states[id(self.trainer.optimizer)]["stage"] if scaler.is_enabled() else None
-        if stage is not None and stage.name == "READY" and any(g is not None for g in self._gradients()):
+        return bool(states[id(self.trainer.optimizer)]["stage"].name == "READY")
+
+    def _unscale(self, scaler: Any) -> None:
+        """Have a scaler bring the gradients to their true size, unless it has done so already."""
+        if self._is_scaled(scaler):
             scaler.unscale_(self.trainer.optimizer)
 
     def make_up(self) -> int:
@@ -283,9 +317,6 @@ class PlainGuard(StepGuard):
             windows.pop(0)
         making_up.applied = applied
         self._window, self._is_judged = interrupted, False
-        if windows and not self.hands_out_again:
-            making_up.skipped_steps += len(windows)
-            windows.clear()
         self.left_to_the_loop = windows
         return len(applied)
 
@@ -300,6 +331,11 @@ class PlainGuard(StepGuard):
 def can_be_run(window: Window) -> bool:
     """Say whether we can run a step again ourselves: the loop has handed us its loss functions."""
     return bool(window.micro_batches) and all(each.source is not None for each in window.micro_batches)
+
+
+def innermost_scheduler(scheduler: Any) -> Any:
+    """Return the scheduler inside of accelerate's."""
+    return getattr(scheduler, "scheduler", scheduler)
 
 
 def _nobody_listens(_window: Window) -> None:

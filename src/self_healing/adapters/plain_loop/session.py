@@ -77,6 +77,7 @@ class PlainSession(LoopFlow):
         **past: bool,
     ) -> None:
         self.trainer = stand_in
+        stand_in.also = also
         self.config = config
         self.spent = TimeSpent(TimeAccount(time.perf_counter))
         self.surroundings = Surroundings(stand_in, missing=())
@@ -288,12 +289,14 @@ class PlainSession(LoopFlow):
     def make_up(self, unsound: list[int]) -> list[AppliedStep]:
         """Have skipped steps made up, by us or by the loop itself."""
         applied = super().make_up(unsound) if self._some_can_be_run() else self._leave_all_to_the_loop()
-        left = self.guard.left_to_the_loop
+        left, self.guard.left_to_the_loop = self.guard.left_to_the_loop, []
         if left and self.ranks.is_several:
             self._look_at_weights_together()
-        if left:
+        if left and self.guard.hands_out_again:
             self.again.unsound(left[0])
-            left.clear()
+        else:
+            for window in left:
+                self.again.leave_out(window)
         return applied
 
     def _some_can_be_run(self) -> bool:

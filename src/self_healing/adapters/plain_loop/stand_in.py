@@ -31,6 +31,8 @@ class LossSource:
     """The function takes one argument; else as many as were given."""
     extras: tuple[Any, ...] = ()
     """What it returned besides the loss, the last time."""
+    value: Tensor | None = None
+    """The loss of the whole batch, the last time; its share times the shares would be rounded twice."""
 
     def loss(self, fields: Any) -> Tensor:
         """Compute the loss of a batch, or of a part of it."""
@@ -184,6 +186,8 @@ class LoopStandIn:
         """Where the loss of the pass at hand comes from."""
         self.backward_s = 0.0
         """When the last backward pass began: in it processes wait for each other."""
+        self.also: tuple[Any, ...] = ()
+        """What else every state consists of."""
         self.write: Any = None
         """Writes a checkpoint of this moment."""
 
@@ -203,6 +207,8 @@ class LoopStandIn:
         """Run one micro-batch forward and back; return its share of the loss."""
         loss = self.compute_loss(model, inputs)
         self.backward_s = time.perf_counter()
+        assert self.source is not None, "a loss is computed inside of a step"
+        self.source.value = loss.detach()
         pieces = self.current_gradient_accumulation_steps
         share = loss if pieces == 1 else loss / pieces
         self.accelerator.backward(share if not self.divides() else loss)

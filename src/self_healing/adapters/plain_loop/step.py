@@ -74,10 +74,10 @@ class Step:
             raise TypeError("s.backward(loss_fn, batch): the batch is missing, here or in run.step(batch)")
         is_one = len(given) == 1
         source = LossSource(loss, BatchFields(given[0] if is_one else given), is_one)
-        share = self._session.guard.run(source)
-        pieces = self._session.trainer.current_gradient_accumulation_steps
+        self._session.guard.run(source)
         self.extras = source.extras
-        self._loss = share if pieces == 1 else share * pieces
+        assert source.value is not None, "a pass that has ended has a loss"
+        self._loss = source.value
         return self._loss
 
     def _backward_from(self, loss: Tensor) -> Tensor:

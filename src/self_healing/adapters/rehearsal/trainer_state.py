@@ -61,7 +61,7 @@ class TrainerCapture:
     def __init__(self, trainer: Any, *, copies: Copies | None = None, only_trainable: bool = False) -> None:
         from ...tensors.copies import Clones
         from ...tensors.random_state import RandomState
-        from ...tensors.state import ModuleState, capture, keep
+        from ...tensors.state import ModuleState, StateDict, capture, keep
 
         self.trainer = trainer
         self.copies = copies = Clones() if copies is None else copies
@@ -71,6 +71,8 @@ class TrainerCapture:
         things = {"optimizer": trainer.optimizer, "lr_scheduler": trainer.lr_scheduler, "scaler": scaler}
         self._names = [name for name, thing in things.items() if thing is not None]
         self._parts += [capture(thing, copies=copies) for thing in things.values() if thing is not None]
+        # Of a loop of somebody's own; by its state alone, so that its tensors are not taken for the model's.
+        self._also = [StateDict(thing, copies=copies) for thing in getattr(trainer, "also", ())]
         self._references = {name: getattr(trainer, name) for name in ("model", "optimizer", "lr_scheduler")}
         self._counts = {
             name: (vars(trainer)[name], keep(vars(trainer)[name], copies, f"trainer.{name}"))
@@ -153,6 +155,8 @@ class TrainerCapture:
         self.copies.before_restore()
         for part in self._parts:
             part.restore()
+        for also in self._also:
+            also.restore()
         self._restore_counts()
         self._restore_callbacks()
         for added in self._added if with_added else ():
