@@ -127,6 +127,11 @@ class LoopReturns(StateReturns):
         """Which epoch is trained, counted from zero."""
         return self._epoch.number if self._epoch is not None else 0
 
+    @property
+    def is_in_epochs(self) -> bool:
+        """Whether the loop takes its batches from us."""
+        return self._epoch is not None
+
     def enter(self, loader: Any) -> bool:
         """Begin an epoch; False where an earlier process has trained it."""
         number, self.epochs = self.epochs, self.epochs + 1

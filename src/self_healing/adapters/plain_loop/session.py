@@ -20,6 +20,7 @@ from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare, why_whole
 from ..memory.memory_errors import let_go
+from ..rollback.also_state import AlsoState
 from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
 from ..rollback.shared_states import left_out_of, place_of
@@ -42,7 +43,7 @@ from ..trainer.unwritten import unwritten_checkpoints
 from ..trainer.window import Window
 from ..trainer.wrapping import Wrapping
 from .abilities import KINDS
-from .checkpoints import write_checkpoint
+from .checkpoints import write_checkpoint, write_place
 from .doing_again import DoingAgain
 from .facts import facts_of_loop
 from .flow import LoopFlow
@@ -52,6 +53,8 @@ from .stand_in import LoopStandIn
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ..rehearsal.trainer_state import HostValues
+    from ..rollback.data_windows import Place
 
 logger = logging.getLogger("self_healing.loop")
 
@@ -112,7 +115,8 @@ class PlainSession(LoopFlow):
         self._loaders = []
         self.again = DoingAgain(self, self.data.records.retries)
         self.is_open = False
-        stand_in.write = self._write
+        stand_in.write, stand_in.write_place = self._write, self._write_place
+        self.returns.snapshots.also = also
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     def _make_care(self, *, acts: bool, may_act: bool) -> None:
@@ -151,6 +155,7 @@ class PlainSession(LoopFlow):
         way = self.guard.attach()
         if stand_in.lr_scheduler is not None:
             self._changes.wrap(stand_in.lr_scheduler, "step", self._around_scheduler)
+            self._changes.wrap(stand_in.lr_scheduler, "state_dict", _without_what_is_wrapped)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
             self.interrupts.on_signal = self.grace.came
@@ -330,12 +335,17 @@ class PlainSession(LoopFlow):
     def _write(self) -> None:
         stand_in = self.trainer
         folder = Path(stand_in.args.output_dir) / f"checkpoint-{self._step()}"
-        epoch = self.returns._epoch  # noqa: SLF001  # where the data stand
         place = None
-        if epoch is not None:
+        if self.returns.is_in_epochs:
             told = place_of(self.returns.place_now(), left_out_of(self.returns.data))
-            place = {**told, "is_between": self.returns.is_between}
-        write_checkpoint(stand_in, folder, place, self.also)
+            place = {**told, "is_between": self.returns.is_between, "brings_data": False}
+        write_checkpoint(stand_in, folder, place, [thing.state_dict() for thing in self.also])
+
+    def _write_place(self, folder: Path, place: Place, values: HostValues) -> None:
+        """Write where the data stood at a state that was taken when its first batch had been fetched."""
+        told = place_of(place, left_out_of(self.returns.data))
+        also = values.added.get(AlsoState.__name__, [])
+        write_place(folder, {**told, "is_between": False, "brings_data": True}, values.random, also)
 
     def _around_scheduler(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
@@ -350,3 +360,13 @@ class PlainSession(LoopFlow):
     def _must_know(self) -> bool:
         every = self.save_every
         return bool(super()._must_know() or (every and self._step() % every == 0))
+
+
+def _without_what_is_wrapped(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Leave our functions out: torch's schedulers take whatever is set on them for their state."""
+
+    def state_dict(*args: Any, **kwargs: Any) -> Any:
+        state = original(*args, **kwargs)
+        return {name: value for name, value in state.items() if name not in ("step", "state_dict")}
+
+    return state_dict

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..family import followed_reference, names_in_all, weights_were_changed
+from .also_state import AlsoState
 from .guard_state import GuardState
 
 if TYPE_CHECKING:
@@ -105,6 +106,8 @@ class MemorySnapshots:
         self._coming: ComingSlot | None = None
         """More of it, which is being made ready."""
         self._taken = 0
+        self.also: tuple[Any, ...] = ()
+        """What else a user has said to be part of every state."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -251,6 +254,8 @@ class MemorySnapshots:
         reference = followed_reference(self.trainer)
         if reference is not None:
             parts.append(ModuleState(reference, copies=copies, prefix="ref_model."))
+        if self.also:
+            parts.append(AlsoState(self.also, copies))
         return parts
 
 
