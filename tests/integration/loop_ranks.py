@@ -180,7 +180,13 @@ def main() -> None:
 
         config = HealingConfig(snapshot_every_steps=4, collective_check_interval_s=2.0, good_after=4)
         with guard(
-            model, optimizer, scheduler, config=config, run_dir=out, accumulate=args.accumulate, save_every=args.save_every
+            model,
+            optimizer,
+            scheduler,
+            config=config,
+            run_dir=out,
+            accumulate=args.accumulate,
+            save_every=args.save_every,
         ) as run:
             for epoch in range(EPOCHS):
                 sampler.set_epoch(epoch)

@@ -66,7 +66,9 @@ def test_the_norm_of_a_scaled_loop_is_told_in_its_true_size(how, tmp_path):
     for scaled in (False, True):
         loop = make(scaled=scaled, dropout=0.0, **how)
         found = norms[scaled] = []
-        guarded(loop, tmp_path / str(scaled), 3, each=lambda run, s, f=found: f.append(float(run._session.guard.gate.norm)))
+        guarded(
+            loop, tmp_path / str(scaled), 3, each=lambda run, s, f=found: f.append(float(run._session.guard.gate.norm))
+        )
     assert norms[True] == pytest.approx(norms[False], rel=1e-3)
 
 
@@ -170,7 +172,10 @@ KINDS = {
     "named tuple": (lambda p: Pair(*p), lambda b: (b.x, b.y)),
     "dataclass": (lambda p: Record(*p), lambda b: (b.x, b.y)),
     "user's dictionary": (lambda p: collections.UserDict(x=p[0], y=p[1]), lambda b: (b["x"], b["y"])),
-    "nested": (lambda p: {"inputs": {"x": p[0]}, "targets": [p[1], 1.0]}, lambda b: (b["inputs"]["x"], b["targets"][0])),
+    "nested": (
+        lambda p: {"inputs": {"x": p[0]}, "targets": [p[1], 1.0]},
+        lambda b: (b["inputs"]["x"], b["targets"][0]),
+    ),
 }
 
 
@@ -388,7 +393,9 @@ def test_after_a_run_the_optimizer_is_its_own_again(tmp_path):
     loop = make(scaled=True)
     guarded(loop, tmp_path, epochs=1)
     for thing in (loop.optimizer, loop.scheduler, loop.scaler, loop.loader):
-        assert "step" not in vars(thing) or not getattr(vars(thing)["step"], "__module__", "").startswith("self_healing")
+        assert "step" not in vars(thing) or not getattr(vars(thing)["step"], "__module__", "").startswith(
+            "self_healing"
+        )
     loop.scaler = None
     bare(loop, epochs=1)
 
@@ -679,7 +686,9 @@ def test_torch_alone_is_enough(tmp_path):
     from pathlib import Path
 
     here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path), here], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(tmp_path), here], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     for form in FORMS:
         assert "roll-back" in actions(tmp_path / str(form))

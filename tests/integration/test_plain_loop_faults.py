@@ -34,7 +34,9 @@ ONCE = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("how", [{}, {"optimizer": "fused"}, {"accumulate": 4, "rows": 42}], ids=["adamw", "fused", "four"])
+@pytest.mark.parametrize(
+    "how", [{}, {"optimizer": "fused"}, {"accumulate": 4, "rows": 42}], ids=["adamw", "fused", "four"]
+)
 @pytest.mark.parametrize("fault", ONCE)
 def test_what_happens_once_leaves_no_trace(fault, how, form, tmp_path):
     """Dropout, batch norm, shuffling and a schedule: each would show that a step was done twice, or not at all."""
@@ -280,7 +282,9 @@ class FromPassOn:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("how", [{}, {"scheduler": "step", "per_epoch": True, "evaluates": True}], ids=["step", "epoch"])
+@pytest.mark.parametrize(
+    "how", [{}, {"scheduler": "step", "per_epoch": True, "evaluates": True}], ids=["step", "epoch"]
+)
 @pytest.mark.parametrize("back", (1, 2), ids=("one epoch back", "two epochs back"))
 def test_a_return_across_the_end_of_an_epoch_is_exact(back, how, form, tmp_path):
     """The rest of an earlier epoch, what the loop did after it, and all later ones come out of the running `for`."""

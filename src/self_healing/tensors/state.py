@@ -361,7 +361,9 @@ class ScalerState:
         self._scaler = scaler
         self._copies = Clones() if copies is None else copies
         # Not its state_dict: that leaves out which optimizers were unscaled, and waits for the device.
-        self._kept = keep(vars(scaler), self._copies, "scaler")
+        # Nor what somebody has put in the place of its methods: that is of this process.
+        own = {name: value for name, value in vars(scaler).items() if not callable(value)}
+        self._kept = keep(own, self._copies, "scaler")
 
     def values(self) -> Any:
         """Return it with tensors kept."""
@@ -371,8 +373,9 @@ class ScalerState:
         """Put it back."""
         self._copies.before_restore()
         own = vars(self._scaler)
+        methods = {name: value for name, value in own.items() if callable(value)}
         own.clear()
-        own.update(give_back(self._kept))
+        own.update({**give_back(self._kept), **methods})
 
 
 class StateDict:

@@ -91,7 +91,9 @@ def _load(session: PlainSession, folder: Path) -> None:
         session.returns.data.left_out |= left_out
         is_between = bool(place["is_between"])
         arrive = partial(_arrive, session.trainer, Light.of(session.trainer), random)
-        session.returns.restart.entry = Entry(where, step, arrive, is_between=is_between, brings_data=False)
+        session.returns.restart.entry = Entry(
+            where, step, arrive, is_between=is_between, brings_data=bool(place["brings_data"])
+        )
     if session.checkpoints is not None:
         session.checkpoints.enters_from(str(folder))
         session.checkpoints.training_begins()

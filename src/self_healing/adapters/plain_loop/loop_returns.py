@@ -143,8 +143,8 @@ class LoopReturns(StateReturns):
         return self._epoch.number if self._epoch is not None else 0
 
     @property
-    def has_epoch(self) -> bool:
-        """Whether an epoch was begun."""
+    def is_in_epochs(self) -> bool:
+        """Whether the loop takes its batches from us."""
         return self._epoch is not None
 
     def enter(self, loader: Any) -> bool:

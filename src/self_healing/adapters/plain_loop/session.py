@@ -42,7 +42,7 @@ from ..trainer.unwritten import unwritten_checkpoints
 from ..trainer.window import Window
 from ..trainer.wrapping import Wrapping
 from .abilities import KINDS, KINDS_TOGETHER
-from .checkpoints import write_checkpoint
+from .checkpoints import write_checkpoint, write_place
 from .doing_again import DoingAgain
 from .facts import facts_of_loop
 from .failing_together import FailingTogether
@@ -55,6 +55,8 @@ from .together import NOT_TOGETHER, LoopRanks
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ..rehearsal.trainer_state import HostValues
+    from ..rollback.data_windows import Place
     from ..trainer.last_attempt import LastAttempt
 
 logger = logging.getLogger("self_healing.loop")
@@ -127,7 +129,7 @@ class PlainSession(LoopFlow):
         self.again = DoingAgain(self, self.data.records.retries)
         self.failing = FailingTogether(self)
         self.is_open = False
-        stand_in.write = self._write
+        stand_in.write, stand_in.write_place = self._write, self._write_place
         self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_several else None
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
@@ -389,12 +391,16 @@ class PlainSession(LoopFlow):
     def _write(self) -> None:
         stand_in = self.trainer
         folder = Path(stand_in.args.output_dir) / f"checkpoint-{self._step()}"
-        epoch = self.returns._epoch  # noqa: SLF001  # where the data stand
         place = None
-        if epoch is not None:
+        if self.returns.is_in_epochs:
             told = place_of(self.returns.place_now(), left_out_of(self.returns.data))
-            place = {**told, "is_between": self.returns.is_between}
-        write_checkpoint(stand_in, folder, place, self.also)
+            place = {**told, "is_between": self.returns.is_between, "brings_data": False}
+        write_checkpoint(stand_in, folder, place, [thing.state_dict() for thing in self.also])
+
+    def _write_place(self, folder: Path, place: Place, values: HostValues) -> None:
+        """Write where the data stood at a state that was taken when its first batch had been fetched."""
+        told = place_of(place, left_out_of(self.returns.data))
+        write_place(folder, {**told, "is_between": False, "brings_data": True}, values.random, values.also)
 
     def _must_know(self) -> bool:
         every = self.save_every

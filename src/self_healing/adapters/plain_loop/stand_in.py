@@ -166,6 +166,8 @@ def unwrapped(model: Any) -> Any:
 class LoopStandIn:
     """One loop, as though it were a trainer's."""
 
+    resumes_by = 'guard(resume="auto")'
+    starts_over_by = "guard(resume=False)"
     compute_loss_func = None
     model_accepts_loss_kwargs = False
     loss_is_scaled_for_ga = False
@@ -190,6 +192,8 @@ class LoopStandIn:
         """What else every state consists of."""
         self.write: Any = None
         """Writes a checkpoint of this moment."""
+        self.write_place: Any = None
+        """Writes what a loop needs besides into a checkpoint that is made of a state in host memory."""
 
     def compute_loss(
         self, _model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None

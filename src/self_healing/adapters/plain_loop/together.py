@@ -171,7 +171,7 @@ class LoopRanks:
             self._saver = ShardedCheckpoints(stand_in.args.output_dir)
         self._note_saved(self._saver)
         place = None
-        if returns.has_epoch:
+        if returns.is_in_epochs:
             told = place_of(returns.place_now(), left_out_of(returns.data))
             place = {**told, "is_between": returns.is_between}
         data = {
