@@ -1,4 +1,4 @@
-"""A loop of one's own on several ranks, for torchrun: `loop_ranks.py --out DIR --kind ddp --fault nan`.
+"""A loop of one's own on several ranks: `torchrun ... loop_ranks.py --out DIR --kind ddp --fault nan`.
 
 Faults come through the model, the data or the operating system, on rank 1 alone unless said otherwise, and once: a file in
 the output folder says that one has happened, so that a process that is started again does not meet it anew.
@@ -95,15 +95,6 @@ class Fault:
 
     oom_everywhere = oom_backward
 
-    def weight(self, net: Net, h: torch.Tensor) -> torch.Tensor:
-        _local(net.last.weight).view(-1)[:1] = float("nan")
-        return h
-
-    def jump(self, net: Net, h: torch.Tensor) -> torch.Tensor:
-        for parameter in net.parameters():
-            _local(parameter).mul_(-30.0)
-        return h
-
     def kill(self, net: Net, h: torch.Tensor) -> torch.Tensor:
         os.kill(os.getpid(), signal.SIGKILL)
         return h
@@ -117,6 +108,19 @@ class Fault:
 
 
 EVERYWHERE = frozenset({"oom-everywhere", "jump"})
+BETWEEN = frozenset({"weight", "jump"})
+"""What happens to the weights between two steps."""
+
+
+def spoil(model: nn.Module, fault: str) -> None:
+    """Do to the weights of this rank what no training does."""
+    parameters = [_local(parameter) for parameter in model.parameters()]
+    with torch.no_grad():
+        if fault == "weight":
+            max(parameters, key=torch.numel).view(-1)[:1] = float("nan")
+        else:
+            for parameter in parameters:
+                parameter.mul_(-30.0)
 
 
 def _local(parameter: torch.Tensor) -> torch.Tensor:
@@ -128,7 +132,7 @@ def full(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
 
 
-def main() -> None:
+def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--kind", default="ddp", choices=("ddp", "fsdp2"))
@@ -136,16 +140,21 @@ def main() -> None:
     parser.add_argument("--bare", action="store_true")
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--save-every", type=int)
+    parser.add_argument("--no-shared-memory", action="store_true")
     parser.add_argument("--die-at", type=int, default=0, help="all ranks are killed after this update, once")
-    args = parser.parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    return parser.parse_args(argv)
+
+
+def train(args: argparse.Namespace) -> None:
+    """Train on all ranks of the group there is, and leave weights, steps and losses of each in the output folder."""
     rank, world, out = dist.get_rank(), dist.get_world_size(), Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     net = Net()
-    is_here = args.fault and args.fault != "record" and (rank == 1 or args.fault in EVERYWHERE)
+    is_here = bool(args.fault) and (rank == 1 or args.fault in EVERYWHERE)
     mark = out / (f"happened-{rank}" if args.fault in EVERYWHERE else "happened")
-    net.fault = Fault(args.fault, mark, rank) if is_here else None
+    if is_here and args.fault not in BETWEEN | {"record"}:
+        net.fault = Fault(args.fault, mark, rank)
     if args.kind == "ddp":
         model: nn.Module = nn.parallel.DistributedDataParallel(net)
     else:
@@ -156,7 +165,7 @@ def main() -> None:
         model = fully_shard(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
-    data = Records(bad=7 if args.fault == "record" and rank == 1 else None)
+    data = Records(bad=7 if is_here and args.fault == "record" else None)
     sampler = DistributedSampler(data, world, rank, shuffle=True)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
 
@@ -165,20 +174,14 @@ def main() -> None:
 
     losses: list[float] = []
     if args.bare:
-        for epoch in range(EPOCHS):
-            sampler.set_epoch(epoch)
-            for number, batch in enumerate(loader):
-                loss = loss_fn(batch) / args.accumulate
-                loss.backward()
-                if (number + 1) % args.accumulate == 0:
-                    optimizer.step()
-                    optimizer.zero_grad()
-                    scheduler.step()
-        steps = EPOCHS * len(loader) // args.accumulate
+        steps = train_bare(args, model, optimizer, scheduler, sampler, loader, loss_fn)
     else:
         from self_healing import HealingConfig, guard
 
-        config = HealingConfig(snapshot_every_steps=4, collective_check_interval_s=2.0, good_after=4)
+        config = HealingConfig(
+            snapshot_every_steps=4, collective_check_interval_s=2.0, good_after=4,
+            shared_memory=not args.no_shared_memory,
+        )  # fmt: skip
         with guard(
             model,
             optimizer,
@@ -191,16 +194,39 @@ def main() -> None:
             for epoch in range(EPOCHS):
                 sampler.set_epoch(epoch)
                 for batch in run.batches(loader):
+                    if is_here and args.fault in BETWEEN and run.step_number == AT and not mark.exists():
+                        mark.touch()
+                        spoil(model, args.fault)
                     with run.step(batch) as s:
                         s.backward(loss_fn, batch)
                     losses.append(float(s.loss))
                     if args.die_at and run.step_number == args.die_at:
+                        run.save_checkpoint() if args.no_shared_memory and not args.save_every else None
                         dist.barrier()
                         os.kill(os.getpid(), signal.SIGKILL)
-            steps = run.step_number
-    torch.save(
-        {"weights": full(model.state_dict()), "steps": steps, "losses": losses, "world": world}, out / f"rank-{rank}.pt"
-    )
+            steps, figures = run.step_number, run.figures()
+    told = {"weights": full(net.state_dict()), "steps": steps, "losses": losses, "world": world}
+    torch.save(told if args.bare else {**told, "figures": figures}, out / f"rank-{rank}.pt")
+
+
+def train_bare(args, model, optimizer, scheduler, sampler, loader, loss_fn) -> int:  # noqa: PLR0917
+    done = 0
+    for epoch in range(EPOCHS):
+        sampler.set_epoch(epoch)
+        for batch in loader:
+            (loss_fn(batch) / args.accumulate).backward()
+            done += 1
+            if done % args.accumulate == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+    return done // args.accumulate
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    train(options())
     dist.barrier()
     dist.destroy_process_group()
 

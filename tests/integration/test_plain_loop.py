@@ -5,23 +5,36 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import json
 import subprocess
 import sys
-import textwrap
 import typing
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from self_healing import HealingConfig, guard
+from self_healing import guard
 from self_healing.core.errors import RunDirectoryLocked
 
 from .plain_loops import (
-    BATCH, FORMS, WIDTH, Net, Rows, a_bug, actions, assert_same, bare, cross_entropy, data, differences, entries,
-    guarded, make, nan_loss, notes, optimizer_of, postmortem, settings,
+    BATCH,
+    FORMS,
+    WIDTH,
+    Net,
+    a_bug,
+    actions,
+    assert_same,
+    bare,
+    data,
+    entries,
+    guarded,
+    make,
+    nan_loss,
+    notes,
+    optimizer_of,
+    postmortem,
+    settings,
 )  # fmt: skip
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
@@ -324,8 +337,8 @@ def test_a_bug_reaches_the_user_in_every_mode(mode, tmp_path):
 
 def test_what_is_switched_off_has_all_that_a_loop_may_ask_for(tmp_path):
     """A loop that is written for a guarded run must not fail the day it is switched off."""
-    from self_healing.adapters.plain_loop.unguarded import UnguardedRun, UnguardedStep
     from self_healing.adapters.plain_loop.step import Step
+    from self_healing.adapters.plain_loop.unguarded import UnguardedRun, UnguardedStep
     from self_healing.adapters.plain_torch import GuardedRun
 
     loop = make()

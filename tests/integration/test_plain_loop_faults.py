@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
@@ -12,9 +11,36 @@ from torch import nn
 from self_healing.core.errors import UnrecoverableError
 
 from .plain_loops import (
-    BATCH, FORMS, NAN, ROWS, Loop, Net, Rows, a_bug, actions, assert_same, bare, cross_entropy, data, differences, entries,
-    guarded, infinite_gradient, make, nan_loss, no_memory, no_memory_above, no_memory_backward, no_network, notes, plant,
-    optimizer_of, postmortem, settings, train_epoch, weight_nan, weights_blown_up,
+    BATCH,
+    FORMS,
+    NAN,
+    ROWS,
+    Loop,
+    Net,
+    Rows,
+    a_bug,
+    actions,
+    assert_same,
+    bare,
+    cross_entropy,
+    data,
+    differences,
+    entries,
+    guarded,
+    infinite_gradient,
+    make,
+    nan_loss,
+    no_memory,
+    no_memory_above,
+    no_memory_backward,
+    no_network,
+    notes,
+    optimizer_of,
+    plant,
+    postmortem,
+    settings,
+    weight_nan,
+    weights_blown_up,
 )  # fmt: skip
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]

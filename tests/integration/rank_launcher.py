@@ -1,0 +1,92 @@
+"""Starts ranks of `loop_ranks.py` as torchrun does, from a process that has torch loaded already.
+
+All are ended as soon as one has failed, and all are started again, a number of times. What torchrun itself does is tried in
+a few tests with the real one, which takes seconds to start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PRELOADED = [
+    "torch",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor",
+    "self_healing.adapters.plain_torch",
+    "loop_ranks",
+]
+PATIENCE_S = 100.0
+
+
+@dataclass
+class Launch:
+    """How it went."""
+
+    codes: list[list[int | None]] = field(default_factory=list)
+    """What each rank of each attempt has exited with; None where it had to be killed by us."""
+
+    @property
+    def restarts(self) -> int:
+        return len(self.codes) - 1
+
+    @property
+    def is_done(self) -> bool:
+        return bool(self.codes) and set(self.codes[-1]) == {0}
+
+
+def _rank(rank: int, world: int, folder: str, attempt: int, jobs: list[list[str]]) -> None:
+    import loop_ranks
+    import torch
+    import torch.distributed as dist
+
+    os.environ.update(TORCHELASTIC_RESTART_COUNT=str(attempt), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
+    with (Path(folder) / f"output-{attempt}-{rank}.txt").open("w") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    torch.set_num_threads(1)
+    meeting = f"file://{folder}/rendezvous-{attempt}"
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=world)
+    for job in jobs:
+        loop_ranks.train(loop_ranks.options(job))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def launch(folder: Path, *jobs: list[str], world: int = 2, restarts: int = 0) -> Launch:
+    """Run jobs one after the other on some ranks; where one fails, all are started again with all jobs."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    folder.mkdir(parents=True, exist_ok=True)
+    told = Launch()
+    for attempt in range(restarts + 1):
+        ranks = [
+            context.Process(target=_rank, args=(rank, world, str(folder), attempt, list(jobs))) for rank in range(world)
+        ]
+        for process in ranks:
+            process.start()
+        told.codes.append(_wait(ranks))
+        if told.is_done:
+            break
+    return told
+
+
+def _wait(ranks: list[multiprocessing.Process]) -> list[int | None]:
+    until = time.monotonic() + PATIENCE_S
+    while any(process.is_alive() for process in ranks) and time.monotonic() < until:
+        if any(not process.is_alive() and process.exitcode for process in ranks):
+            break
+        time.sleep(0.05)
+    had_to_be_ended = [process.is_alive() for process in ranks]
+    for process in ranks:
+        if process.is_alive():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid or 0, signal.SIGKILL)
+    for process in ranks:
+        process.join(10.0)
+    return [None if ended else process.exitcode for ended, process in zip(had_to_be_ended, ranks, strict=True)]
