@@ -27,6 +27,22 @@ def command(
     from ..output import show_json, show_markdown
 
     wanted = name.strip().lower().replace("_", "-")
+    pages = pages_about(wanted)
+    if not pages:
+        kinds = (catalogue.rules, catalogue.causes, catalogue.patterns, catalogue.actions, catalogue.checks)
+        known = [each for kind in kinds for each in kind()]
+        raise InputError(f"nothing is called {name!r}{_nearest(wanted, known)}; 'heal rules' lists all names")
+    if as_json:
+        show_json({"v": 1, "name": wanted, "entries": pages})
+        return
+    for page in pages:
+        show_markdown("\n".join(as_markdown(page)))
+
+
+def pages_about(wanted: str) -> list[Page]:
+    """Return what is known of whatever has this name: a rule, a cause, a pattern, an action, a check, or several."""
+    from .. import catalogue
+
     pages: list[Page] = []
     if wanted in (rules := catalogue.rules()):
         pages.append(_rule(rules[wanted]))
@@ -38,14 +54,7 @@ def command(
         pages.append(_action(actions[wanted]))
     if wanted in (checks := catalogue.checks()):
         pages.append(_check(checks[wanted]))
-    if not pages:
-        known = [*rules, *causes, *patterns, *actions, *checks]
-        raise InputError(f"nothing is called {name!r}{_nearest(wanted, known)}; 'heal rules' lists all names")
-    if as_json:
-        show_json({"v": 1, "name": wanted, "entries": pages})
-        return
-    for page in pages:
-        show_markdown("\n".join(_markdown(page)))
+    return pages
 
 
 def _nearest(wanted: str, known: Iterable[str]) -> str:
@@ -173,7 +182,8 @@ def _ladder(ladder: Ladder) -> list[Page]:
 # --- for people -------------------------------------------------------------------------------------------------
 
 
-def _markdown(page: Page) -> Iterator[str]:
+def as_markdown(page: Page) -> Iterator[str]:
+    """Yield a page as Markdown, line by line."""
     yield f"# {page['name']} ({page['kind']})\n"
     facts = {key: page[key] for key in ("failure", "class", "severity", "effect", "needs", "explains") if page.get(key)}
     told = [f"{key}: {', '.join(v) if isinstance(v, list) else v}" for key, v in facts.items()]
