@@ -47,10 +47,6 @@ class LoopFlow(Session):
         """Write a checkpoint of this step."""
         raise NotImplementedError
 
-    def has_returned(self) -> None:
-        """Take note that the run is at an earlier state."""
-        raise NotImplementedError
-
     def lost(self, error: Exception) -> None:
         """End a run that an exception has ended."""
         raise NotImplementedError
@@ -165,7 +161,6 @@ class LoopFlow(Session):
             raise error from None
         self._has_stepped = False
         self.again.forget()
-        self.has_returned()
         return True
 
     def leave_epoch(self) -> None:

@@ -358,9 +358,9 @@ class PlainSession(LoopFlow):
         """Take note that all processes are at this place, because a vote has brought them there."""
         self.ranks.is_agreed = True
 
-    def has_returned(self) -> None:
-        """Take note that the run is at an earlier state."""
-        self.ranks.returned()
+    def has_returned(self, to_step: int) -> None:
+        """Take note that all processes are at an earlier step."""
+        self.ranks.returned(to_step)
 
     def may_be_interrupted(self) -> bool:
         """Say whether a signal can be answered here: all processes end at the same step, or none."""

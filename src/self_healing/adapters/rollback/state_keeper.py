@@ -270,6 +270,8 @@ class StateKeeper:
 
     def return_to_the_furthest(self) -> str:
         """Put the furthest sound state back where the run ends before it has come as far again; say so."""
+        if self.common is not None:  # each process alone knows which that is, and all must end with the same weights
+            return ""
         is_sound = self.known.open is None and not self._is_unexplained
         if not is_sound:
             self.about_to_return()  # which finds the furthest sound one
