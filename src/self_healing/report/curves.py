@@ -1,0 +1,138 @@
+"""The curves of a run, thinned while they come in: however long it trains, so many points, the extremes among them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+MOST_POINTS = 2000
+"""Points of one curve; every bucket keeps its lowest and its highest."""
+_MOST_BUCKETS = MOST_POINTS // 2
+_WIDEST = 2**62
+
+
+class Point(NamedTuple):
+    """One observation; a value that is not finite breaks the line."""
+
+    step: int
+    value: float
+
+
+class Stretch(NamedTuple):
+    """A piece of a curve that is drawn in one go."""
+
+    points: list[Point]
+    is_undone: bool
+    """These steps were trained again later, after a return to an earlier state or in another attempt."""
+
+
+@dataclass(slots=True)
+class _Bucket:
+    low: Point
+    high: Point
+    hole: int | None = None
+    """The newest step in it whose value was not finite and has not been replaced."""
+
+    def join(self, other: _Bucket) -> None:
+        self.low = min(self.low, other.low, key=_value)
+        self.high = max(self.high, other.high, key=_value)
+        self.hole = self.hole if other.hole is None else other.hole
+
+    def points(self) -> Iterator[Point]:
+        yield from sorted({point for point in (self.low, self.high) if math.isfinite(point.value)})
+        if self.hole is not None:
+            yield Point(self.hole, math.nan)
+
+
+def _value(point: Point) -> float:
+    return point.value if math.isfinite(point.value) else 0.0
+
+
+@dataclass(slots=True)
+class _Branch:
+    first: int
+    last: int
+    buckets: dict[int, _Bucket] = field(default_factory=dict)
+
+
+class Curve:
+    """One metric over the steps of a run. A step that is lower than the one before begins a new branch."""
+
+    def __init__(self) -> None:
+        self._branches: list[_Branch] = []
+        self._width = 1
+        self._count = 0
+        self.observations = 0
+        self.not_finite = 0
+        self.first: Point | None = None
+        self.newest: Point | None = None
+        """The newest that is finite."""
+
+    def take(self, step: int, value: float) -> None:
+        """Take in one observation."""
+        self.observations += 1
+        point = Point(step, value)
+        if not self._branches or step < self._branches[-1].last:
+            self._branches.append(_Branch(step, step))
+        branch = self._branches[-1]
+        branch.last = step
+        if math.isfinite(value):
+            self.first = self.first or point
+            self.newest = point
+        else:
+            self.not_finite += 1
+        self._put(branch, point)
+        while self._count > _MOST_BUCKETS:
+            self._thin()
+
+    def stretches(self) -> list[Stretch]:
+        """Return what is to be drawn, the oldest first; what was undone apart from what counts."""
+        found: list[Stretch] = []
+        for at, branch in enumerate(self._branches):
+            counts_to = min((later.first for later in self._branches[at + 1 :]), default=None)
+            points = [point for bucket in branch.buckets.values() for point in bucket.points()]
+            kept = [point for point in points if counts_to is None or point.step < counts_to]
+            undone = points[len(kept) :]
+            if undone:
+                found.append(Stretch(kept[-1:] + undone, is_undone=True))
+            if kept:
+                found.append(Stretch(kept, is_undone=False))
+        return found
+
+    def recent(self, most: int) -> list[Point]:
+        """Return the newest points that count, for a small picture."""
+        points = [point for stretch in self.stretches() if not stretch.is_undone for point in stretch.points]
+        return points[-most:]
+
+    def _put(self, branch: _Branch, point: Point) -> None:
+        key = point.step // self._width
+        bucket = branch.buckets.get(key)
+        is_finite = math.isfinite(point.value)
+        if bucket is None:
+            branch.buckets[key] = _Bucket(point, point, None if is_finite else point.step)
+            self._count += 1
+        elif not is_finite:
+            bucket.hole = point.step
+        else:
+            if bucket.hole == point.step:  # the step was run again, and came out well
+                bucket.hole = None
+            bucket.low = point if not math.isfinite(bucket.low.value) else min(bucket.low, point, key=_value)
+            bucket.high = point if not math.isfinite(bucket.high.value) else max(bucket.high, point, key=_value)
+
+    def _thin(self) -> None:
+        """Make every bucket twice as wide; where that is not enough, the oldest branch goes."""
+        if self._width >= _WIDEST or len(self._branches) > _MOST_BUCKETS:
+            self._count -= len(self._branches.pop(0).buckets)
+            return
+        self._width *= 2
+        for branch in self._branches:
+            wider: dict[int, _Bucket] = {}
+            for key, bucket in branch.buckets.items():
+                if (known := wider.get(key // 2)) is None:
+                    wider[key // 2] = bucket
+                else:
+                    known.join(bucket)
+            branch.buckets = wider
+        self._count = sum(len(branch.buckets) for branch in self._branches)
