@@ -160,10 +160,18 @@ def _style(axes: Axes, drawn: _Drawn) -> None:
     axes.set_ylabel(drawn.unit, color=_INKS["text"])
     axes.yaxis.set_label_coords(10, 0.5, transform=_in_pixels(axes))
     axes.yaxis.set_major_locator(MaxNLocator(5))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.margins(x=0.01, y=0.12)
+
+
+def _tick(value: float) -> str:
+    """Return a number at an axis: short, whatever its size."""
+    if value == 0 or 1e-3 <= abs(value) < 1e6:
+        return f"{value:.5g}"
+    mantissa, _, exponent = f"{value:.2e}".partition("e")
+    return f"{mantissa.rstrip('0').rstrip('.')}e{int(exponent)}"
 
 
 def _in_pixels(axes: Axes) -> Any:
@@ -223,7 +231,7 @@ def _logarithmic(axes: Axes, positive: list[float]) -> None:
     decades = math.log10(positive[-1] / positive[0]) if positive[0] > 0 else 9.0
     subs = (1.0,) if decades > 2 else (1.0, 2.0, 5.0)
     axes.yaxis.set_major_locator(LogLocator(subs=subs, numticks=7))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
     axes.yaxis.set_minor_formatter(NullFormatter())
     axes.tick_params(which="minor", length=0)
     axes.set_ylabel(f"{axes.get_ylabel()} (logarithmic)")
@@ -238,15 +246,18 @@ def _mark(axes: Axes, events: Sequence[Event], width: int) -> None:
     """Mark incidents: a line down to the axis, and a number that leads to the timeline."""
     chosen = sorted(events, key=lambda event: (event.is_settled, event.severity != "error", -event.number))
     left, right = axes.get_xlim()
-    last, row = -math.inf, 0
-    room = (right - left) * (22 / width)
-    for event in sorted(chosen[: _MOST_MARKS[width]], key=lambda event: (event.step, event.number)):
+    room = (right - left) * (20 / width)
+    taken = [-math.inf, -math.inf]
+    """How far each of the two rows of numbers is used."""
+    for event in sorted(chosen[: _MOST_MARKS[width]], key=lambda event: (event.step, event.is_settled, event.number)):
         if not left <= event.step <= right:
             continue
         color = _INKS["mark" if event.is_settled else "bad"]
-        row = 1 - row if event.step - last < room else 0
-        last = event.step
         axes.axvline(event.step, color=color, linewidth=0.9, alpha=0.55, linestyle=(0, (3, 3)))
+        row = next((at for at, used in enumerate(taken) if event.step - used >= room), None)
+        if row is None:  # no room for its number: the timeline has it
+            continue
+        taken[row] = event.step
         mark = axes.annotate(
             str(event.number), (event.step, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 5 + 15 * row),
             textcoords="offset points", ha="center", va="bottom", fontsize=9.5, fontweight="bold", color=color,

@@ -10,6 +10,7 @@ from typing import NamedTuple
 MOST_POINTS = 2000
 """Points of one curve; every bucket keeps its lowest and its highest."""
 _MOST_BUCKETS = MOST_POINTS // 2
+_MOST_BRANCHES = _MOST_BUCKETS // 4
 _WIDEST = 2**62
 
 
@@ -84,8 +85,13 @@ class Curve:
         else:
             self.not_finite += 1
         self._put(branch, point)
-        while self._count > _MOST_BUCKETS:
+        while self._count > _MOST_BUCKETS or len(self._branches) > _MOST_BRANCHES:
             self._thin()
+
+    def returned(self, step: int) -> None:
+        """Take in that the run is back at an earlier step, also where this metric is not observed for a while."""
+        if self._branches and step <= self._branches[-1].last:
+            self._branches.append(_Branch(step, step))
 
     def stretches(self) -> list[Stretch]:
         """Return what is to be drawn, the oldest first; what was undone apart from what counts."""
@@ -123,7 +129,7 @@ class Curve:
 
     def _thin(self) -> None:
         """Make every bucket twice as wide; where that is not enough, the oldest branch goes."""
-        if self._width >= _WIDEST or len(self._branches) > _MOST_BUCKETS:
+        if self._width >= _WIDEST or len(self._branches) > _MOST_BRANCHES:
             self._count -= len(self._branches.pop(0).buckets)
             return
         self._width *= 2

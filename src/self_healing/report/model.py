@@ -18,6 +18,7 @@ from .clean import Cleaner, as_text, number_of, step_of
 from .curves import Curve
 from .story import Story
 from .timeline import Timeline
+from .where_time_went import RunTimes, WhereTimeWent
 
 MOST_LISTED = 200
 """Remarks, changes and returns that are listed, the newest."""
@@ -106,6 +107,7 @@ class RunStory:
     def _begin(self) -> None:
         """Begin anew: with the first entry, and where another run begins in the same folder."""
         self.account = Story(self._actions, self.clean)
+        self._times = RunTimes()
         self.timeline = Timeline(self._actions, self.clean)
         self.curves: dict[str, Curve] = {}
         self.ranks: dict[int, RankFacts] = {}
@@ -120,7 +122,7 @@ class RunStory:
         self.max_steps: int | None = None
         self.mode = ""
         self.ended = ""
-        self.entries = 0
+        self.entries = self._trained = 0
         self.is_thinned = False
         self.began_s = self.now_s = 0.0
 
@@ -138,6 +140,7 @@ class RunStory:
         if not is_main:
             return
         self.account.take(entry)
+        self._times.take(entry)
         match entry.kind:
             case "config":
                 self._take_config(entry)
@@ -164,9 +167,14 @@ class RunStory:
         return next(((name, self.curves[name]) for name in MEMORY if name in self.curves), None)
 
     @property
-    def goodput(self) -> Mapping[str, Any]:
-        """Where the time went; empty where nobody has told of it."""
-        return self.account.spent.to_json()
+    def spent(self) -> WhereTimeWent:
+        """Where the wall time of the run went."""
+        return self._times.told("")
+
+    @property
+    def goodput(self) -> float | None:
+        """The share of the wall time that went into steps that count; None where nobody has told of it."""
+        return self.spent.goodput if self.account.spent.to_json() else None
 
     def take_metric(self, name: str, step: int, value: object) -> None:
         """Take in one number of a metric; those that are not drawn are left."""
@@ -197,7 +205,10 @@ class RunStory:
     def _take_signal(self, entry: Entry) -> None:
         match entry.name:
             case "metrics":
-                for name, value in _mapping(entry.body.get("values")).items():
+                values = _mapping(entry.body.get("values"))
+                if "loss" in values or "grad_norm" in values:
+                    self._at(entry.step)
+                for name, value in values.items():
                     self.take_metric(name, entry.step, value)
             case "facts":
                 facts = _mapping(entry.body.get("facts"))
@@ -209,6 +220,13 @@ class RunStory:
                 before = step_of(entry.body.get("from_step")) or 0
                 because = self.clean.line(entry.body.get("because") or "")
                 self.returns.append(Return(before, entry.step, entry.attempt, because))
+
+    def _at(self, step: int) -> None:
+        """Take in where training is; what it trains again is undone in every curve."""
+        if step < self._trained:
+            for curve in self.curves.values():
+                curve.returned(step)
+        self._trained = step
 
     def _take_changes(self, entry: Entry) -> None:
         """Take in what a plan has changed of the settings, and what was taken back."""

@@ -6,6 +6,7 @@ from importlib.resources import files
 from typing import Any, NamedTuple
 
 from .. import __version__
+from ..core.goodput import TimeClass
 from .charts import charts_of
 from .event import HEALED, NEW_NORMAL, OPEN, PASSED, RETRIED, TOLD, WORSE
 from .model import GIB, RunStory
@@ -24,16 +25,20 @@ ENDINGS = {
     WORSE: "It got worse",
 }
 KINDS = {
-    "productive": ("Productive", "steps that count in the end"),
-    "made_up": ("Made up", "steps whose updates were held back, run again"),
-    "replayed": ("Replayed", "steps that were undone by a return"),
-    "restoring": ("Restoring", "putting an earlier state back"),
-    "snapshotting": ("Snapshots", "setting states aside in memory"),
-    "saving": ("Saving", "writing checkpoints"),
-    "evaluating": ("Evaluating", "evaluations"),
-    "start_up": ("Start-up", "from the call of train() to the first step"),
-    "stalled": ("Stalled", "pauses before something outside is tried again"),
-    "other": ("Other", "what fits nowhere"),
+    TimeClass.PRODUCTIVE: ("Productive", "steps that count in the end"),
+    TimeClass.EVALUATING: ("Evaluating", "evaluations"),
+    TimeClass.CHECKPOINTING: (
+        "Checkpointing",
+        "states in memory and checkpoints on disk, as far as training waits for them",
+    ),
+    TimeClass.START_UP: ("Start-up", "of the first process, up to its first step"),
+    TimeClass.RECOVERY: ("Recovery", "putting a state back, and running steps again whose updates were held back"),
+    TimeClass.REPLAYED: ("Replayed", "steps that were undone and trained again"),
+    TimeClass.STALLED: ("Stalled", "pauses before something is tried again, and silence"),
+    TimeClass.RESTARTS: ("Restarts", "from the end of a process to the first step of the next"),
+    TimeClass.DOWN: ("Down", "until somebody, or a scheduler, started the next process"),
+    TimeClass.OTHER: ("Other", "what a process did after its training"),
+    TimeClass.UNKNOWN: ("Unknown", "nobody has told"),
 }
 _BAD_ENDS = frozenset({"exception", "device_lost", "unrecoverable", "killed"})
 
@@ -86,7 +91,7 @@ def page_of(run: RunStory, *, is_live: bool = False) -> str:
         has_undone=any(s.is_undone for curve in run.curves.values() for s in curve.stretches()),
         many_attempts=run.account.attempts_seen > 1, many_ranks=len(run.ranks) > 1,
         status=status_of(run), status_tone="good" if ended == "completed" else "bad" if ended in _BAD_ENDS else "warn" if ended else "",
-        advice=advice_of(run), spending=spending_of(run), saved=[], attempts=attempts_of(run), in_force=changes_in_force(run),
+        advice=advice_of(run), spending=spending_of(run), caveats=run.spent.caveats if run.goodput is not None else (), attempts=attempts_of(run), in_force=changes_in_force(run),
         quarantined=list(run.account.quarantined), hardware=hardware_of(run),
     )  # fmt: skip
 
@@ -97,16 +102,14 @@ def advice_of(run: RunStory) -> list[str]:
 
 
 def spending_of(run: RunStory) -> list[Spent]:
-    """Return where the time went, what took most first; productive time before all."""
-    seconds: dict[str, float] = run.goodput.get("seconds", {})
-    total = sum(seconds.values())
+    """Return where the wall time went, what took most first; productive time before all. Nothing where none was told."""
+    seconds, total = run.spent.seconds, run.spent.wall_s
+    if run.goodput is None or total <= 0:
+        return []
     rows = sorted(
-        ((s, kind) for kind, s in seconds.items() if s > 0), key=lambda row: (row[1] != "productive", -row[0])
+        ((s, kind) for kind, s in seconds.items() if s > 0), key=lambda r: (r[1] is not TimeClass.PRODUCTIVE, -r[0])
     )
-    return [
-        Spent(kind, *KINDS.get(kind, (kind, "")), duration(s), f"{s / total:.1%}", f"{s / total:.4f}")
-        for s, kind in rows
-    ]
+    return [Spent(str(kind), *KINDS[kind], duration(s), f"{s / total:.1%}", f"{s / total:.4f}") for s, kind in rows]
 
 
 def attempts_of(run: RunStory) -> list[AttemptRow]:

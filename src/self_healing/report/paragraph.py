@@ -43,7 +43,7 @@ def story_of(run: RunStory) -> list[str]:
 def figures_of(run: RunStory) -> list[Figure]:
     """Return the few numbers that matter."""
     events, settled = run.timeline.seen, run.timeline.settled + run.timeline.seen - len(run.timeline.events)
-    spent, loss = run.goodput, run.curves.get("loss")
+    goodput, loss = run.goodput, run.curves.get("loss")
     of = f"of {run.max_steps:,} planned" if run.max_steps else ""
     lost = run.account.steps_lost
     evaluated = run.curves.get("eval_loss")
@@ -54,8 +54,8 @@ def figures_of(run: RunStory) -> list[Figure]:
             "good" if settled == events else "bad",
         ),
         Figure("Steps lost", f"{lost:,}", "trained again" if lost else "nothing trained twice", "" if lost else "good"),
-        Figure("Goodput", f"{spent['goodput']:.1%}", f"of {duration(_total(spent))}")
-        if spent else Figure("Goodput", "not recorded"),
+        Figure("Goodput", "-", "not recorded") if goodput is None
+        else Figure("Goodput", f"{goodput:.1%}", f"of {duration(run.spent.wall_s)}"),
     ]  # fmt: skip
     if loss is not None and loss.newest is not None:
         note = (
@@ -65,7 +65,7 @@ def figures_of(run: RunStory) -> list[Figure]:
         )
         rows.append(Figure("Final loss" if is_over(run) else "Loss", number(loss.newest.value), note))
     else:
-        rows.append(Figure("Final loss", "not recorded"))
+        rows.append(Figure("Final loss", "-", "not recorded"))
     return rows
 
 
@@ -141,8 +141,9 @@ def _cost(run: RunStory) -> str:
 
 def _result(run: RunStory) -> str:
     said = []
-    if run.goodput:
-        said.append(f"{run.goodput['goodput']:.1%} of the time went into steps that count")
+    goodput = run.goodput
+    if goodput is not None:
+        said.append(f"{goodput:.1%} of the time went into steps that count")
     loss = run.curves.get("loss")
     if loss is not None and loss.first is not None and loss.newest is not None:
         said.append(f"the loss went from {number(loss.first.value)} to {number(loss.newest.value)}")
@@ -151,10 +152,6 @@ def _result(run: RunStory) -> str:
         said.append(f"{counted(records, 'record')} {'was' if records == 1 else 'were'} left out of the data")
     text = listed(said)
     return f"{text[0].upper()}{text[1:]}." if text else ""
-
-
-def _total(spent: object) -> float:
-    return float(sum(spent["seconds"].values())) if isinstance(spent, dict) else 0.0
 
 
 # --- words ------------------------------------------------------------------------------------------------------
