@@ -185,6 +185,11 @@ class RunStory:
             number = number / GIB
         self.curves.setdefault(name, Curve()).take(step, float(number))
 
+    def take_observed(self, step: int, values: Mapping[str, object]) -> None:
+        """Take in an observation that somebody else has written down: a log, or the trainer's own record."""
+        for name, value in values.items():
+            self.take_metric(name, step, value)
+
     # -- parts ---------------------------------------------------------------------------------------
 
     def _take_rank(self, entry: Entry) -> None:
@@ -206,6 +211,10 @@ class RunStory:
         match entry.name:
             case "metrics":
                 values = _mapping(entry.body.get("values"))
+                if self.outside.curves_from and values.keys() & set(
+                    METRICS
+                ):  # the run itself knows better than its log
+                    self.curves, self.outside.curves_from = {}, ""
                 if "loss" in values or "grad_norm" in values:
                     self._at(entry.step)
                 for name, value in values.items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import heapq
 import json
-import math
 import re
 from collections.abc import Iterator
 from contextlib import suppress
@@ -100,7 +99,15 @@ def _of_rank(path: Path, story: RunStory) -> Iterator[tuple[Entry, bool]]:
         story.outside.incomplete.append(story.clean.line(str(error)))
 
 
-def look_beside(run_dir: Path, story: RunStory) -> None:
+def attempt_folders(healing: Path) -> list[Path]:
+    """Return the folders that a supervisor has made for its attempts, the first attempt first."""
+    with suppress(OSError):
+        numbered = [(hit, path) for path in healing.iterdir() if (hit := _ATTEMPT.fullmatch(path.name))]
+        return [path for hit, path in sorted(numbered, key=lambda item: int(item[0][1]))]
+    return []
+
+
+def look_beside(run_dir: Path, story: RunStory, *, with_logs: bool = True) -> None:
     """Take in what lies beside the ledgers: heartbeats, the postmortem, records left out, and logs where they are needed."""
     outside, clean = story.outside, story.clean
     outside.name = clean.line(run_dir.name)
@@ -115,7 +122,7 @@ def look_beside(run_dir: Path, story: RunStory) -> None:
         outside.advice = [clean.line(each) for each in told.advice]
         raised = told.exception or {}
         outside.exception = clean.line(f"{raised.get('type', '')}: {raised.get('message', '')}".strip(": "))
-    if not {"loss", "eval_loss", "grad_norm", "reward"} & story.curves.keys():
+    if with_logs and not {"loss", "eval_loss", "grad_norm", "reward"} & story.curves.keys():
         _curves_from_logs(run_dir, story)
 
 
@@ -147,15 +154,11 @@ def _records(path: Path, clean: Cleaner) -> list[dict[str, str]]:
 
 def _curves_from_logs(run_dir: Path, story: RunStory) -> None:
     """Take the curves from what each supervised attempt has printed, or else from the trainer's own record."""
-    attempts = []
-    with suppress(OSError):
-        folders = healing_folder(run_dir).iterdir()
-        attempts = sorted((int(hit[1]), path) for path in folders if (hit := _ATTEMPT.fullmatch(path.name)))
-    for _, folder in attempts:
+    for folder in attempt_folders(healing_folder(run_dir)):
         for name in ("output.old.log", "output.log"):
             with suppress(InputError, OSError), open_log(folder / name) as file:
                 for seen in read_metrics(read_blocks(file, name=name)):
-                    _take(story, seen.signal.step, seen.signal.values)
+                    story.take_observed(seen.signal.step, seen.signal.values)
                 story.outside.curves_from = "what the attempts printed"
     if story.curves:
         return
@@ -164,10 +167,5 @@ def _curves_from_logs(run_dir: Path, story: RunStory) -> None:
         if isinstance(recording, MetricsRecording):
             for observed in recording.observations():
                 if isinstance(observed.signal, Metrics):
-                    _take(story, observed.signal.step, observed.signal.values)
+                    story.take_observed(observed.signal.step, observed.signal.values)
             story.outside.curves_from = story.clean.line(recording.path.name)
-
-
-def _take(story: RunStory, step: int, values: Any) -> None:
-    for name, value in values.items():
-        story.take_metric(name, step, value if isinstance(value, int | float) else math.nan)
