@@ -25,6 +25,8 @@ MOST_LISTED = 200
 MEMORY = ("memory_bytes", "memory_reserved_bytes", "host_memory_bytes", "memory/max_alloc", "memory/max_reserved")
 """Gauges of memory, the first that is there is drawn."""
 METRICS = ("loss", "eval_loss", "grad_norm", "learning_rate", "step_time_s", "reward", *MEMORY)
+LOOKS_AT = 2**16
+"""Characters of a text that are looked at; a few hundred of them are shown."""
 GIB = 2**30
 _UNTOLD = frozenset(
     "reflex goodput run-ended signals-thinned lines-lost killed attempt-began attempt-ended decided tracker-page record-left-out "
@@ -99,7 +101,7 @@ class RunStory:
 
     def __init__(self, clean: Cleaner | None = None) -> None:
         """Begin with nothing."""
-        self.clean = clean or Cleaner()
+        self.clean = clean or Cleaner(looks_at=LOOKS_AT)
         self._actions = known_actions()
         self.outside = Outside()
         self._begin()

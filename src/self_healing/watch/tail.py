@@ -85,7 +85,7 @@ class RunTail:
 
     def __init__(self, run_dir: Path, clean: Cleaner | None = None) -> None:
         self.run_dir = run_dir
-        self._clean = clean or Cleaner()
+        self._clean = clean
         self._begin()
 
     def _begin(self) -> None:
