@@ -159,9 +159,9 @@ def _style(axes: Axes, drawn: _Drawn) -> None:
     axes.set_xlabel("step", color=_INKS["text"])
     axes.set_ylabel(drawn.unit, color=_INKS["text"])
     axes.yaxis.set_label_coords(10, 0.5, transform=_in_pixels(axes))
-    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _tick(value)))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True, steps=[1, 2, 2.5, 5, 10]))
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     axes.margins(x=0.01, y=0.12)
 

@@ -37,8 +37,9 @@ class _Bucket:
     """The newest step in it whose value was not finite and has not been replaced."""
 
     def join(self, other: _Bucket) -> None:
-        self.low = min(self.low, other.low, key=_value)
-        self.high = max(self.high, other.high, key=_value)
+        known = [p for p in (self.low, self.high, other.low, other.high) if math.isfinite(p.value)]
+        if known:
+            self.low, self.high = min(known, key=_value), max(known, key=_value)
         self.hole = self.hole if other.hole is None else other.hole
 
     def points(self) -> Iterator[Point]:
@@ -48,7 +49,7 @@ class _Bucket:
 
 
 def _value(point: Point) -> float:
-    return point.value if math.isfinite(point.value) else 0.0
+    return point.value
 
 
 @dataclass(slots=True)
@@ -79,12 +80,13 @@ class Curve:
             self._branches.append(_Branch(step, step))
         branch = self._branches[-1]
         branch.last = step
-        if math.isfinite(value):
+        is_finite = math.isfinite(value)
+        if is_finite:
             self.first = self.first or point
             self.newest = point
         else:
             self.not_finite += 1
-        self._put(branch, point)
+        self._put(branch, point, is_finite=is_finite)
         while self._count > _MOST_BUCKETS or len(self._branches) > _MOST_BRANCHES:
             self._thin()
 
@@ -112,20 +114,23 @@ class Curve:
         points = [point for stretch in self.stretches() if not stretch.is_undone for point in stretch.points]
         return points[-most:]
 
-    def _put(self, branch: _Branch, point: Point) -> None:
-        key = point.step // self._width
+    def _put(self, branch: _Branch, point: Point, *, is_finite: bool) -> None:
+        step, value = point
+        key = step // self._width
         bucket = branch.buckets.get(key)
-        is_finite = math.isfinite(point.value)
         if bucket is None:
-            branch.buckets[key] = _Bucket(point, point, None if is_finite else point.step)
+            branch.buckets[key] = _Bucket(point, point, None if is_finite else step)
             self._count += 1
         elif not is_finite:
-            bucket.hole = point.step
+            bucket.hole = step
         else:
-            if bucket.hole == point.step:  # the step was run again, and came out well
+            if bucket.hole == step:  # the step was run again, and came out well
                 bucket.hole = None
-            bucket.low = point if not math.isfinite(bucket.low.value) else min(bucket.low, point, key=_value)
-            bucket.high = point if not math.isfinite(bucket.high.value) else max(bucket.high, point, key=_value)
+            # A comparison with what is no number is false: the first number takes its place.
+            if not bucket.low.value <= value or not math.isfinite(bucket.low.value):
+                bucket.low = point
+            if not bucket.high.value >= value or not math.isfinite(bucket.high.value):
+                bucket.high = point
 
     def _thin(self) -> None:
         """Make every bucket twice as wide; where that is not enough, the oldest branch goes."""

@@ -49,10 +49,7 @@ def figures_of(run: RunStory) -> list[Figure]:
     evaluated = run.curves.get("eval_loss")
     rows = [
         Figure("Steps", f"{run.last_step:,}", of, "good" if run.max_steps and run.last_step >= run.max_steps else ""),
-        Figure(
-            "Incidents healed", f"{settled} of {events}" if events else "none", "" if events else "nothing went wrong",
-            "good" if settled == events else "bad",
-        ),
+        Figure("Incidents healed", f"{settled} of {events}" if events else "none", _of_themselves(run), "good" if settled == events else "bad"),
         Figure("Steps lost", f"{lost:,}", "trained again" if lost else "nothing trained twice", "" if lost else "good"),
         Figure("Goodput", "-", "not recorded") if goodput is None
         else Figure("Goodput", f"{goodput:.1%}", f"of {duration(run.spent.wall_s)}"),
@@ -67,6 +64,13 @@ def figures_of(run: RunStory) -> list[Figure]:
     else:
         rows.append(Figure("Final loss", "-", "not recorded"))
     return rows
+
+
+def _of_themselves(run: RunStory) -> str:
+    if not run.timeline.seen:
+        return "nothing went wrong"
+    passed = sum(event.state == PASSED for event in run.timeline.events)
+    return f"{passed} passed by {'itself' if passed == 1 else 'themselves'}" if passed else ""
 
 
 def status_of(run: RunStory) -> str:
@@ -91,13 +95,12 @@ def is_over(run: RunStory) -> bool:
 def _course(run: RunStory) -> str:
     steps = f"{run.last_step:,} of {run.max_steps:,} steps" if run.max_steps else f"{run.last_step:,} steps"
     who = f"This {run.trainer} run" if run.trainer.isidentifier() else "This run"
-    seconds = sum(max(0.0, each.ended_s - each.began_s) for each in run.account.attempts)
     attempts = run.account.attempts_seen
     times = f" in {counted(attempts, 'attempt')}" if attempts > 1 else ""
     ranks = f" on {counted(len(run.ranks), 'rank')}" if len(run.ranks) > 1 else ""
     ended = ended_by(run)
     end = ENDINGS.get(ended, f"and ended: {ended}" if ended else "and has not said that it ended")
-    return f"{who} trained {steps}{ranks} in {duration(seconds)}{times}, {end}."
+    return f"{who} trained {steps}{ranks} in {duration(run.spent.wall_s)}{times}, {end}."
 
 
 def _trouble(run: RunStory) -> str:
@@ -106,7 +109,10 @@ def _trouble(run: RunStory) -> str:
         return "Nothing went wrong that our rules look for."
     states = Counter(event.state for event in events)
     kinds = Counter(event.title.lower() for event in events)
-    named = [f"{name} ({count} times)" if count > 1 else name for name, count in kinds.most_common(6)]
+    named = [
+        f"{name} ({'twice' if count == 2 else f'{count} times'})" if count > 1 else name
+        for name, count in kinds.most_common(6)
+    ]
     more = len(kinds) - len(named)
     things = listed(named + ([f"{more} other kinds"] if more > 0 else []))
     first = counted(run.timeline.seen, "thing").capitalize()
