@@ -85,7 +85,8 @@ def test_a_real_run_with_returns_is_told(tmp_path):
     assert any("rollback" in deed.actions for deed in healed.deeds)
     assert healed.hypotheses[0].says
     told = " ".join(story_of(run))
-    assert "90 steps had to be trained again" in told
+    assert run.steps_lost == 419  # the second attempt began from nothing
+    assert "419 steps had to be trained again" in told
     assert "in two attempts" in told
     assert any(stretch.is_undone for stretch in run.curves["eval_loss"].stretches())
     assert [row.number for row in attempts_of(run)] == [1, 2]

@@ -7,6 +7,7 @@ it is text, every incident a link to its place in the timeline. Nothing that com
 from __future__ import annotations
 
 import io
+import logging
 import math
 import re
 import threading
@@ -33,6 +34,7 @@ _LOG_FROM = 50.0
 _FEW = 0.01
 """The share of such values up to which the axis leaves them out and their height is written beside a mark instead."""
 _MOST_LABELS = 6
+_LARGEST = 1e100
 _DOTTED = 3
 _ID = re.compile(r' id="([^"]*)"')
 _NUMBER = re.compile(r">[^<]*<|-?\d+\.\d{2,}")
@@ -123,6 +125,8 @@ def _in_words(drawn: _Drawn) -> str:
 
 def _svg(drawn: _Drawn, events: Sequence[Event], width: int) -> str:
     import matplotlib as mpl  # noqa: PLC0415
+
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where it keeps its list of fonts is nothing to tell of
     from matplotlib.backends.backend_svg import FigureCanvasSVG  # noqa: PLC0415
     from matplotlib.figure import Figure  # noqa: PLC0415
 
@@ -142,7 +146,8 @@ def _svg(drawn: _Drawn, events: Sequence[Event], width: int) -> str:
         _draw(axes, drawn)
         _mark(axes, events, width)
         out = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+        canvas: Any = FigureCanvasSVG(figure)
+        canvas.print_svg(out, metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     return _for_the_page(out.getvalue(), drawn, width)
 
 
@@ -188,16 +193,14 @@ def _draw(axes: Axes, drawn: _Drawn) -> None:
         is_named = False
         for stretch in curve.stretches():
             color = _INKS["undone" if stretch.is_undone else ink]
-            values += [point.value for point in stretch.points if math.isfinite(point.value)]
-            few = (
-                {"marker": "o", "markersize": 3.5} if len(stretch.points) <= _DOTTED or curve is not drawn.curve else {}
-            )
+            values += [_drawable(point.value) for point in stretch.points if math.isfinite(point.value)]
+            marker = "o" if len(stretch.points) <= _DOTTED or curve is not drawn.curve else ""
             label = (
                 None if stretch.is_undone or is_named else ("training" if drawn.also and curve is drawn.curve else name)
             )
             is_named = is_named or label is not None
             axes.plot(*_columns(stretch.points), color=color, linewidth=1.0 if stretch.is_undone else 1.4,
-                      solid_joinstyle="round", label=label, **few)  # fmt: skip
+                      solid_joinstyle="round", label=label, marker=marker, markersize=3.5)  # fmt: skip
     ordered = sorted(values)
     usual = ordered[len(ordered) // 2]
     if usual > 0 and ordered[-1] > _LOG_FROM * usual:
@@ -237,9 +240,16 @@ def _logarithmic(axes: Axes, positive: list[float]) -> None:
     axes.set_ylabel(f"{axes.get_ylabel()} (logarithmic)")
 
 
+def _drawable(value: float) -> float:
+    """Return a value whose axis has finite ends: a run that blows up comes to 1e308."""
+    return max(-_LARGEST, min(_LARGEST, value))
+
+
 def _columns(points: Iterable[Point]) -> tuple[list[int], list[float]]:
     rows = list(points)
-    return [point.step for point in rows], [point.value if math.isfinite(point.value) else math.nan for point in rows]
+    return [point.step for point in rows], [
+        _drawable(point.value) if math.isfinite(point.value) else math.nan for point in rows
+    ]
 
 
 def _mark(axes: Axes, events: Sequence[Event], width: int) -> None:

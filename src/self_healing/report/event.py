@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 
 from ..core.failure import Severity
 
+_OF_ALL_KINDS = frozenset({"crashed", "exited"})
+"""Rules whose name does not say what went wrong."""
 _WATCHING = frozenset({"wait", "alert"})
 RESTARTED = "another attempt is made"
 SEVERITIES = tuple(str(severity) for severity in Severity)
@@ -62,6 +64,8 @@ class Event:
     failure: str
     severity: str
     last_step: int
+    fine: str = ""
+    """The class of failure, as exactly as it is known."""
     times: int = 1
     because: list[str] = field(default_factory=list)
     hypotheses: tuple[Hypothesis, ...] = ()
@@ -81,7 +85,8 @@ class Event:
         """The name for people: that of the rule that says most."""
         first = next((name for name in self.names if name.startswith("loss")), self.names[0])
         chosen = self.names[0] if self.helped is not None else first
-        return chosen.replace("-", " ").replace("_", " ").capitalize()
+        known = f" ({self.fine})" if chosen in _OF_ALL_KINDS and self.fine else ""
+        return f"{chosen.capitalize()}{known}".replace("-", " ").replace("_", " ")
 
     @property
     def seconds_lost(self) -> float:

@@ -124,7 +124,7 @@ class RunStory:
         self.max_steps: int | None = None
         self.mode = ""
         self.ended = ""
-        self.entries = self._trained = 0
+        self.entries = self._trained = self._repeated = 0
         self.is_thinned = False
         self.began_s = self.now_s = 0.0
 
@@ -159,6 +159,11 @@ class RunStory:
         return self.account.attempts[-1].last_step if self.account.attempts else 0
 
     @property
+    def steps_lost(self) -> int:
+        """Steps that were trained more than once: after a return, or because a later attempt began before them."""
+        return max(self.account.steps_lost, self._repeated)
+
+    @property
     def trainer(self) -> str:
         """Which trainer it is, if that was told."""
         return self.facts.get("trainer", "")
@@ -189,6 +194,8 @@ class RunStory:
 
     def take_observed(self, step: int, values: Mapping[str, object]) -> None:
         """Take in an observation that somebody else has written down: a log, or the trainer's own record."""
+        if "loss" in values:
+            self._at(step)
         for name, value in values.items():
             self.take_metric(name, step, value)
 
@@ -216,7 +223,7 @@ class RunStory:
                 if self.outside.curves_from and values.keys() & set(
                     METRICS
                 ):  # the run itself knows better than its log
-                    self.curves, self.outside.curves_from = {}, ""
+                    self.curves, self.outside.curves_from, self._trained, self._repeated = {}, "", 0, 0
                 if "loss" in values or "grad_norm" in values:
                     self._at(entry.step)
                 for name, value in values.items():
@@ -235,6 +242,7 @@ class RunStory:
     def _at(self, step: int) -> None:
         """Take in where training is; what it trains again is undone in every curve."""
         if step < self._trained:
+            self._repeated += self._trained - step + 1
             for curve in self.curves.values():
                 curve.returned(step)
         self._trained = step

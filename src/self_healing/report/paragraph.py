@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from typing import NamedTuple
 
-from .event import HEALED, OPEN, PASSED, RETRIED, WORSE
+from .event import HEALED, NEW_NORMAL, OPEN, PASSED, RETRIED, WORSE
 from .model import RunStory
 
 ENDINGS = {
@@ -23,6 +23,23 @@ ENDINGS = {
     "killed": "and was killed",
 }
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+_ONE = {
+    HEALED: "was healed",
+    PASSED: "passed by itself",
+    RETRIED: "was met by starting again",
+    NEW_NORMAL: "was taken as the new normal",
+    WORSE: "got worse",
+    OPEN: "is still open",
+}
+_MANY = {
+    HEALED: "healed",
+    PASSED: "passed by themselves",
+    RETRIED: "met by starting again",
+    NEW_NORMAL: "taken as the new normal",
+    WORSE: "got worse",
+    OPEN: "still open",
+}
 
 
 class Figure(NamedTuple):
@@ -45,7 +62,7 @@ def figures_of(run: RunStory) -> list[Figure]:
     events, settled = run.timeline.seen, run.timeline.settled + run.timeline.seen - len(run.timeline.events)
     goodput, loss = run.goodput, run.curves.get("loss")
     of = f"of {run.max_steps:,} planned" if run.max_steps else ""
-    lost = run.account.steps_lost
+    lost = run.steps_lost
     evaluated = run.curves.get("eval_loss")
     rows = [
         Figure("Steps", f"{run.last_step:,}", of, "good" if run.max_steps and run.last_step >= run.max_steps else ""),
@@ -57,7 +74,7 @@ def figures_of(run: RunStory) -> list[Figure]:
     if loss is not None and loss.newest is not None:
         note = (
             f"evaluation {number(evaluated.newest.value)}"
-            if evaluated and evaluated.newest
+            if evaluated and evaluated.newest and evaluated.newest.step <= run.last_step
             else f"at step {loss.newest.step:,}"
         )
         rows.append(Figure("Final loss" if is_over(run) else "Loss", number(loss.newest.value), note))
@@ -116,32 +133,30 @@ def _trouble(run: RunStory) -> str:
     more = len(kinds) - len(named)
     things = listed(named + ([f"{more} other kinds"] if more > 0 else []))
     first = counted(run.timeline.seen, "thing").capitalize()
-    told = [
-        f"{_of(states[state], len(events))} {said}"
-        for state, said in (
-            (HEALED, "healed"), (PASSED, "passed by itself" if states[PASSED] == 1 else "passed by themselves"),
-            (RETRIED, "met by starting again"), (WORSE, "got worse"), (OPEN, "still open"),
-        )
-        if states[state]
-    ]  # fmt: skip
+    if len(events) == 1:
+        return f"{first} went wrong: {things}; it {_ONE.get(events[0].state, 'was told')}."
+    told = [f"{_of(states[state], len(events))} {_MANY[state]}" for state in _MANY if states[state]]
+    if states[PASSED] == 1:
+        told = [each.replace("themselves", "itself") for each in told]
     return f"{first} went wrong: {things}; {listed(told)}." if told else f"{first} went wrong: {things}."
 
 
 def _of(count: int, total: int) -> str:
     if count != total:
         return f"{NUMBERS[count] if count < len(NUMBERS) else count}"
-    return "all" if total > 2 else "both" if total == 2 else "it"
+    return "both" if total == 2 else "all"
 
 
 def _cost(run: RunStory) -> str:
-    lost, seconds = run.account.steps_lost, run.account.seconds_lost
+    lost, seconds = run.steps_lost, run.account.seconds_lost
     returns = len(run.returns)
     if lost:
-        back = f" in {counted(returns, 'return')} to an earlier state" if returns else ""
+        back = f", after {counted(returns, 'return')} to an earlier state" if returns else ""
         steps = f"{counted(lost, 'step')} had to be trained again{back}".capitalize()
-        return f"{steps}; recoveries cost {duration(seconds)} in all."
+        return f"{steps}; recoveries took {duration(seconds)}." if seconds >= 0.05 else f"{steps}."
     if run.timeline.seen:
-        return f"No step had to be trained again; what was done about it took {duration(seconds)}."
+        took = f"; what was done about it took {duration(seconds)}" if seconds >= 0.05 else ""
+        return f"No step had to be trained again{took}."
     return ""
 
 

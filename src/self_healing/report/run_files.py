@@ -154,11 +154,15 @@ def _records(path: Path, clean: Cleaner) -> list[dict[str, str]]:
 
 def _curves_from_logs(run_dir: Path, story: RunStory) -> None:
     """Take the curves from what each supervised attempt has printed, or else from the trainer's own record."""
+    by_number = {each.number: each for each in story.account.attempts if not each.has_begun}
     for folder in attempt_folders(healing_folder(run_dir)):
+        attempt = by_number.pop(int(folder.name.rpartition("-")[2]), None)
         for name in ("output.old.log", "output.log"):
             with suppress(InputError, OSError), open_log(folder / name) as file:
                 for seen in read_metrics(read_blocks(file, name=name)):
                     story.take_observed(seen.signal.step, seen.signal.values)
+                    if attempt is not None:  # the supervisor itself does not know where it began
+                        attempt.first_step, attempt = max(0, seen.signal.step - 1), None
                 story.outside.curves_from = "what the attempts printed"
     if story.curves:
         return

@@ -83,6 +83,7 @@ class Timeline:
         severity = as_text(body.get("severity"))
         if severity in SEVERITIES and SEVERITIES.index(severity) > SEVERITIES.index(event.severity):
             event.severity = severity
+        event.fine = event.fine or self._clean.line(body.get("class") or "")
         self._say(event, body.get("because"))
         event.exception = self._clean.line(body.get("exception") or event.exception)
         event.last_step = max(event.last_step, entry.step)
@@ -226,7 +227,7 @@ class Timeline:
     def _take_restart(self, entry: Entry) -> None:
         """Take in what a supervisor has decided about an attempt that failed."""
         event = next((each for each in reversed(self.events) if "exited" in each.names), None)
-        if event is None:
+        if event is None or event.attempt != entry.attempt:  # an attempt that did not fail is decided about, too
             return
         clean, body = self._clean, entry.body
         again = body.get("decision") == "again"
