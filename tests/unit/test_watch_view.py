@@ -176,8 +176,9 @@ def test_a_line_without_end_does_not_fill_memory(tmp_path):
     with path.open("ab") as file:
         file.write(b'{"v":1,"seq":' + b"9" * (3 * MOST_BYTES) + b"\n" + line.replace(b'"step":1', b'"step":2'))
     tail = RunTail(tmp_path)
-    assert followed(tail).last_step == 2
-    assert len(tail._tails[0]._rest) == 0
+    while tail.poll():
+        assert len(tail._tails[0]._rest) <= MOST_BYTES
+    assert tail.story.last_step == 2
 
 
 def test_a_ledger_of_a_newer_version_is_refused_by_name(tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -42,10 +41,19 @@ class _Bucket:
             self.low, self.high = min(known, key=_value), max(known, key=_value)
         self.hole = self.hole if other.hole is None else other.hole
 
-    def points(self) -> Iterator[Point]:
-        yield from sorted({point for point in (self.low, self.high) if math.isfinite(point.value)})
+    def put_into(self, points: list[Point]) -> None:
+        """Add its points, in the order of the steps; the quick way, because a live view asks for it every second."""
+        low, high = self.low, self.high
+        if not math.isfinite(low.value):  # nothing in it is finite
+            pass
+        elif low.step == high.step:
+            points.append(low)
+        elif low.step < high.step:
+            points += low, high
+        else:
+            points += high, low
         if self.hole is not None:
-            yield Point(self.hole, math.nan)
+            points.append(Point(self.hole, math.nan))
 
 
 def _value(point: Point) -> float:
@@ -98,15 +106,19 @@ class Curve:
     def stretches(self) -> list[Stretch]:
         """Return what is to be drawn, the oldest first; what was undone apart from what counts."""
         found: list[Stretch] = []
-        for at, branch in enumerate(self._branches):
-            counts_to = min((later.first for later in self._branches[at + 1 :]), default=None)
-            points = [point for bucket in branch.buckets.values() for point in bucket.points()]
-            kept = [point for point in points if counts_to is None or point.step < counts_to]
+        counts_to: int | None = None
+        for branch in reversed(self._branches):
+            points: list[Point] = []
+            for bucket in branch.buckets.values():
+                bucket.put_into(points)
+            kept = points if counts_to is None else [point for point in points if point.step < counts_to]
             undone = points[len(kept) :]
-            if undone:
-                found.append(Stretch(kept[-1:] + undone, is_undone=True))
             if kept:
                 found.append(Stretch(kept, is_undone=False))
+            if undone:
+                found.append(Stretch(kept[-1:] + undone, is_undone=True))
+            counts_to = branch.first if counts_to is None else min(counts_to, branch.first)
+        found.reverse()
         return found
 
     def recent(self, most: int) -> list[Point]:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..core.heartbeat import Heartbeat
+from ..report.curves import Point
 from ..report.event import HEALED, NEW_NORMAL, OPEN, PASSED, RETRIED, WORSE, Event
 from ..report.model import MEMORY, RunStory
 from ..report.paragraph import duration, ended_by, figures_of, number
@@ -101,7 +102,8 @@ def _curves(run: RunStory, width: int, *, tall: bool, is_ascii: bool) -> list[Te
         if curve is None or curve.newest is None or (label == "memory" and run.memory != (name, curve)):
             continue
         rows = 4 if name == "loss" and tall else 1
-        picture = plot(columns_of(curve.recent(2000), room), rows, is_ascii=is_ascii)
+        points = curve.recent(2000)
+        picture = plot(columns_of(points, room), rows, is_ascii=is_ascii)
         unit = {"memory": " GiB", "step time": " s"}.get(label, "")
         for at, row in enumerate(picture):
             text = f"{label:<10}{number(curve.newest.value)}{unit}" if at == 0 else ""
@@ -109,13 +111,12 @@ def _curves(run: RunStory, width: int, *, tall: bool, is_ascii: bool) -> list[Te
             line.append(row, "green" if name == "loss" else "blue")
             lines.append(line)
         if name == "loss" and tall:
-            lines.append(_marks(run, room))
+            lines.append(_marks(run, points, room))
     return lines or [_line("no metrics were recorded yet", "dim")]
 
 
-def _marks(run: RunStory, room: int) -> Text:
+def _marks(run: RunStory, points: list[Point], room: int) -> Text:
     """Return a line that shows where in the curve above incidents were."""
-    points = run.curves["loss"].recent(2000)
     first, last = points[0].step, points[-1].step
     row = [" "] * room
     for event in run.timeline.events:

@@ -31,6 +31,8 @@ def command(
     place = Path(run_dir)
     tail = RunTail(run_directory(place) if place.exists() or once else place.absolute())
     try:
+        if web or not once:
+            _step_back()
         if web:
             _serve(tail, port, every)
         elif once or not _is_terminal():
@@ -39,6 +41,15 @@ def command(
             _follow(tail, every)
     except KeyboardInterrupt:
         raise typer.Exit(0) from None
+
+
+def _step_back() -> None:
+    """Let whatever else the machine does go first: it is there to train."""
+    import contextlib
+    import os
+
+    with contextlib.suppress(OSError, AttributeError):
+        os.nice(10)
 
 
 def _is_terminal() -> bool:
