@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import json
 import re
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
 from self_healing.cli.main import main
 from self_healing.core.secrets import strip_control
 from self_healing.report.page import POLICY, page_of
+from self_healing.report.postmortem import build_postmortem
 from self_healing.report.run_files import read_run
+from self_healing.watch.screen import frame
 
 from .told_run import HOSTILE, Book, hostile_run
 
@@ -78,6 +83,30 @@ def test_the_terminal_gets_no_escape(run_dir, capsys):
     text = capsys.readouterr().out
     assert ESCAPES.search(text) is None
     assert "<script>alert(1)" in text
+
+
+def test_a_live_frame_moves_nothing_but_colours(run_dir):
+    screen = Console(force_terminal=True, width=160, height=60, file=io.StringIO())
+    screen.print(frame(read_run(run_dir), width=160, height=60, now_s=1.8e9, is_ascii=False))
+    text = re.sub(r"\x1b\[[0-9;]*m", "", screen.file.getvalue())
+    assert ESCAPES.search(text) is None
+    assert "<script>alert(1)" in text
+
+
+def test_an_exception_of_the_postmortem_is_text(tmp_path):
+    hostile_run(tmp_path)
+    told = build_postmortem(
+        [], exit_reason="exception", exception=RuntimeError(HOSTILE), last_step=1, final_metrics={}, started_s=0.0, ended_s=1.0,
+        versions={HOSTILE: HOSTILE}, hardware={"gpus": [HOSTILE]}, environ={},
+    )  # fmt: skip
+    raw = {**told.to_json(), "advice": [HOSTILE]}
+    (tmp_path / "postmortem.json").write_text(json.dumps(raw))
+    page = page_of(read_run(tmp_path))
+    tags = Tags()
+    tags.feed(page)
+    assert "Ended by" in page
+    assert not tags.seen & {"script", "img", "iframe"}
+    assert ESCAPES.search(page) is None
 
 
 def test_a_hostile_name_of_a_folder_is_inert(tmp_path, capsys):

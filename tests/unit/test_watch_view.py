@@ -110,6 +110,21 @@ def test_the_view_and_the_report_tell_the_same(tmp_path):
     assert seen.curves["loss"].stretches() == read.curves["loss"].stretches()
 
 
+def test_without_the_first_rank_the_next_one_tells_the_story_until_it_comes(tmp_path):
+    for rank in (3, 5):
+        book = Book(tmp_path, rank=rank)
+        book.metrics(10 + rank, loss=float(rank))
+        book.close()
+    tail = RunTail(tmp_path)
+    for story in (read_run(tmp_path), followed(tail)):
+        assert (story.last_step, story.curves["loss"].newest.value, sorted(story.ranks)) == (13, 3.0, [3, 5])
+    book = Book(tmp_path)
+    book.metrics(20, loss=0.5)
+    book.close()
+    story = followed(tail)
+    assert (story.last_step, story.curves["loss"].newest.value, sorted(story.ranks)) == (20, 0.5, [0, 3, 5])
+
+
 def test_the_supervisor_and_the_training_are_one_story(tmp_path):
     from self_healing.core.ledger import Ledger
 

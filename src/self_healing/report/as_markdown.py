@@ -31,6 +31,9 @@ def _parts(run: RunStory, safe: Callable[[object], str]) -> Iterator[str]:
     yield ""
     yield safe(" ".join(story_of(run)))
     yield ""
+    if run.outside.exception:
+        yield f"Ended by: {safe(run.outside.exception)}"
+        yield ""
     yield from _table(("", ""), ((row.label, f"{row.value} {row.note}".strip()) for row in figures_of(run)), safe)
     if advice := advice_of(run):
         yield from _section("What is left to do", (f"- {safe(each)}" for each in advice))
@@ -107,7 +110,7 @@ def _rest(run: RunStory, safe: Callable[[object], str]) -> Iterator[str]:
     force = changes_in_force(run)
     changes += [f"- still in force: {safe('; '.join(force))}"] if force else []
     yield from _section("Changes", changes or ["No setting of the run was changed."])
-    rows = [*hardware_of(run), *run.outside.versions.items()]
+    rows = [*hardware_of(run), *run.outside.versions.items(), *run.account.pages.items()]
     yield from _section("Environment", () if rows else ["Not known yet: it is written at the end of the run."])
     if rows:
         yield from _table(("", ""), rows, safe)

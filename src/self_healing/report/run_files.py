@@ -75,6 +75,8 @@ def read_run(path: str | Path, clean: Cleaner | None = None) -> RunStory:
     own, supervisor, others = ledger_path(run_dir), supervisor_ledger_path(run_dir), ranks_of(run_dir)
     if not own.exists() and not supervisor.exists() and not others:
         raise InputError(f"{path}: holds no ledger of a run (healing/ledger.jsonl); {WHAT_IS_READ}")
+    if not own.exists() and others:  # of another machine: the first rank of this one tells the story
+        own = ledger_path(run_dir, others.pop(0))
     main = ((entry, True) for entry in iter_run(own if own.exists() else None, supervisor, reading))
     streams: list[Iterator[tuple[Entry, bool]]] = [main]
     streams += [_of_rank(ledger_path(run_dir, rank), story) for rank in others]

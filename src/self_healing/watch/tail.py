@@ -93,6 +93,8 @@ class RunTail:
         self._tails: dict[int, FileTail] = {}
         """By rank; -1 is the supervisor."""
         self._numbers = AttemptNumbers()
+        self._first = 0
+        """The rank that tells the story."""
         self._waiting: list[tuple[float, int, Entry, int]] = []
         """Entries that are newer than what another ledger has been read up to."""
         self._count = 0
@@ -121,14 +123,16 @@ class RunTail:
         until = float("inf")
         for rank, tail in list(self._tails.items()):
             newest = self._read(rank, tail)
-            if tail.is_replaced and rank <= 0:  # another run, or a ledger that was moved away: the story begins anew
+            if (
+                tail.is_replaced and rank <= self._first
+            ):  # another run, or a ledger that was moved away: the story begins anew
                 self._begin()
                 return True
             if tail.has_more and newest is not None:
                 until = min(until, newest)
         while self._waiting and self._waiting[0][0] <= until:
             _, _, entry, rank = heapq.heappop(self._waiting)
-            if rank > 0:
+            if rank > self._first:
                 self.story.take(entry, is_main=False)
                 continue
             for numbered in self._numbers.take(entry, is_supervisors=rank < 0):
@@ -140,8 +144,16 @@ class RunTail:
 
     def _find(self) -> None:
         """Begin to follow ledgers that have come up since."""
-        wanted = {0: ledger_path(self.run_dir), -1: supervisor_ledger_path(self.run_dir)}
-        wanted |= {rank: ledger_path(self.run_dir, rank) for rank in ranks_of(self.run_dir)}
+        others = ranks_of(self.run_dir)
+        has_first = ledger_path(self.run_dir).exists()
+        # Without the first rank, which is on another machine or still to come, the first of those here tells the story.
+        first = 0 if has_first or not others else others[0]
+        if first != self._first:
+            if self._tails:
+                self._begin()
+            self._first = first
+        wanted = {-1: supervisor_ledger_path(self.run_dir), 0: ledger_path(self.run_dir)}
+        wanted |= {rank: ledger_path(self.run_dir, rank) for rank in others}
         for rank, path in wanted.items():
             if rank not in self._tails and path.exists():
                 self._tails[rank] = FileTail(path)
