@@ -100,8 +100,13 @@ class Curve:
 
     def returned(self, step: int) -> None:
         """Take in that the run is back at an earlier step, also where this metric is not observed for a while."""
-        if self._branches and step <= self._branches[-1].last:
+        if not self._branches or step > self._branches[-1].last:
+            return
+        if self._branches[-1].buckets:
             self._branches.append(_Branch(step, step))
+        else:  # once more, and nothing was seen in between
+            self._branches[-1].first = min(step, self._branches[-1].first)
+            self._branches[-1].last = step
 
     def stretches(self) -> list[Stretch]:
         """Return what is to be drawn, the oldest first; what was undone apart from what counts."""
@@ -112,7 +117,7 @@ class Curve:
             for bucket in branch.buckets.values():
                 bucket.put_into(points)
             kept = points if counts_to is None else [point for point in points if point.step < counts_to]
-            undone = points[len(kept) :]
+            undone = [] if counts_to is None else [point for point in points if point.step >= counts_to]
             if kept:
                 found.append(Stretch(kept, is_undone=False))
             if undone:

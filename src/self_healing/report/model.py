@@ -24,7 +24,7 @@ MOST_LISTED = 200
 """Remarks, changes and returns that are listed, the newest."""
 MEMORY = ("memory_bytes", "memory_reserved_bytes", "host_memory_bytes", "memory/max_alloc", "memory/max_reserved")
 """Gauges of memory, the first that is there is drawn."""
-METRICS = ("loss", "eval_loss", "grad_norm", "learning_rate", "step_time_s", "reward", *MEMORY)
+METRICS = frozenset({"loss", "eval_loss", "grad_norm", "learning_rate", "step_time_s", "reward", *MEMORY})
 LOOKS_AT = 2**16
 """Characters of a text that are looked at; a few hundred of them are shown."""
 GIB = 2**30
@@ -185,7 +185,9 @@ class RunStory:
 
     def take_metric(self, name: str, step: int, value: object) -> None:
         """Take in one number of a metric; those that are not drawn are left."""
-        number = number_of(value) if name in METRICS else None
+        if name not in METRICS:
+            return
+        number = value if type(value) is float else number_of(value)
         if number is None:
             return
         if name in MEMORY and not name.startswith("memory/"):
