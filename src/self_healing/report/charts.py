@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .curves import Curve, Point
+from .curves import MOST_POINTS, Curve, Point
 from .event import Event
 from .model import RunStory
 
@@ -27,12 +27,13 @@ WIDE, NARROW = 940, 360
 _HEIGHTS = {WIDE: 230, NARROW: 220}
 _INKS = {"series": "#010101", "second": "#020202", "grid": "#030303", "text": "#040404", "undone": "#050505",
          "bad": "#060606", "mark": "#070707", "paper": "#080808", "good": "#090909"}  # fmt: skip
-_MOST_MARKS = {WIDE: 60, NARROW: 24}
-"""Incidents that are marked; where there are more, the worst come first."""
+_MOST_MARKS = {WIDE: 48, NARROW: 16}
+"""Incidents that are marked by a number; where there are more, those that are open come first."""
 _LOG_FROM = 50.0
 """The largest value as a multiple of the usual one from which an axis is logarithmic."""
 _FEW = 0.01
 """The share of such values up to which the axis leaves them out and their height is written beside a mark instead."""
+_MOST_POINTS = {WIDE: MOST_POINTS, NARROW: MOST_POINTS // 3}
 _MOST_LABELS = 6
 _LARGEST = 1e100
 _DOTTED = 3
@@ -143,7 +144,7 @@ def _svg(drawn: _Drawn, events: Sequence[Event], width: int) -> str:
         place = (left / width, 44 / height, (width - left - 12) / width, (height - 44 - 40) / height)
         axes = figure.add_axes(place)
         _style(axes, drawn)
-        _draw(axes, drawn)
+        _draw(axes, drawn, _MOST_POINTS[width])
         _mark(axes, events, width)
         out = io.StringIO()
         canvas: Any = FigureCanvasSVG(figure)
@@ -186,7 +187,7 @@ def _in_pixels(axes: Axes) -> Any:
     return blended_transform_factory(IdentityTransform(), axes.transAxes)
 
 
-def _draw(axes: Axes, drawn: _Drawn) -> None:
+def _draw(axes: Axes, drawn: _Drawn, most: int) -> None:
     values = []
     drawn_curves = [(drawn.unit, drawn.curve, "series"), *([(*drawn.also, "second")] if drawn.also else [])]
     for name, curve, ink in drawn_curves:
@@ -199,8 +200,19 @@ def _draw(axes: Axes, drawn: _Drawn) -> None:
                 None if stretch.is_undone or is_named else ("training" if drawn.also and curve is drawn.curve else name)
             )
             is_named = is_named or label is not None
-            axes.plot(*_columns(stretch.points), color=color, linewidth=1.0 if stretch.is_undone else 1.4,
-                      solid_joinstyle="round", label=label, marker=marker, markersize=3.5)  # fmt: skip
+            # Of a thinned curve the mean is drawn over what lies between the lowest and the highest values.
+            is_thinned = len(stretch.means) > _DOTTED
+            axes.plot(*_columns(_fewer(stretch.points, most)), color=color, linewidth=0.7 if is_thinned or stretch.is_undone else 1.4,
+                      alpha=0.35 if is_thinned else None, solid_joinstyle="round", label=None if is_thinned else label,
+                      marker=marker, markersize=3.5)  # fmt: skip
+            if is_thinned:
+                axes.plot(
+                    *_columns(_fewer(stretch.means, most // 2)),
+                    color=color,
+                    linewidth=1.6,
+                    solid_joinstyle="round",
+                    label=label,
+                )
     ordered = sorted(values)
     usual = ordered[len(ordered) // 2]
     if usual > 0 and ordered[-1] > _LOG_FROM * usual:
@@ -245,6 +257,20 @@ def _drawable(value: float) -> float:
     return max(-_LARGEST, min(_LARGEST, value))
 
 
+def _fewer(points: list[Point], most: int) -> list[Point]:
+    """Return at most about so many points, of each group the lowest and the highest."""
+    size = 2 * math.ceil(len(points) / most)
+    if size <= 2:
+        return points
+    kept: list[Point] = []
+    for at in range(0, len(points), size):
+        group = points[at : at + size]
+        known = [point for point in group if math.isfinite(point.value)]
+        ends = {min(known, key=lambda p: p.value), max(known, key=lambda p: p.value)} if known else {group[0]}
+        kept += sorted(ends | {point for point in group if not math.isfinite(point.value)}, key=lambda p: p.step)
+    return kept
+
+
 def _columns(points: Iterable[Point]) -> tuple[list[int], list[float]]:
     rows = list(points)
     return [point.step for point in rows], [
@@ -253,21 +279,32 @@ def _columns(points: Iterable[Point]) -> tuple[list[int], list[float]]:
 
 
 def _mark(axes: Axes, events: Sequence[Event], width: int) -> None:
-    """Mark incidents: a line down to the axis, and a number that leads to the timeline."""
-    chosen = sorted(events, key=lambda event: (event.is_settled, event.severity != "error", -event.number))
+    """Mark incidents: a tick at the axis for each, and for as many as there is room a line and a number that leads to the timeline."""
     left, right = axes.get_xlim()
-    room = (right - left) * (20 / width)
+    shown = sorted((e for e in events if left <= e.step <= right), key=lambda e: (e.step, e.is_settled, e.number))
+    at_the_axis = axes.get_xaxis_transform()
+    for ink, settled in (("mark", True), ("bad", False)):
+        steps = [event.step for event in shown if event.is_settled is settled]
+        across = [place for step in steps for place in (step, step, math.nan)]  # in one stroke, which is small
+        axes.plot(
+            across,
+            [-0.03, 0.03, math.nan] * len(steps),
+            color=_INKS[ink],
+            linewidth=1.0,
+            transform=at_the_axis,
+            clip_on=False,
+        )
+    pixel = (right - left) / width
     taken = [-math.inf, -math.inf]
     """How far each of the two rows of numbers is used."""
-    for event in sorted(chosen[: _MOST_MARKS[width]], key=lambda event: (event.step, event.is_settled, event.number)):
-        if not left <= event.step <= right:
-            continue
+    for event in sorted(_spread(shown, _MOST_MARKS[width]), key=lambda e: (e.step, e.is_settled, e.number)):
         color = _INKS["mark" if event.is_settled else "bad"]
-        axes.axvline(event.step, color=color, linewidth=0.9, alpha=0.55, linestyle=(0, (3, 3)))
-        row = next((at for at, used in enumerate(taken) if event.step - used >= room), None)
+        half = pixel * (8 + 3.2 * len(str(event.number)))
+        row = next((at for at, used in enumerate(taken) if event.step - half >= used), None)
         if row is None:  # no room for its number: the timeline has it
             continue
-        taken[row] = event.step
+        taken[row] = event.step + half
+        axes.axvline(event.step, color=color, linewidth=0.9, alpha=0.55, linestyle=(0, (3, 3)))
         mark = axes.annotate(
             str(event.number), (event.step, 1.0), xycoords=("data", "axes fraction"), xytext=(0, 5 + 15 * row),
             textcoords="offset points", ha="center", va="bottom", fontsize=9.5, fontweight="bold", color=color,
@@ -277,6 +314,14 @@ def _mark(axes: Axes, events: Sequence[Event], width: int) -> None:
         circle = mark.get_bbox_patch()
         assert circle is not None
         circle.set_url(f"#incident-{event.number}")
+
+
+def _spread(events: list[Event], most: int) -> list[Event]:
+    """Return as many as can be marked: those that are open, and of the others some from everywhere."""
+    worst = [event for event in events if not event.is_settled][:most]
+    others = [event for event in events if event.is_settled]
+    room = most - len(worst)
+    return worst + (others if len(others) <= room else [others[at * len(others) // room] for at in range(room)])
 
 
 def _for_the_page(svg: str, drawn: _Drawn, width: int) -> str:
@@ -294,10 +339,11 @@ def _for_the_page(svg: str, drawn: _Drawn, width: int) -> str:
     body = re.sub(r"font-family: [^;]*; ", "", body).replace(' target="_blank"', "")  # the page's own font, in the page
     body = re.sub(r'<a href="#incident-(\d+)">(?=\s*<text)', r'<a href="#incident-\1" aria-label="incident \1">', body)
     body = re.sub(r'<a href="(#incident-\d+)">', r'<a href="\1" tabindex="-1" aria-hidden="true">', body)
+    body = re.sub(r" ?\n([LMCQz]) ?", r"\1", re.sub(r">\s+<", "><", body)).replace("M ", "M")
     body = re.sub(r' (width|height)="[\d.]+pt"', "", body, count=2)
     return re.sub(r"<svg ", f'<svg role="group" aria-label="{drawn.title} over steps" ', body, count=1).strip()
 
 
 def _shorter(hit: re.Match[str]) -> str:
     found = hit[0]
-    return found if found[0] == ">" else f"{float(found):.2f}".rstrip("0").rstrip(".")
+    return found if found[0] == ">" else f"{float(found):.1f}".removesuffix(".0")

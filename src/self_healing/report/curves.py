@@ -24,6 +24,8 @@ class Stretch(NamedTuple):
     """A piece of a curve that is drawn in one go."""
 
     points: list[Point]
+    means: list[Point]
+    """Of a curve that was thinned, the mean of each bucket."""
     is_undone: bool
     """These steps were trained again later, after a return to an earlier state or in another attempt."""
 
@@ -34,12 +36,16 @@ class _Bucket:
     high: Point
     hole: int | None = None
     """The newest step in it whose value was not finite and has not been replaced."""
+    total: float = 0.0
+    count: int = 0
 
     def join(self, other: _Bucket) -> None:
         known = [p for p in (self.low, self.high, other.low, other.high) if math.isfinite(p.value)]
         if known:
             self.low, self.high = min(known, key=_value), max(known, key=_value)
         self.hole = self.hole if other.hole is None else other.hole
+        self.total += other.total
+        self.count += other.count
 
     def put_into(self, points: list[Point]) -> None:
         """Add its points, in the order of the steps; the quick way, because a live view asks for it every second."""
@@ -119,12 +125,20 @@ class Curve:
             kept = points if counts_to is None else [point for point in points if point.step < counts_to]
             undone = [] if counts_to is None else [point for point in points if point.step >= counts_to]
             if kept:
-                found.append(Stretch(kept, is_undone=False))
+                found.append(Stretch(kept, self._means(branch, counts_to), is_undone=False))
             if undone:
-                found.append(Stretch(kept[-1:] + undone, is_undone=True))
+                found.append(Stretch(kept[-1:] + undone, [], is_undone=True))
             counts_to = branch.first if counts_to is None else min(counts_to, branch.first)
         found.reverse()
         return found
+
+    def _means(self, branch: _Branch, counts_to: int | None) -> list[Point]:
+        """Return the means of the buckets that count, each in the middle of its steps."""
+        if self._width == 1:
+            return []
+        half = self._width // 2
+        means = [Point(key * self._width + half, b.total / b.count) for key, b in branch.buckets.items() if b.count]
+        return [point for point in means if (counts_to is None or point.step < counts_to) and point.step <= branch.last]
 
     def recent(self, most: int) -> list[Point]:
         """Return the newest points that count, for a small picture."""
@@ -136,13 +150,16 @@ class Curve:
         key = step // self._width
         bucket = branch.buckets.get(key)
         if bucket is None:
-            branch.buckets[key] = _Bucket(point, point, None if is_finite else step)
+            hole, total, count = (None, value, 1) if is_finite else (step, 0.0, 0)
+            branch.buckets[key] = _Bucket(point, point, hole, total, count)
             self._count += 1
         elif not is_finite:
             bucket.hole = step
         else:
             if bucket.hole == step:  # the step was run again, and came out well
                 bucket.hole = None
+            bucket.total += value
+            bucket.count += 1
             # A comparison with what is no number is false: the first number takes its place.
             if not bucket.low.value <= value or not math.isfinite(bucket.low.value):
                 bucket.low = point

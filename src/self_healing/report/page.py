@@ -40,6 +40,8 @@ KINDS = {
     TimeClass.OTHER: ("Other", "what a process did after its training"),
     TimeClass.UNKNOWN: ("Unknown", "nobody has told"),
 }
+_MOST_DETAILED = 120
+"""Events whose evidence and alternatives are in the page: they are most of what there is to read, and of its size."""
 _BAD_ENDS = frozenset({"exception", "device_lost", "unrecoverable", "killed"})
 
 
@@ -87,6 +89,7 @@ def page_of(run: RunStory, *, is_live: bool = False) -> str:
         run=run, policy=POLICY, style=style, is_live=is_live, version=__version__, story=story_of(run),
         figures=figures_of(run), charts=drawn, missing=missing, tones=TONES, endings=ENDINGS, duration=duration,
         marked=charts[0].key if charts else "", events=list(run.timeline.events), ranks=[run.ranks[key] for key in sorted(run.ranks)],
+        detailed=_detailed(run),
         not_listed=run.timeline.seen - len(run.timeline.events), open_events=any(not e.is_settled for e in run.timeline.events),
         has_undone=any(s.is_undone for curve in run.curves.values() for s in curve.stretches()),
         many_attempts=run.account.attempts_seen > 1, many_ranks=len(run.ranks) > 1,
@@ -94,6 +97,12 @@ def page_of(run: RunStory, *, is_live: bool = False) -> str:
         advice=advice_of(run), spending=spending_of(run), caveats=run.spent.caveats if run.goodput is not None else (), attempts=attempts_of(run), in_force=changes_in_force(run),
         quarantined=list(run.account.quarantined), hardware=hardware_of(run),
     )  # fmt: skip
+
+
+def _detailed(run: RunStory) -> set[int]:
+    """Return the numbers of the events that are told at length: those that are open, and the newest of the others."""
+    events = sorted(run.timeline.events, key=lambda event: (event.is_settled, -event.number))
+    return {event.number for event in events[:_MOST_DETAILED]}
 
 
 def advice_of(run: RunStory) -> list[str]:
