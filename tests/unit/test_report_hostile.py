@@ -95,6 +95,9 @@ def test_a_live_frame_moves_nothing_but_colours(run_dir):
 
 def test_an_exception_of_the_postmortem_is_text(tmp_path):
     hostile_run(tmp_path)
+    book = Book(tmp_path)
+    book.add("note", "run-ended", 40, {"exit_reason": "exception"})
+    book.close()
     told = build_postmortem(
         [], exit_reason="exception", exception=RuntimeError(HOSTILE), last_step=1, final_metrics={}, started_s=0.0, ended_s=1.0,
         versions={HOSTILE: HOSTILE}, hardware={"gpus": [HOSTILE]}, environ={},
@@ -105,6 +108,7 @@ def test_an_exception_of_the_postmortem_is_text(tmp_path):
     tags = Tags()
     tags.feed(page)
     assert "Ended by" in page
+    assert "What is left to do" in page
     assert not tags.seen & {"script", "img", "iframe"}
     assert ESCAPES.search(page) is None
 

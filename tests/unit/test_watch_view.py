@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import math
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -145,6 +146,27 @@ def test_the_supervisor_and_the_training_are_one_story(tmp_path):
     story = followed(RunTail(tmp_path))
     assert [attempt.number for attempt in story.account.attempts] == [1, 2]
     assert story.attempt_ends == {1: "signal 9", 2: "completed"}
+
+
+def test_a_supervised_training_that_writes_elsewhere_is_found_by_its_heartbeat(tmp_path):
+    from self_healing.core.ledger import Ledger
+
+    run_dir, home = tmp_path / "run", tmp_path / "output"
+    supervisor = Ledger(run_dir / "healing" / "ledger.supervisor.jsonl", environ={})
+    supervisor.append("note", "attempt-began", step=0, time_s=1.0, body={"attempt": 1, "changes": []})
+    supervisor.flush()
+    tail = RunTail(run_dir)
+    followed(tail)
+    book = Book(home, began_s=2.0)
+    book.metrics(5, loss=2.0)
+    book.close()
+    write_heartbeat(run_dir, replace(beat(0, 5), run_dir=str(home)))
+    supervisor.append("note", "attempt-ended", step=5, time_s=9.0, body={"attempt": 1, "status": 0})
+    supervisor.close()
+    for story in (read_run(run_dir), followed(tail)):
+        assert story.curves["loss"].newest.value == 2.0
+        assert story.attempt_ends == {1: "completed"}
+        assert story.account.attempts_seen == 1
 
 
 def test_what_a_supervised_command_prints_is_followed(tmp_path):

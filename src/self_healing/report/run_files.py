@@ -61,6 +61,17 @@ def ranks_of(run_dir: Path) -> list[int]:
     return []
 
 
+def home_of(run_dir: Path) -> Path:
+    """Return where the training itself keeps its ledger: a supervised one in its `output_dir`, which its heartbeat names."""
+    if not ledger_path(run_dir).exists():
+        for beat in read_heartbeats(run_dir):
+            with suppress(OSError, ValueError):
+                home = Path(beat.run_dir)
+                if home.is_absolute() and ledger_path(home, beat.rank).is_file():
+                    return home
+    return run_dir
+
+
 def read_run(path: str | Path, clean: Cleaner | None = None) -> RunStory:
     """Read a whole run.
 
@@ -72,14 +83,15 @@ def read_run(path: str | Path, clean: Cleaner | None = None) -> RunStory:
     run_dir = run_directory(path)
     story = RunStory(clean)
     reading = LedgerReading()
-    own, supervisor, others = ledger_path(run_dir), supervisor_ledger_path(run_dir), ranks_of(run_dir)
+    home = home_of(run_dir)
+    own, supervisor, others = ledger_path(home), supervisor_ledger_path(run_dir), ranks_of(home)
     if not own.exists() and not supervisor.exists() and not others:
         raise InputError(f"{path}: holds no ledger of a run (healing/ledger.jsonl); {WHAT_IS_READ}")
     if not own.exists() and others:  # of another machine: the first rank of this one tells the story
-        own = ledger_path(run_dir, others.pop(0))
+        own = ledger_path(home, others.pop(0))
     main = ((entry, True) for entry in iter_run(own if own.exists() else None, supervisor, reading))
     streams: list[Iterator[tuple[Entry, bool]]] = [main]
-    streams += [_of_rank(ledger_path(run_dir, rank), story) for rank in others]
+    streams += [_of_rank(ledger_path(home, rank), story) for rank in others]
     for entry, is_main in heapq.merge(*streams, key=lambda item: item[0].time):
         story.take(entry, is_main=is_main)
     if not story.entries:
@@ -115,14 +127,16 @@ def look_beside(run_dir: Path, story: RunStory, *, with_logs: bool = True) -> No
     outside.name = clean.line(run_dir.name)
     for beat in read_heartbeats(run_dir):
         story.ranks.setdefault(beat.rank, RankFacts(beat.rank)).beat = beat
-    outside.records = _records(healing_folder(run_dir) / "quarantine.jsonl", clean)
+    home = home_of(run_dir)
+    outside.records = _records(healing_folder(home) / "quarantine.jsonl", clean)
     with suppress(InputError):
-        told = read_postmortem(postmortem_path(run_dir))
+        told = read_postmortem(postmortem_path(home if postmortem_path(home).exists() else run_dir))
         outside.exit_reason = clean.line(told.exit_reason)
         outside.versions = {clean.line(key): clean.line(value) for key, value in told.versions.items()}
         outside.hardware = {clean.line(key): _plain(value, clean) for key, value in told.hardware.items() if value}
-        outside.advice = [clean.line(each) for each in told.advice]
-        raised = told.exception or {}
+        is_of_its_end = story.ended == told.exit_reason  # else it tells of an attempt before
+        outside.advice = [clean.line(each) for each in told.advice] if is_of_its_end else []
+        raised = (told.exception or {}) if is_of_its_end else {}
         outside.exception = clean.line(f"{raised.get('type', '')}: {raised.get('message', '')}".strip(": "))
     if with_logs and not {"loss", "eval_loss", "grad_norm", "reward"} & story.curves.keys():
         _curves_from_logs(run_dir, story)
@@ -138,6 +152,8 @@ def _records(path: Path, clean: Cleaner) -> list[dict[str, str]]:
     """Return the records that are left out, as listed; a line that is none is passed over."""
     found: list[dict[str, str]] = []
     try:
+        if not path.is_file():
+            return found
         with path.open("rb") as file:
             lines = file.read(_LARGEST_LIST).decode("utf-8", "replace").splitlines()
     except OSError:

@@ -20,7 +20,7 @@ from ..readers.log_runs import LogMetrics
 from ..readers.log_text import live_blocks
 from ..report.clean import Cleaner
 from ..report.model import RankFacts, RunStory
-from ..report.run_files import attempt_folders, look_beside, ranks_of
+from ..report.run_files import attempt_folders, home_of, look_beside, ranks_of
 
 MOST_BYTES = 4 * 2**20
 """What is read of one file in one look: a view that is opened late shows something soon."""
@@ -144,16 +144,17 @@ class RunTail:
 
     def _find(self) -> None:
         """Begin to follow ledgers that have come up since."""
-        others = ranks_of(self.run_dir)
-        has_first = ledger_path(self.run_dir).exists()
+        home = home_of(self.run_dir)
+        others = ranks_of(home)
+        has_first = ledger_path(home).exists()
         # Without the first rank, which is on another machine or still to come, the first of those here tells the story.
         first = 0 if has_first or not others else others[0]
         if first != self._first:
             if self._tails:
                 self._begin()
             self._first = first
-        wanted = {-1: supervisor_ledger_path(self.run_dir), 0: ledger_path(self.run_dir)}
-        wanted |= {rank: ledger_path(self.run_dir, rank) for rank in others}
+        wanted = {-1: supervisor_ledger_path(self.run_dir), 0: ledger_path(home)}
+        wanted |= {rank: ledger_path(home, rank) for rank in others}
         for rank, path in wanted.items():
             if rank not in self._tails and path.exists():
                 self._tails[rank] = FileTail(path)
