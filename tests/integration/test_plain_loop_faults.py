@@ -93,12 +93,6 @@ def test_an_overflow_of_a_scaler_is_its_own_affair(form, tmp_path):
 # -- every time ----------------------------------------------------------------------------------------
 
 
-def without(rows, bad):
-    """Return a bare run in whose data some rows never come, of as many steps as planned."""
-    x, y = data(rows + len(bad))
-    return x, y
-
-
 class Listed:
     """A loader that hands out given rows in their order."""
 
@@ -130,13 +124,6 @@ def test_a_batch_that_is_nan_every_time_is_left_out_and_the_next_takes_its_place
     assert all(bool(torch.isfinite(p).all()) for p in loop.model.parameters())
     assert "skip-step" in actions(tmp_path)
     assert run._session.guard.making_up.replaced_steps == 1
-    if accumulate == 1:
-        plain = make(dropout=0.0, norm=False)
-        good = listed()
-        # What the epoch owes comes from its beginning, as far as that is kept.
-        plain.loader = Listed(good[:4] + good[5:])
-        bare(plain, epochs=1)
-        loop.state()
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -275,10 +262,6 @@ def test_what_is_done_when_memory_runs_out_is_the_users_choice(action, form, tmp
 # -- returns -------------------------------------------------------------------------------------------
 
 
-class FromPassOn:
-    """A fault that is there from some pass on, until the run is somewhere else."""
-
-
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("how", [{}, {"scheduler": "step", "per_epoch": True, "evaluates": True}], ids=["step", "epoch"])
 @pytest.mark.parametrize("back", (1, 2), ids=("one epoch back", "two epochs back"))
@@ -312,7 +295,7 @@ def test_moments_that_training_did_not_make_are_put_back(form, tmp_path):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_learning_rate_far_too_high_is_cut_and_ramped_up_again(form, tmp_path):
-    loop = make(norm=False, dropout=0.0, lr=1.0, rows=160, scheduler=None)
+    loop = make(norm=False, dropout=0.0, lr=3.0, optimizer="sgd", rows=160, scheduler=None)
     rates = []
     run = guarded(loop, tmp_path, form, epochs=3, each=lambda run, s: rates.append(run.figures()["healing/lr_scale"]))
     taken = actions(tmp_path)
@@ -373,7 +356,7 @@ def test_a_record_that_cannot_be_read_is_left_out(form, workers, tmp_path):
     run = guarded(loop, tmp_path, form, epochs=2)
     assert run.step_number == 20
     assert "quarantine-records" in actions(tmp_path)
-    assert [each["index"] for each in postmortem(tmp_path).data_quarantined] == [7]
+    assert "record 7 raised ValueError" in postmortem(tmp_path).data_quarantined[0]["said"]
 
 
 class Picky(Net):
@@ -423,19 +406,18 @@ def test_a_loader_that_raises_ends_the_run_with_a_checkpoint(tmp_path):
 
 
 def test_a_hook_may_veto_a_return(tmp_path):
-    from self_healing import HealingConfig  # noqa: F401
-
     loop, seen = make(norm=False), []
     plant(loop.net, 18, weight_nan)
 
     def hook(incident, plan, run):
-        seen.append(incident.rule if hasattr(incident, "rule") else incident.name)
+        seen.append(incident.name)
         return False
 
-    with pytest.raises(UnrecoverableError):
-        guarded(loop, tmp_path, wrap=lambda run: run.on_instability(hook))
-    assert seen
-    assert "roll-back" not in [a for e in entries(tmp_path) if e.kind == "outcome" for a in str(e.body)]
+    run = guarded(loop, tmp_path, wrap=lambda run: run.on_instability(hook))
+    assert "weights-not-finite" in seen
+    assert run.figures().get("healing/rollbacks", 0) == 0
+    assert run.step_number == 30, "whoever vetoes everything is not kept at one step for ever"
+    assert notes(tmp_path, "step-left-out")
 
 
 def test_a_hook_is_asked_for_its_kind_alone(tmp_path):

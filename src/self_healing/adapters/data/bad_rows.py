@@ -45,7 +45,8 @@ class BadRows:
         try:
             return attempt()
         except Exception as error:
-            instead = self._without_bad_rows(micro_batch, error) if self._may_be_rows(error) else None
+            can_be_tried = not micro_batch.is_changed() and self._may_be_rows(error)
+            instead = self._without_bad_rows(micro_batch, error) if can_be_tried else None
             if instead is None:
                 raise
         counters.restore(self.trainer)

@@ -275,6 +275,8 @@ class MicroBatchRetry:
     # -- what is possible ----------------------------------------------------------------------------
 
     def _why_not_here(self, run: _Run) -> str | None:
+        if run.micro_batch.is_changed():
+            return "the loss function changes its batch in place, so that it cannot be run again as it was"
         accelerator = self.trainer.accelerator
         if accelerator.num_processes > 1:
             return f"{accelerator.num_processes} processes work on this step and cannot repeat it one by one"

@@ -15,6 +15,7 @@ from typing import Any
 from ...tensors.random_state import RandomState
 from ..rollback.data_windows import EpochData, Place
 from ..rollback.left_state import LeftState
+from ..rollback.memory_snapshots import Snapshot
 from ..rollback.restart import EpochStart, NoRestart
 from ..rollback.state_returns import StateReturns
 from ..trainer.moves import ReturnTo
@@ -31,13 +32,15 @@ class Stood:
     scheduler: Any
     rates: tuple[float, ...]
     """A scheduler's state does not bring the rates of the groups back."""
+    blocks: int | None = None
+    """Where accelerate stands in adding up gradients; None where the loop is not accelerate's."""
 
     @classmethod
     def of(cls, stand_in: Any, place: Place) -> Stood:
         """Take note of it."""
         scheduler = None if stand_in.lr_scheduler is None else dict(stand_in.lr_scheduler.state_dict())
         rates = tuple(group["lr"] for group in stand_in.optimizer.param_groups)
-        return cls(place, RandomState.capture(), scheduler, rates)
+        return cls(place, RandomState.capture(), scheduler, rates, blocks_of(stand_in))
 
     def restore(self, stand_in: Any) -> None:
         """Put it back."""
@@ -45,6 +48,8 @@ class Stood:
             stand_in.lr_scheduler.load_state_dict(self.scheduler)
         for group, rate in zip(stand_in.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate
+        if self.blocks is not None:
+            stand_in.accelerator.step = self.blocks
         self.random.restore()
 
 
@@ -117,6 +122,9 @@ class LoopReturns(StateReturns):
         """The loop is between two epochs."""
         self.waiting: Callable[[], list[Window]] = list
         """Returns the steps that are not known to be applied yet."""
+        self._ends = EndMarks(trainer)
+        self._blocks: dict[str, int | None] = {}
+        """Where accelerate stood at each state."""
         self._done_between: list[Callable[[], Any]] = []
         """What the loop has done since the end of the last epoch."""
 
@@ -190,7 +198,9 @@ class LoopReturns(StateReturns):
     def fetch(self) -> Any:
         """Return the next batch; end as the loader ends."""
         epoch = self._at_hand()
+        at, read = epoch.position, epoch.read
         batch = self.data.next_batch(epoch, self._step() + 1)
+        self._ends.handed_out(epoch, at, is_new=epoch.read > read)
         if self.restart.entry is not None:
             self.restart.arrived()
             epoch.first_step = self._step()
@@ -211,7 +221,19 @@ class LoopReturns(StateReturns):
     def return_to(self, move: ReturnTo) -> EpochData:
         """Put a state and the data since back."""
         self._epoch = super().return_to(move)
+        newest = list(self.snapshots)[-1]  # those after it are forgotten
+        if self._blocks.get(newest.key) is not None:
+            self.trainer.accelerator.step = self._blocks[newest.key]
         return self._epoch
+
+    def take(self) -> Snapshot | None:
+        """Set the state between two steps aside."""
+        snapshot = super().take()
+        if snapshot is not None:
+            kept = {each.key for each in self.snapshots}
+            self._blocks = {key: blocks for key, blocks in self._blocks.items() if key in kept}
+            self._blocks[snapshot.key] = blocks_of(self.trainer)
+        return snapshot
 
     def hand_out_again(self, window: Window, *, without: bool) -> None:
         """Give the batch of a step once more, and those after it; or others instead of that one."""
@@ -236,6 +258,38 @@ class LoopReturns(StateReturns):
     def _at_hand(self) -> EpochData:
         assert self._epoch is not None, "batches are handed out inside of an epoch"
         return self._epoch
+
+
+class EndMarks:
+    """What accelerate's loaders say of the batch at hand: whether it is the last, where gradients are added up for long.
+
+    A batch that is handed out again comes from us, while the loader stands where it stood.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._marks: dict[tuple[int, int], tuple[bool, int]] = {}
+
+    def handed_out(self, epoch: EpochData, at: int, *, is_new: bool) -> None:
+        """Take note of a batch that was read, or say of one that is handed out again what was said of it."""
+        loader, key = epoch.loader, (epoch.number, at)
+        if not hasattr(loader, "end_of_dataloader"):
+            return
+        if is_new:
+            self._marks = {known: mark for known, mark in self._marks.items() if known[0] >= epoch.number - 2}
+            self._marks[key] = loader.end_of_dataloader, loader.remainder
+            return
+        loader.end_of_dataloader, loader.remainder = self._marks.get(key, (False, -1))
+        state = getattr(self._trainer.accelerator, "gradient_state", None)
+        if state is not None and hasattr(state, "active_dataloader") and not state.in_dataloader:
+            loader.begin()  # it has come to its end before the return
+            loader.end_of_dataloader, loader.remainder = self._marks.get(key, (False, -1))
+
+
+def blocks_of(stand_in: Any) -> int | None:
+    """Return how many blocks accelerate has counted, by which it knows when to update."""
+    blocks = getattr(stand_in.accelerator, "step", None)
+    return blocks if isinstance(blocks, int) else None
 
 
 def _do_again(calls: tuple[Callable[[], Any], ...], random: RandomState) -> None:
