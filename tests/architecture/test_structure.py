@@ -41,6 +41,9 @@ FENCES = {
     "adapters/data/reward_functions.py": 3,  # a reward function fails: called again, noted, or raised again
     "adapters/own_loop/saving.py": 1,  # an emergency checkpoint failed: said in the ledger, the first error stays
     "adapters/own_loop/train.py": 2,  # an exception left a loop of its own: becomes a signal and part of the postmortem
+    "adapters/plain_loop/flow.py": 1,  # a loader fails: told, what can be saved is saved, and the error is raised again
+    "adapters/plain_loop/session.py": 1,  # a device is lost: the run is ended in writing, and what says so is raised
+    "adapters/plain_loop/checkpoints.py": 1,  # a checkpoint cannot be written: what there is of it goes, and it is raised again
     "adapters/rollback/checkpoint_care.py": 2,  # a save failed: said in the ledger where it was the disk, else raised again
     "adapters/rollback/data_windows.py": 1,  # a loader fails: its epoch is marked, and the error is raised again
     "adapters/rollback/in_loop.py": 1,  # an exception inside an epoch: an earlier state is returned to, or it is raised again

@@ -230,7 +230,9 @@ def guarded(loop: Loop, folder, form=1, epochs=3, config=None, each=None, wrap=N
     torch.manual_seed(7)
     config = settings() if config is None else config
     options = {"accumulate": loop.accumulate, "steps_scheduler": not loop.per_epoch, **more}
-    run = guard(loop.model, loop.optimizer, loop.scheduler, scaler=loop.scaler, config=config, run_dir=folder, **options)
+    run = guard(
+        loop.model, loop.optimizer, loop.scheduler, scaler=loop.scaler, config=config, run_dir=folder, **options
+    )
     if wrap is not None:
         wrap(run)
     with run:
@@ -292,9 +294,13 @@ def differences(one, other, name="") -> list[str]:
         return [] if same else [name]
     if isinstance(one, dict) and isinstance(other, dict):
         missing = [f"{name}.{key}" for key in one.keys() ^ other.keys()]
-        return missing + [d for key in one.keys() & other.keys() for d in differences(one[key], other[key], f"{name}.{key}")]
+        return missing + [
+            d for key in one.keys() & other.keys() for d in differences(one[key], other[key], f"{name}.{key}")
+        ]
     if isinstance(one, list | tuple) and len(one) == len(other):
-        return [d for place, pair in enumerate(zip(one, other, strict=True)) for d in differences(*pair, f"{name}.{place}")]
+        return [
+            d for place, pair in enumerate(zip(one, other, strict=True)) for d in differences(*pair, f"{name}.{place}")
+        ]
     return [] if one == other else [f"{name}: {one} != {other}"]
 
 

@@ -5,23 +5,36 @@ from __future__ import annotations
 import collections
 import dataclasses
 import itertools
-import json
 import subprocess
 import sys
-import textwrap
 import typing
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset
 
-from self_healing import HealingConfig, guard
+from self_healing import guard
 from self_healing.core.errors import RunDirectoryLocked
 
 from .plain_loops import (
-    BATCH, FORMS, WIDTH, Net, Rows, a_bug, actions, assert_same, bare, cross_entropy, data, differences, entries,
-    guarded, make, nan_loss, notes, optimizer_of, postmortem, settings,
+    BATCH,
+    FORMS,
+    WIDTH,
+    Net,
+    a_bug,
+    actions,
+    assert_same,
+    bare,
+    data,
+    entries,
+    guarded,
+    make,
+    nan_loss,
+    notes,
+    optimizer_of,
+    postmortem,
+    settings,
 )  # fmt: skip
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
@@ -66,7 +79,9 @@ def test_the_norm_of_a_scaled_loop_is_told_in_its_true_size(how, tmp_path):
     for scaled in (False, True):
         loop = make(scaled=scaled, dropout=0.0, **how)
         found = norms[scaled] = []
-        guarded(loop, tmp_path / str(scaled), 3, each=lambda run, s, f=found: f.append(float(run._session.guard.gate.norm)))
+        guarded(
+            loop, tmp_path / str(scaled), 3, each=lambda run, s, f=found: f.append(float(run._session.guard.gate.norm))
+        )
     assert norms[True] == pytest.approx(norms[False], rel=1e-3)
 
 
@@ -89,8 +104,8 @@ class Batches:
             yield x[start : start + BATCH], y[start : start + BATCH]
 
 
-@pytest.mark.parametrize("form", (1, 3))
-@pytest.mark.parametrize("workers", (0, 2))
+@pytest.mark.parametrize("form", [1, 3])
+@pytest.mark.parametrize("workers", [0, 2])
 def test_a_stream_is_read_as_it_is(workers, form, tmp_path):
     loops = [make(dataset=Stream(), shuffle=False, workers=workers) for _ in range(2)]
     for loop in loops:
@@ -170,7 +185,10 @@ KINDS = {
     "named tuple": (lambda p: Pair(*p), lambda b: (b.x, b.y)),
     "dataclass": (lambda p: Record(*p), lambda b: (b.x, b.y)),
     "user's dictionary": (lambda p: collections.UserDict(x=p[0], y=p[1]), lambda b: (b["x"], b["y"])),
-    "nested": (lambda p: {"inputs": {"x": p[0]}, "targets": [p[1], 1.0]}, lambda b: (b["inputs"]["x"], b["targets"][0])),
+    "nested": (
+        lambda p: {"inputs": {"x": p[0]}, "targets": [p[1], 1.0]},
+        lambda b: (b["inputs"]["x"], b["targets"][0]),
+    ),
 }
 
 
@@ -184,7 +202,7 @@ class Made:
         return (self._build(tuple(batch)) for batch in self._loader)
 
 
-@pytest.mark.parametrize("fault", (False, True), ids=("clean", "with a NaN"))
+@pytest.mark.parametrize("fault", [False, True], ids=("clean", "with a NaN"))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_may_be_of_any_kind(kind, fault, tmp_path):
     build, read = KINDS[kind]
@@ -204,7 +222,7 @@ def test_a_batch_may_be_of_any_kind(kind, fault, tmp_path):
     assert kinds == {type(build(tuple(data())))}
 
 
-@pytest.mark.parametrize("fault", (False, True), ids=("clean", "with a NaN"))
+@pytest.mark.parametrize("fault", [False, True], ids=("clean", "with a NaN"))
 def test_a_loss_function_may_take_entries_out_of_its_batch(fault, tmp_path):
     loop = make()
     loop.loader = Made(loop.loader, lambda p: {"x": p[0], "y": p[1]})
@@ -215,7 +233,7 @@ def test_a_loss_function_may_take_entries_out_of_its_batch(fault, tmp_path):
     assert_same(loop, bare(make()))
 
 
-@pytest.mark.parametrize("fault", (False, True), ids=("clean", "with a NaN"))
+@pytest.mark.parametrize("fault", [False, True], ids=("clean", "with a NaN"))
 def test_a_loss_function_may_take_several_arguments_and_return_more_than_a_loss(fault, tmp_path):
     loop, extras = make(), []
 
@@ -287,7 +305,7 @@ def test_a_scheduler_that_wants_a_figure_is_asked_for_in_a_sentence(tmp_path):
 # -- modes ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("mode", ("off", "observe", "advise", "heal"))
+@pytest.mark.parametrize("mode", ["off", "observe", "advise", "heal"])
 @pytest.mark.parametrize("form", FORMS)
 def test_every_mode_trains_the_bare_loop(mode, form, tmp_path):
     loop = make(accumulate=2, clip=0.3, scaled=True)
@@ -297,7 +315,7 @@ def test_every_mode_trains_the_bare_loop(mode, form, tmp_path):
     assert (tmp_path / "healing").exists() is (mode != "off")
 
 
-@pytest.mark.parametrize("mode", ("observe", "advise"))
+@pytest.mark.parametrize("mode", ["observe", "advise"])
 @pytest.mark.parametrize("form", FORMS)
 def test_a_run_that_is_only_watched_keeps_its_fault(mode, form, tmp_path):
     loops = [make(norm=False), make(norm=False)]
@@ -308,7 +326,7 @@ def test_a_run_that_is_only_watched_keeps_its_fault(mode, form, tmp_path):
     assert any(entry.kind == "incident" for entry in entries(tmp_path))
 
 
-@pytest.mark.parametrize("mode", ("off", "observe", "advise", "heal"))
+@pytest.mark.parametrize("mode", ["off", "observe", "advise", "heal"])
 def test_a_bug_reaches_the_user_in_every_mode(mode, tmp_path):
     loop = make()
     loop.net.faults = dict.fromkeys(range(13, 200), a_bug)
@@ -319,8 +337,8 @@ def test_a_bug_reaches_the_user_in_every_mode(mode, tmp_path):
 
 def test_what_is_switched_off_has_all_that_a_loop_may_ask_for(tmp_path):
     """A loop that is written for a guarded run must not fail the day it is switched off."""
-    from self_healing.adapters.plain_loop.unguarded import UnguardedRun, UnguardedStep
     from self_healing.adapters.plain_loop.step import Step
+    from self_healing.adapters.plain_loop.unguarded import UnguardedRun, UnguardedStep
     from self_healing.adapters.plain_torch import GuardedRun
 
     loop = make()
@@ -388,7 +406,9 @@ def test_after_a_run_the_optimizer_is_its_own_again(tmp_path):
     loop = make(scaled=True)
     guarded(loop, tmp_path, epochs=1)
     for thing in (loop.optimizer, loop.scheduler, loop.scaler, loop.loader):
-        assert "step" not in vars(thing) or not getattr(vars(thing)["step"], "__module__", "").startswith("self_healing")
+        assert "step" not in vars(thing) or not getattr(vars(thing)["step"], "__module__", "").startswith(
+            "self_healing"
+        )
     loop.scaler = None
     bare(loop, epochs=1)
 
@@ -516,7 +536,7 @@ def test_an_exception_outside_of_a_block_is_in_the_postmortem(tmp_path):
     assert (tmp_path / "checkpoint-4").is_dir()
 
 
-@pytest.mark.parametrize("where", ("in a block", "between blocks"))
+@pytest.mark.parametrize("where", ["in a block", "between blocks"])
 def test_an_interrupt_from_the_keyboard_ends_the_loop(where, tmp_path):
     loop = make()
     run = guard(loop.model, loop.optimizer, config=settings(), run_dir=tmp_path)
@@ -545,7 +565,7 @@ for batch in run.batches([torch.ones(2, 3)] * 5):
 """
 
 
-@pytest.mark.parametrize("fails", (False, True))
+@pytest.mark.parametrize("fails", [False, True])
 def test_a_run_that_nobody_closes_is_closed_with_its_process(fails, tmp_path):
     arguments = [sys.executable, "-c", LEFT_OPEN, str(tmp_path), *(["fail"] if fails else [])]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
@@ -679,7 +699,9 @@ def test_torch_alone_is_enough(tmp_path):
     from pathlib import Path
 
     here = str(Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", ALONE, str(tmp_path), here], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, str(tmp_path), here], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     for form in FORMS:
         assert "roll-back" in actions(tmp_path / str(form))

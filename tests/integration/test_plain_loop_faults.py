@@ -3,18 +3,45 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
 from torch import nn
 
+from self_healing import guard
 from self_healing.core.errors import UnrecoverableError
 
 from .plain_loops import (
-    BATCH, FORMS, NAN, ROWS, Loop, Net, Rows, a_bug, actions, assert_same, bare, cross_entropy, data, differences, entries,
-    guarded, infinite_gradient, make, nan_loss, no_memory, no_memory_above, no_memory_backward, no_network, notes, plant,
-    optimizer_of, postmortem, settings, train_epoch, weight_nan, weights_blown_up,
+    BATCH,
+    FORMS,
+    NAN,
+    ROWS,
+    Loop,
+    Net,
+    Rows,
+    a_bug,
+    actions,
+    assert_same,
+    bare,
+    cross_entropy,
+    data,
+    differences,
+    entries,
+    guarded,
+    infinite_gradient,
+    make,
+    nan_loss,
+    no_memory,
+    no_memory_above,
+    no_memory_backward,
+    no_network,
+    notes,
+    optimizer_of,
+    plant,
+    postmortem,
+    settings,
+    weight_nan,
+    weights_blown_up,
 )  # fmt: skip
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
@@ -34,7 +61,9 @@ ONCE = {
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("how", [{}, {"optimizer": "fused"}, {"accumulate": 4, "rows": 42}], ids=["adamw", "fused", "four"])
+@pytest.mark.parametrize(
+    "how", [{}, {"optimizer": "fused"}, {"accumulate": 4, "rows": 42}], ids=["adamw", "fused", "four"]
+)
 @pytest.mark.parametrize("fault", ONCE)
 def test_what_happens_once_leaves_no_trace(fault, how, form, tmp_path):
     """Dropout, batch norm, shuffling and a schedule: each would show that a step was done twice, or not at all."""
@@ -58,8 +87,8 @@ def test_what_happens_once_leaves_no_trace(fault, how, form, tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("at", (1, 10, 11, 30), ids=("first step", "end of an epoch", "first of an epoch", "last step"))
-@pytest.mark.parametrize("fault", (nan_loss, no_memory, no_network))
+@pytest.mark.parametrize("at", [1, 10, 11, 30], ids=("first step", "end of an epoch", "first of an epoch", "last step"))
+@pytest.mark.parametrize("fault", [nan_loss, no_memory, no_network])
 def test_it_does_not_matter_where_it_happens(fault, at, form, tmp_path):
     loop = make()
     plant(loop.net, at, fault)
@@ -78,7 +107,7 @@ def test_many_faults_in_one_run_leave_no_trace(form, tmp_path):
     assert run.step_number == 30
 
 
-@pytest.mark.parametrize("form", (1, 3))
+@pytest.mark.parametrize("form", [1, 3])
 def test_an_overflow_of_a_scaler_is_its_own_affair(form, tmp_path):
     loops = [make(scaled=True), make(scaled=True)]
     for loop in loops:
@@ -115,7 +144,7 @@ def listed(*bad, count=12):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("accumulate", (1, 2))
+@pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_batch_that_is_nan_every_time_is_left_out_and_the_next_takes_its_place(accumulate, form, tmp_path):
     loop = make(dropout=0.0, norm=False, accumulate=accumulate)
     loop.loader = Listed(listed(4))
@@ -196,7 +225,7 @@ class Tagger(nn.Module):
         return self.last(torch.relu(self.embed(tokens)))
 
 
-@pytest.mark.parametrize("shifted", (False, True))
+@pytest.mark.parametrize("shifted", [False, True])
 def test_labels_that_do_not_count_are_found_in_a_batch_without_names(shifted, tmp_path):
     """A mean over labels that count is neither a sum nor a mean over rows; in a tuple nothing is called `labels`."""
     generator = torch.Generator().manual_seed(3)
@@ -247,7 +276,7 @@ def test_where_rows_are_coupled_the_run_ends_with_the_reason_and_the_size_to_try
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("action", ("raise", "retry"))
+@pytest.mark.parametrize("action", ["raise", "retry"])
 def test_what_is_done_when_memory_runs_out_is_the_users_choice(action, form, tmp_path):
     loop = make(norm=False)
     if action == "raise":
@@ -263,8 +292,10 @@ def test_what_is_done_when_memory_runs_out_is_the_users_choice(action, form, tmp
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("how", [{}, {"scheduler": "step", "per_epoch": True, "evaluates": True}], ids=["step", "epoch"])
-@pytest.mark.parametrize("back", (1, 2), ids=("one epoch back", "two epochs back"))
+@pytest.mark.parametrize(
+    "how", [{}, {"scheduler": "step", "per_epoch": True, "evaluates": True}], ids=["step", "epoch"]
+)
+@pytest.mark.parametrize("back", [1, 2], ids=("one epoch back", "two epochs back"))
 def test_a_return_across_the_end_of_an_epoch_is_exact(back, how, form, tmp_path):
     """The rest of an earlier epoch, what the loop did after it, and all later ones come out of the running `for`."""
     rows = ROWS if back == 1 else BATCH * 3
@@ -323,7 +354,7 @@ class Average:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("kind", (Average, copy.deepcopy), ids=("with a state", "a module"))
+@pytest.mark.parametrize("kind", [Average, copy.deepcopy], ids=("with a state", "a module"))
 def test_what_is_named_besides_the_model_returns_with_it(kind, form, tmp_path):
     def followed(loop, also):
         def each(run, s):
@@ -349,8 +380,8 @@ def test_what_is_named_besides_the_model_returns_with_it(kind, form, tmp_path):
 # -- data ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", (0, 2))
-@pytest.mark.parametrize("form", (1, 3))
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("form", [1, 3])
 def test_a_record_that_cannot_be_read_is_left_out(form, workers, tmp_path):
     loop = make(dataset=Rows(bad={7}, raises=ValueError("not a picture")), workers=workers)
     run = guarded(loop, tmp_path, form, epochs=2)
@@ -437,3 +468,26 @@ def test_a_hook_is_asked_for_its_kind_alone(tmp_path):
     guarded(loop, tmp_path, wrap=wrap)
     assert asked["oom"] == 0
     assert asked["nan_loss"] > 0
+
+
+# -- several ways in one loop --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", [nan_loss, no_memory, weight_nan, a_bug])
+def test_a_loop_may_do_its_steps_now_this_way_and_now_that(fault, tmp_path):
+    """Two losses, one of them given as a function, by turns: what is known of one step says nothing of the next."""
+    plain = bare(make())
+    for at in (13, 14):
+        loop = make()
+        plant(loop.net, at, fault)
+        torch.manual_seed(7)
+        with guard(loop.model, loop.optimizer, loop.scheduler, config=settings(), run_dir=tmp_path / str(at)) as run:
+            for _ in range(3):
+                for batch in run.batches(loop.loader):
+                    with run.step(batch) as s:
+                        if run.step_number % 2:
+                            s.backward(lambda x, y: nn.functional.cross_entropy(loop.model(x), y), *batch)
+                        else:
+                            s.backward(loop.loss_fn(batch))
+        assert run.step_number == 30
+        assert_same(loop, plain)

@@ -5,13 +5,26 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
 
 from self_healing import guard
 
 from .plain_loops import (
-    BATCH, Loop, Net, actions, assert_same, bare, cross_entropy, data, guarded, infinite_gradient, make, nan_loss,
-    no_memory, optimizer_of, plant, postmortem, settings, weight_nan,
+    Loop,
+    Net,
+    actions,
+    assert_same,
+    bare,
+    cross_entropy,
+    data,
+    guarded,
+    infinite_gradient,
+    make,
+    nan_loss,
+    no_memory,
+    optimizer_of,
+    plant,
+    settings,
+    weight_nan,
 )  # fmt: skip
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
@@ -27,7 +40,7 @@ def compiled():
     return loop
 
 
-@pytest.mark.parametrize("form", (1, 3))
+@pytest.mark.parametrize("form", [1, 3])
 def test_a_compiled_model_is_trained_as_it_is_and_returned_to(form, tmp_path):
     def poisoned(batches):
         state = {"left": 1}
@@ -84,10 +97,16 @@ def own_accelerated_loop(loop, accelerator, epochs=3):
     return loop
 
 
-FAULTS = {"clean": None, "nan": nan_loss, "infinite gradient": infinite_gradient, "memory": no_memory, "weight": weight_nan}
+FAULTS = {
+    "clean": None,
+    "nan": nan_loss,
+    "infinite gradient": infinite_gradient,
+    "memory": no_memory,
+    "weight": weight_nan,
+}
 
 
-@pytest.mark.parametrize("accumulate", (1, 2))
+@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_loop_of_accelerate_with_its_own_steps(fault, accumulate, tmp_path):
     """An epoch of eleven batches: accelerate updates after the last one, also where a half is missing."""
@@ -96,7 +115,9 @@ def test_a_loop_of_accelerate_with_its_own_steps(fault, accumulate, tmp_path):
     if FAULTS[fault]:
         plant(loop.net, 14, FAULTS[fault])
     torch.manual_seed(7)
-    run = guard(loop.model, loop.optimizer, loop.scheduler, accelerator=accelerator, config=settings(), run_dir=tmp_path)
+    run = guard(
+        loop.model, loop.optimizer, loop.scheduler, accelerator=accelerator, config=settings(), run_dir=tmp_path
+    )
     with run:
         for _ in range(3):
             for batch in run.batches(loop.loader):
@@ -119,7 +140,9 @@ def test_a_loop_of_accelerate_whose_steps_are_ours(fault, tmp_path):
     if FAULTS[fault]:
         plant(loop.net, 14, FAULTS[fault])
     torch.manual_seed(7)
-    run = guard(loop.model, loop.optimizer, loop.scheduler, accelerator=accelerator, config=settings(), run_dir=tmp_path)
+    run = guard(
+        loop.model, loop.optimizer, loop.scheduler, accelerator=accelerator, config=settings(), run_dir=tmp_path
+    )
     with run:
         for _ in range(3):
             for batch in run.batches(loop.loader):
@@ -131,7 +154,7 @@ def test_a_loop_of_accelerate_whose_steps_are_ours(fault, tmp_path):
     assert run.step_number == 33
 
 
-@pytest.mark.parametrize("fault", ("clean", "nan"))
+@pytest.mark.parametrize("fault", ["clean", "nan"])
 def test_gradients_that_accelerate_adds_up_make_one_update(fault, tmp_path):
     """As in a loop of torch's own the window goes on into the next epoch; accelerate's `accumulate` is not used."""
     plain = bare(make(rows=42, accumulate=2))
@@ -139,7 +162,9 @@ def test_gradients_that_accelerate_adds_up_make_one_update(fault, tmp_path):
     if FAULTS[fault]:
         plant(loop.net, 14, FAULTS[fault])
     torch.manual_seed(7)
-    run = guard(loop.model, loop.optimizer, loop.scheduler, accelerator=accelerator, config=settings(), run_dir=tmp_path)
+    run = guard(
+        loop.model, loop.optimizer, loop.scheduler, accelerator=accelerator, config=settings(), run_dir=tmp_path
+    )
     with run:
         for _ in range(3):
             for batch in run.batches(loop.loader):
@@ -155,7 +180,7 @@ def test_gradients_that_accelerate_adds_up_make_one_update(fault, tmp_path):
 # -- habits --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", (None, nan_loss, no_memory, weight_nan))
+@pytest.mark.parametrize("fault", [None, nan_loss, no_memory, weight_nan])
 def test_gradients_may_be_dropped_first_and_the_step_taken_behind_the_block(fault, tmp_path):
     plain, loop = bare(make()), make()
     if fault:
@@ -177,7 +202,7 @@ def test_gradients_may_be_dropped_first_and_the_step_taken_behind_the_block(faul
     assert_same(loop, plain)
 
 
-@pytest.mark.parametrize("zero_first", (True, False))
+@pytest.mark.parametrize("zero_first", [True, False])
 def test_a_loop_that_passes_over_a_loss_itself_is_not_told_of_it(zero_first, tmp_path):
     """`if not loss.isfinite(): continue`, as many loops have it: nothing of that batch is part of any update."""
     loops = make(norm=False), make(norm=False)
@@ -214,7 +239,7 @@ def test_a_loop_that_passes_over_a_loss_itself_is_not_told_of_it(zero_first, tmp
     assert_same(loop, plain)
 
 
-@pytest.mark.parametrize("form", (1, 3))
+@pytest.mark.parametrize("form", [1, 3])
 def test_an_evaluation_in_the_middle_of_an_epoch_changes_nothing(form, tmp_path):
     def evaluate(loop):
         loop.model.eval()
@@ -310,7 +335,7 @@ def test_an_optimizer_with_a_closure_is_guarded_in_its_own_way(tmp_path):
     assert actions(tmp_path) == []
 
 
-@pytest.mark.parametrize("form", (1, 2, 3))
+@pytest.mark.parametrize("form", [1, 2, 3])
 def test_a_loss_function_that_changes_its_batch_in_place_is_given_it_anew(form, tmp_path):
     def in_place(model):
         def loss_fn(batch):

@@ -132,7 +132,9 @@ class BadRecordGuard:
 
         from ...tensors.guarded_stream import GuardedStream
 
-        inner = getattr(loader, "__dict__", {}).get("base_dataloader", loader)  # accelerate keeps torch's loader inside its own
+        inner = getattr(loader, "__dict__", {}).get(
+            "base_dataloader", loader
+        )  # accelerate keeps torch's loader inside its own
         if not isinstance(inner, DataLoader):
             logger.warning(
                 "training data come from a %s, which is not guarded against bad records", type(loader).__name__

@@ -100,7 +100,7 @@ class BadRows:
         from torch.utils._pytree import tree_map_only
 
         spare = self._making_up.spare
-        if spare is None:
+        if spare is None or not spare.micro_batches:  # a loop's own step has none that we could run
             return None
         micro_batch = spare.micro_batches[0]
         found = micro_batch.again() or micro_batch.inputs

@@ -67,6 +67,8 @@ def _taken_apart(value: Any, name: str, fields: dict[str, Any]) -> Build:
         }
         return lambda given: _with_attributes(value, {key: build(given) for key, build in attributes.items()})
     key = name or "batch"
+    while key in fields:  # keys may hold dots, or be numbers and text alike
+        key += "'"
     fields[key] = value
     return lambda given: given[key]
 

@@ -167,6 +167,7 @@ class LoopReturns(StateReturns):
         """End an epoch: all of it was trained, or the loop was left."""
         if self._epoch is not None:
             self._epoch.is_over()
+        self._ends.left()
         self.is_between = True
 
     def done_between(self, call: Callable[[], Any]) -> None:
@@ -269,21 +270,28 @@ class EndMarks:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._marks: dict[tuple[int, int], tuple[bool, int]] = {}
+        self._loader: Any = None
+        """The one that was read last; of epochs that are over none is kept."""
+        self._has_begun_it = False
 
     def handed_out(self, epoch: EpochData, at: int, *, is_new: bool) -> None:
         """Take note of a batch that was read, or say of one that is handed out again what was said of it."""
-        loader, key = epoch.loader, (epoch.number, at)
-        if not hasattr(loader, "end_of_dataloader"):
-            return
-        if is_new:
+        key = epoch.number, at
+        if is_new and hasattr(epoch.loader, "end_of_dataloader"):
+            self._loader = loader = epoch.loader
             self._marks = {known: mark for known, mark in self._marks.items() if known[0] >= epoch.number - 2}
             self._marks[key] = loader.end_of_dataloader, loader.remainder
-            return
-        loader.end_of_dataloader, loader.remainder = self._marks.get(key, (False, -1))
-        state = getattr(self._trainer.accelerator, "gradient_state", None)
-        if state is not None and hasattr(state, "active_dataloader") and not state.in_dataloader:
-            loader.begin()  # it has come to its end before the return
-            loader.end_of_dataloader, loader.remainder = self._marks.get(key, (False, -1))
+        elif self._loader is not None:
+            if not self._trainer.accelerator.gradient_state.in_dataloader:  # it has come to its end before the return
+                self._loader.begin()
+                self._has_begun_it = True
+            self._loader.end_of_dataloader, self._loader.remainder = self._marks.get(key, (False, -1))
+
+    def left(self) -> None:
+        """Have a loader that is at its end say so again."""
+        if self._has_begun_it:
+            self._has_begun_it = False
+            self._loader.end()
 
 
 def blocks_of(stand_in: Any) -> int | None:

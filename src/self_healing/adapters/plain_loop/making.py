@@ -102,7 +102,9 @@ def checked_rest(save_every: Any, also: Any, resume: Any) -> tuple[Any, ...]:
     """
     whole_number("save_every", save_every)
     if save_every is not None and save_every < 1:
-        raise ValueError(f"save_every = {save_every}: a checkpoint comes after one update at least, and None writes none")
+        raise ValueError(
+            f"save_every = {save_every}: a checkpoint comes after one update at least, and None writes none"
+        )
     if resume is not None and not isinstance(resume, bool | str | os.PathLike):
         raise TypeError(f'resume must be None, "auto", a path or False, not {shown(resume)}')
     if not isinstance(also, tuple | list):

@@ -23,10 +23,7 @@ from ..trainer.window import MicroBatch, Window
 from ..trainer.wrapping import Wrapping
 from .stand_in import LoopStandIn, LossSource
 
-
-WANTS_A_FIGURE = (
-    "ReduceLROnPlateau.step wants a figure that only the loop has: use guard(..., steps_scheduler=False) and step it there"
-)
+WANTS_A_FIGURE = "ReduceLROnPlateau.step wants a figure that only the loop has: use guard(..., steps_scheduler=False) and step it there"
 STEPPED_TWICE = (
     "the update of this step has been applied when the block of run.step was left, and there are no gradients for another: "
     "leave optimizer.step() out, or use run.step(batch, commit=False)"
