@@ -81,6 +81,7 @@ soak: $(VENV)/.test
 bench: $(VENV)/.test
 	$(BIN)/python bench/detectors.py --quick
 	$(BIN)/python bench/rl_rules.py --quick
+	$(BIN)/python bench/cluster.py
 	$(BIN)/python bench/ledger.py
 	$(BIN)/python bench/clipping.py
 	$(BIN)/python bench/overhead.py

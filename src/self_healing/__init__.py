@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     )
     from .core.failure import Effect, FailureType, Mode, Severity
     from .tensors.adagc import AdaGC
+    from .tensors.finite_check import FiniteCheck
     from .tensors.zclip import ZClip
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ __all__ = [
     "DeviceLost",
     "Effect",
     "FailureType",
+    "FiniteCheck",
     "GuardedRun",
     "HealingActions",
     "HealingConfig",
@@ -73,6 +75,7 @@ _HOMES = {
     "GuardedRun": "adapters.plain_torch",
     "find_executable_micro_batch": "adapters.memory.executable",
     "AdaGC": "tensors.adagc",
+    "FiniteCheck": "tensors.finite_check",
     "ZClip": "tensors.zclip",
 } | dict.fromkeys(("Effect", "FailureType", "Mode", "Severity"), "core.failure")
 

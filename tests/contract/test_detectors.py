@@ -22,7 +22,7 @@ REQUIRED = """
     loss-not-finite gradient-not-finite weights-not-finite loss-spike loss-divergence loss-plateau gradient-explosion
     gradient-vanishing gradient-norm-growth eval-gap-growing eval-not-finite loss-exactly-zero
     learning-rate-unexpected throughput-drop memory-creep step-stalled crashed exited heartbeat-lost
-    unexplained-state dead-run
+    unexplained-state dead-run rank-straggling
     reward-flat reward-no-signal reward-collapse policy-gradient-zero entropy-collapse entropy-runaway kl-runaway
     sampler-mismatch policy-steps-too-large completions-truncated length-runaway length-collapse value-loss-growing
     dpo-at-chance preference-margin-collapse preference-likelihood-falling preference-accuracy-stuck kto-imbalance

@@ -36,7 +36,6 @@ TRAINER_ONLY_FILES = {
     "memory/evaluation_retry.py": "an evaluation of a loop's own is its own affair",
     "memory/generation_retry.py": "made for trainers that generate their data",
     "memory/saving_retry.py": "only wraps what a trainer has",
-    "memory/generation_windows.py": "made for trainers that generate their data",
     "rollback/in_loop.py": "the Trainer's own loop: a loop of one's own has LoopReturns",
     "rollback/old_loop.py": "likewise",
     "rollback/restart.py": "likewise, but for NoRestart and EpochStart, which read no trainer",

@@ -60,3 +60,29 @@ def undisturbed(trainings, tmp_path_factory):
         return done[key]
 
     return get
+
+
+@pytest.fixture(scope="module")
+def loops(own_shared_memory):
+    """Loops of one's own in processes that have imported torch alone, and may be killed."""
+    if own_shared_memory is None:
+        pytest.skip("there is no shared memory here")
+    from .killed_training import ForkServer
+
+    server = ForkServer("killed_loop")
+    yield server
+    server.close()
+
+
+@pytest.fixture(scope="module")
+def bare_loops(loops, tmp_path_factory):
+    """Loops without a guard, each run once."""
+    done = {}
+
+    def get(**job):
+        key = json.dumps(job)
+        if key not in done:
+            done[key] = loops.run(tmp_path_factory.mktemp("bare"), guarded=False, **job)
+        return done[key]
+
+    return get

@@ -23,8 +23,8 @@ ON_DISK = {"config": {"shared_memory": False}, "changes": SAVING}
 class ForkServer:
     """Runs one training after the other, each in a fork of a process that has done nothing but import."""
 
-    def __init__(self):
-        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.integration import killed_training as k; k.serve()"
+    def __init__(self, module="killed_training"):
+        code = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from tests.integration import {module} as k; k.serve()"
         self._process = subprocess.Popen(
             [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
         )
@@ -32,11 +32,13 @@ class ForkServer:
     def run(self, folder, **job):
         """Train in a folder; return what came of it, or the number of the signal that ended it."""
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / "result.json").unlink(missing_ok=True)
         print(json.dumps({"folder": str(folder), **job}), file=self._process.stdin, flush=True)
-        status = int(self._process.stdout.readline())
+        status = self.status = int(self._process.stdout.readline())
         if os.WIFSIGNALED(status):
             return os.WTERMSIG(status)
-        return json.loads((folder / "result.json").read_text())
+        result = folder / "result.json"
+        return json.loads(result.read_text()) if result.exists() else {}
 
     def close(self):
         self._process.stdin.close()
@@ -75,30 +77,35 @@ def serve():
     trl.SFTTrainer, trl.DPOTrainer, trl.GRPOTrainer, trl.SFTConfig, trl.DPOConfig, trl.GRPOConfig  # noqa: B018
     importlib.import_module("self_healing.adapters.transformers")
     importlib.import_module("tests.integration.rolled_back")
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    fork_for_each_line(_train)
+
+
+def fork_for_each_line(train):
+    """Import everything of ours, then have each line of standard input trained by a process of its own."""
     for room in ("actions", "causes", "detectors", "patterns", "snapshots", "tensors"):
         for path in (ROOT / "src" / "self_healing" / room).glob("*.py"):
             importlib.import_module(f"self_healing.{room}.{path.stem}")
     gc.collect()
     gc.freeze()  # every train() collects garbage
-    torch.set_num_threads(1)
-    transformers.logging.set_verbosity_error()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what trainers print
     for line in sys.stdin:
         child = os.fork()
         if not child:
-            _train_and_exit(json.loads(line))
+            _train_and_exit(train, json.loads(line))
         print(os.waitpid(child, 0)[1], file=answers)
 
 
-def _train_and_exit(job):
+def _train_and_exit(train, job):
     code = 1
     try:
         folder = Path(job["folder"])
         with (folder / "output.txt").open("a") as output:
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-        (folder / "result.json").write_text(json.dumps(_train(**job)))
+        (folder / "result.json").write_text(json.dumps(train(**job)))
         code = 0
     except SystemExit as left:
         (folder / "result.json").write_text(json.dumps({"exit": left.code}))

@@ -202,6 +202,20 @@ def test_a_loss_that_is_nan_in_one_process_alone_does_not_part_them(together):
     assert first["finite"]
 
 
+def test_what_one_process_wishes_is_voted_on_and_done_by_both_at_the_same_step(together):
+    first, second = (seen["voted"] for seen in together)
+    assert first["outcomes"] == second["outcomes"]
+    assert [15, "loss-not-finite", "tighten-clipping+rewarm-learning-rate", True, 1] in first["outcomes"]
+    assert first["weights"] == second["weights"] != together[0]["stock"]["weights"]
+    assert first["finite"]
+
+
+def test_nothing_is_done_and_nobody_is_named_where_both_are_healthy(together):
+    for seen in together:
+        assert seen["healthy"]["outcomes"] == []
+        assert "rank-absent" not in seen["healthy"]["notes"]
+
+
 # -- engines that step themselves --------------------------------------------------------------------
 
 

@@ -16,6 +16,8 @@ from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import Fault, on_training_forward, with_loss
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
 
+LOSSES_ALONE = {"loss-alone": (9,), "losses-alone": (9, 10, 11, 12)}
+"""Steps at which the loss of one process is NaN and its gradients are sound."""
 FAULTS = discover_classes("self_healing.drills.faults", Fault)
 
 
@@ -35,8 +37,9 @@ def run(folder, fault, *, on_rank, guarded):
     settings = {"max_steps": 24, "per_device_train_batch_size": 4, "ddp_backend": "gloo"}
     trainer = tiny_trainer(folder, model=tiny_model(), **settings)
     rank = trainer.args.process_index
-    if fault == "loss-alone" and rank == on_rank:
-        on_training_forward(trainer, lambda step, _, output: loss_alone(output) if step == 9 else None)
+    if fault in LOSSES_ALONE and rank == on_rank:
+        steps = LOSSES_ALONE[fault]
+        on_training_forward(trainer, lambda step, _, output: loss_alone(output) if step in steps else None)
     elif fault is not None and rank == on_rank:
         FAULTS[fault](at_step=9).plant(trainer)
     output = (SelfHealingTrainer(trainer) if guarded else trainer).train()
@@ -48,6 +51,11 @@ def run(folder, fault, *, on_rank, guarded):
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "figures": {k: v for k, v in output.metrics.items() if k.startswith("healing/")},
         "notes": [e.name for e in entries if e.kind == "note"],
+        "outcomes": [
+            [e.step, e.name, e.body["rung"], e.body["succeeded"], e.body["plan"]["rank"]]
+            for e in entries
+            if e.kind == "outcome" and e.name != "throughput-drop"
+        ],
         "incidents": [e.name for e in entries if e.kind == "incident" and e.name != "throughput-drop"],
     }
 
@@ -62,6 +70,7 @@ def main(folder):
         ("once", "nan-loss", 1, True),
         ("always", "nan-record", 1, True),
         ("apart", "loss-alone", 1, True),
+        ("voted", "losses-alone", 1, True),
     ):
         seen[name] = run(f"{folder}/{name}", fault, on_rank=rank, guarded=guarded)
     rank = torch.distributed.get_rank()

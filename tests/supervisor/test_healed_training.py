@@ -7,14 +7,20 @@ import random
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 
+from self_healing.core.goodput import TimeClass
 from self_healing.core.heartbeat import read_heartbeat
+from self_healing.core.run_directory import ledger_path, supervisor_ledger_path
+from self_healing.core.run_ledgers import iter_run
 from self_healing.diagnosis.inputs import diagnose_input
 from self_healing.report.postmortem import read_postmortem
+from self_healing.report.where_time_went import where_time_went
+from self_healing.snapshots.shared_folder import VARIABLE as SHARED_MEMORY
 
 from .conftest import Heal
 
@@ -22,11 +28,36 @@ HEALED = Path(__file__).with_name("healed.py")
 STEPS = 150
 
 
+@pytest.fixture(autouse=True, scope="module")
+def shared_memory():
+    """A folder of its own: in the one of the user only four dead runs are kept, and other tests kill theirs, too."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield
+        return
+    with tempfile.TemporaryDirectory(prefix="test-self-healing-", dir="/dev/shm") as folder:
+        os.environ[SHARED_MEMORY] = folder
+        yield
+        del os.environ[SHARED_MEMORY]
+
+
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     subprocess.run([sys.executable, str(HEALED), str(folder), str(STEPS)], check=True, capture_output=True)
     return (folder / "weights.txt").read_text()
+
+
+def assert_its_time_adds_up(heal, wall_s):
+    """All the time of `heal run` but its own start and end is told, and what a kill has made uncertain is little."""
+    run = iter_run(ledger_path(heal.run_dir), supervisor_ledger_path(heal.run_dir))
+    told = where_time_went(run)
+    assert told.attempts == 6
+    assert told.wall_s == pytest.approx(wall_s, abs=5), told
+    assert told.seconds[TimeClass.DOWN] == 0
+    assert told.seconds[TimeClass.RESTARTS] > told.seconds[TimeClass.START_UP] > 0
+    assert told.seconds[TimeClass.PRODUCTIVE] > 0
+    # Up to a second of lines is missing of each killed process, and the moment until it is reaped.
+    assert told.seconds[TimeClass.UNKNOWN] < 5 * 3, told
 
 
 def kill_at_random(heal, times, draw):
@@ -66,8 +97,10 @@ def assert_resumed(heal, reached):
 @pytest.mark.torch
 @pytest.mark.timeout(300)
 def test_killed_five_times_it_ends_as_if_it_had_been_left_alone(heal, undisturbed):
+    began = time.monotonic()
     code, reached, err = kill_at_random(heal, 5, random.Random(3))
     assert code == 0, err
+    assert_its_time_adds_up(heal, time.monotonic() - began)
     assert (heal.run_dir / "weights.txt").read_text() == undisturbed
     assert heal.causes() == ["killed_unknown"] * 5 + [""]
     assert_resumed(heal, reached)

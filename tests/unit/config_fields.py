@@ -43,6 +43,7 @@ FIELDS = {  # key: default, another value, values refused
     "grace_seconds": (25.0, 110, (0, *NUMBER)),
     "backoff_base_s": (30.0, 0, NUMBER),
     "reward_timeout_s": (600.0, 0, NUMBER),
+    "collective_check_interval_s": (10.0, 0, NUMBER),
     "quarantine_fraction": (0.001, 0.5, (1.5, *NUMBER)),
     "quarantine_records": (10, 0, WHOLE),
     "profile_steps": ((), (1, 2, 3), (3, True, "1", [0], [1.5], [True], [-1], None)),

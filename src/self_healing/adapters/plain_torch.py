@@ -113,6 +113,7 @@ class GuardedRun:
         self._resume = resume
         self._session: PlainSession | None = None
         self._is_closed = False
+        self._figures: dict[str, float] = {}
         self.steps_scheduler = True
         """Whether the scheduler steps with each update that `step` applies."""
 
@@ -171,8 +172,10 @@ class GuardedRun:
         return self._is_closed or (self._session is not None and self._session.is_over)
 
     def figures(self) -> dict[str, float]:
-        """Return the figures of healing, as trackers are told: `healing/*`."""
-        return {} if self._session is None else self._session.figures.all({})
+        """Return the figures of healing, as trackers are told: `healing/*`; those of its end where the run is over."""
+        if self._session is not None and not self._is_closed:
+            self._figures = self._session.figures.all({}) or self._figures
+        return self._figures
 
     # -- what can be asked for -----------------------------------------------------------------------
 
@@ -228,6 +231,7 @@ class GuardedRun:
     def _end(self, reason: str, error: BaseException | None) -> None:
         if self._is_closed:
             return
+        self.figures()
         self._is_closed = True
         atexit.unregister(self._process_ends)
         if self._session is not None:

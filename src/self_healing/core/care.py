@@ -15,7 +15,7 @@ from .plan import Outcome, Plan, merge
 from .policy import Policy
 from .signal import Metrics, Signal
 from .trials import EVALUATION, Trial, relapsed
-from .undos import Undos, is_on_trial
+from .undos import Undos, is_on_trial, takes_back
 from .verdict import Reference, Verdict, VerdictKind
 
 QUIET_AFTER = 8
@@ -66,6 +66,8 @@ class Care:
         self.undos = Undos(self._undo_of)
         self.awaited: list[Outcome] = []
         """Returns that were asked for, of which the run has not said yet what became of them."""
+        self.waits_for_votes = False
+        """Plans are not carried out when they are made, but when all ranks vote on them."""
 
     # -- one observation -----------------------------------------------------------------------------
 
@@ -125,6 +127,7 @@ class Care:
         elif case.fire(incident):
             case.wants_plan = True
             self.office.record_case(case, "worsened")
+        self._supersede(incident)
         for watching in self._watching(incident):
             if watching.plan is not None and self._is_relapse(watching, incident, case):
                 self._conclude(watching, VerdictKind.RELAPSED, incident.because)
@@ -218,7 +221,8 @@ class Care:
         """
         plan = outcome.plan
         if plan.is_undo:
-            self.undos.tried(outcome)
+            if not self.undos.tried(outcome):
+                self._undone_by_another(plan)
             return
         case = self._case_of(plan)
         if case.phase is Phase.WATCHING:  # another rank's plan overtook the one being watched here
@@ -237,6 +241,14 @@ class Care:
             self.awaited.append(outcome)
             return
         self._watch(case, rewound=rewound, returned_to=outcome.step)
+
+    def _undone_by_another(self, undo: Plan) -> None:
+        """Forget a change that another rank has had taken back: it would be taken back twice."""
+        self.undos.forget(undo)
+        self.trials = [trial for trial in self.trials if not takes_back(undo, trial.plan)]
+        for case in self.cases:
+            if case.phase is Phase.WATCHING and case.plan is not None and takes_back(undo, case.plan):
+                self._close(case, "taken-back")
 
     def has_returned(self, step: int, *, rewound: bool) -> None:
         """Start watching the plan that has asked for a return, now that the run is there.
@@ -312,6 +324,17 @@ class Care:
         """Return the incident a plan answers, where it is open on this rank."""
         case = self.cases.get(_key(plan))
         return case.incident if case is not None else None
+
+    def stands(self, plan: Plan) -> bool:
+        """Say whether a plan that waits for a vote is still what is wanted here: its incident may have passed, or got worse."""
+        return plan.is_undo or any(case.phase is Phase.ACTING and case.plan == plan for case in self.cases)
+
+    def _supersede(self, incident: Incident) -> None:
+        """Ask anew where a plan still waits for a vote, and something worse has come."""
+        for case in self.cases.of_class(incident.failure) if self.waits_for_votes else ():
+            waits = case.phase is Phase.ACTING and not self._is_awaited(case)
+            if waits and case.plan is not None and incident.severity > case.plan.severity:
+                case.reopen()
 
     # -- small steps ---------------------------------------------------------------------------------
 

@@ -51,6 +51,15 @@ class ActionFailed(SelfHealingError):
     """An action could not do what it says; raised by adapters, recorded by `execute`."""
 
 
+class RanksParted(SelfHealingError):
+    """The ranks of a run are not at the same place any more, or some did not come: nothing they do together is sound."""
+
+    def __init__(self, text: str, *, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(text)
+        self.ranks = ranks
+        """Those that are elsewhere or did not come, as far as that is known."""
+
+
 class UnrecoverableError(SelfHealingError):
     """Training was given up where no original exception exists to re-raise.
 

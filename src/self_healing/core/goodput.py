@@ -6,7 +6,7 @@ The clock is given, and everything is a few additions: no device is asked, and n
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import TracebackType
 
@@ -32,6 +32,47 @@ class Spending(StrEnum):
     """Pauses before something outside of the run, such as a server, is tried again."""
     OTHER = "other"
     """What fits nowhere: the end of a training, and a step that was begun and not finished."""
+
+
+class TimeClass(StrEnum):
+    """What the time of a whole run went to, from its first process to its last."""
+
+    PRODUCTIVE = "productive"
+    """Steps that count in the end."""
+    EVALUATING = "evaluating"
+    CHECKPOINTING = "checkpointing"
+    """States set aside in memory and checkpoints on disk, as far as training waits for them."""
+    START_UP = "start_up"
+    """Of the first process, up to its first step: what a run without any failure takes, too."""
+    RECOVERY = "recovery"
+    """Putting an earlier state back within a process, and running steps again whose updates were held back."""
+    REPLAYED = "replayed"
+    """Steps that were undone, by a return or because a later process began before them."""
+    STALLED = "stalled"
+    """Pauses before something is tried again, and the silence of a process that hung until it was ended."""
+    RESTARTS = "restarts"
+    """From the end of a process to the first step of the next, where a supervisor or the same command started it."""
+    DOWN = "down"
+    """From the end of a process that nothing supervised until somebody, or a scheduler, started the next one."""
+    OTHER = "other"
+    """What a process did after its training, and what fits nowhere."""
+    UNKNOWN = "unknown"
+    """Nobody has told: a command without the healer inside, or the last moments before a kill."""
+
+
+CLASS_OF: Mapping[Spending, TimeClass] = {
+    Spending.PRODUCTIVE: TimeClass.PRODUCTIVE,
+    Spending.MADE_UP: TimeClass.RECOVERY,
+    Spending.REPLAYED: TimeClass.REPLAYED,
+    Spending.RESTORING: TimeClass.RECOVERY,
+    Spending.SNAPSHOTTING: TimeClass.CHECKPOINTING,
+    Spending.SAVING: TimeClass.CHECKPOINTING,
+    Spending.EVALUATING: TimeClass.EVALUATING,
+    Spending.START_UP: TimeClass.START_UP,
+    Spending.STALLED: TimeClass.STALLED,
+    Spending.OTHER: TimeClass.OTHER,
+}
+"""What the kinds that one process counts are of a whole run; starting up is `restarts` in every process but the first."""
 
 
 class TimeAccount:

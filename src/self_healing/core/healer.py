@@ -1,7 +1,7 @@
 """The data flow of the whole product: signal, incident, diagnosis, plan, outcome, verdict. Read this first.
 
 * `wish = healer.observe(signal)` is pure: same signals, same plans.
-* `plan = healer.agree(wish)` makes one plan for all ranks.
+* `plan = healer.agree(wish)` makes one plan for all ranks. Where there are several, `core/voting.py` calls the parts of it.
 * `outcome = healer.act(plan, run, clock)` is the one place where something is done.
 """
 
@@ -163,9 +163,18 @@ class Healer:
     # -- doing ---------------------------------------------------------------------------------------
 
     def act(self, plan: Plan, run: object, clock: Callable[[], float]) -> Outcome | None:
-        """Carry the plan out, unless the mode or the user's hook forbids it. The only caller of `execute`."""
+        """Carry the plan out, unless the mode or the user's hook forbids it."""
         if not self._may_carry_out(plan):
             return None
+        granted = self.grant(plan, run)
+        if granted is None:
+            return None
+        outcome = self.attempt(granted, run, clock)
+        self.conclude(outcome, by_hook=granted is not plan)
+        return outcome
+
+    def grant(self, plan: Plan, run: object) -> Plan | None:
+        """Ask the user's hooks; return the plan to carry out, None where one of them has vetoed it."""
         granted: Plan | None = plan
         notes: list[HookNote] = []
         # What a hook has put in its place and has failed would be put in the place of every plan that follows, for ever.
@@ -176,13 +185,19 @@ class Healer:
         if granted is None or not self._may_carry_out(granted):
             self.care.wish_not_granted(plan, ask_again=False)
             return None
-        outcome = execute(granted, run, clock)
-        if granted is not plan and not outcome.succeeded:
-            self._failed_by_hook.add(plan.incident)
+        return granted
+
+    def attempt(self, plan: Plan, run: object, clock: Callable[[], float]) -> Outcome:
+        """Carry out a plan that was granted; the only caller of `execute`. `conclude` follows."""
+        return execute(plan, run, clock)
+
+    def conclude(self, outcome: Outcome, *, by_hook: bool) -> None:
+        """Learn what a plan came to, which a user's hook may have made."""
+        if by_hook and not outcome.succeeded:
+            self._failed_by_hook.add(outcome.plan.incident)
         else:
-            self._failed_by_hook.discard(plan.incident)
+            self._failed_by_hook.discard(outcome.plan.incident)
         self.take_outcome(outcome)
-        return outcome
 
     def _with_diagnosis(self, plan: Plan) -> Incident | None:
         """Return what a plan answers, with what was thought of it, as the user's hooks see it."""

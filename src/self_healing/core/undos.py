@@ -72,13 +72,28 @@ class Undos:
         """Leave what was changed against a failure as it is: the run has recovered with it."""
         self.unhelpful = [each for each in self.unhelpful if each.failure is not failure]
 
-    def tried(self, outcome: Outcome) -> None:
-        """Take note of an attempt to take something back."""
+    def tried(self, outcome: Outcome) -> bool:
+        """Take note of an attempt to take something back; say whether it was owed here."""
         plan = outcome.plan
-        for owed in [o for o in self._owed if o.plan.rung == plan.rung and o.plan.actions == plan.actions][:1]:
+        found = [o for o in self._owed if o.plan.rung == plan.rung and o.plan.actions == plan.actions][:1]
+        for owed in found:
             owed.tries += 1
             if outcome.succeeded or owed.tries >= MOST_TRIES:
                 self._owed.remove(owed)
+        return bool(found)
+
+    def forget(self, undo: Plan) -> None:
+        """Leave alone what another rank has had taken back."""
+        self.unhelpful = [each for each in self.unhelpful if not takes_back(undo, each)]
+
+
+def takes_back(undo: Plan, plan: Plan) -> bool:
+    """Say whether one plan is there to take another back."""
+    return undo.is_undo and (undo.incident, undo.failure, undo.rung) == (
+        plan.incident,
+        plan.failure,
+        f"undo:{plan.rung}",
+    )
 
 
 def is_on_trial(plan: Plan) -> bool:

@@ -27,7 +27,7 @@ _ENDS = {
     "sigterm": ("preempted", "was told to stop (SIGTERM)"), "sigusr1": ("preempted", "was told to stop (SIGUSR1)"),
     "sigusr2": ("preempted", "was told to stop (SIGUSR2)"), "sighup": ("preempted", "lost its terminal (SIGHUP)"),
     "sigint": ("user_interrupt", "was interrupted"), "killed": ("killed_unknown", "ended without a word"),
-    "device_lost": ("gpu_hardware", "lost its device"),
+    "device_lost": ("gpu_hardware", "lost its device"), "hang": ("hang", "waited in vain for another rank"),
 }  # fmt: skip
 _TOLD = {"tracker-down": "tracker_error", "push-given-up": "hub_server_error", "checkpoint-unwritten": "disk_full"}
 """Notes that are troubles of their own, and their class."""

@@ -46,6 +46,8 @@ class ExitReason(StrEnum):
     """A hyperparameter search has seen enough of this trial: a decision, no failure."""
     DEVICE_LOST = "device_lost"
     """The context of the device is broken for this process; the next one can go on."""
+    HANG = "hang"
+    """Another rank does not answer, and this one has waited for it in vain."""
     UNRECOVERABLE = "unrecoverable"
     """Training was given up."""
     KILLED = "killed"

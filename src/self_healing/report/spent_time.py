@@ -10,24 +10,36 @@ from ..core.goodput import Spending
 from ..core.ledger import Entry
 from .clean import seconds_of, step_of
 
+NOTE = "goodput"
+"""The name of what a process writes of itself."""
+
+
+def has_trained(seconds: Mapping[Spending, float]) -> bool:
+    """Say whether an account tells of steps: before its first one a process does not know where it will go on."""
+    return any(seconds[kind] > 0 for kind in (Spending.PRODUCTIVE, Spending.REPLAYED, Spending.MADE_UP))
+
+
+def trained_in_vain(productive: float, first_step: int, last_step: int, kept_step: int) -> float:
+    """Return how much of the productive time of an attempt was for steps beyond one; all are taken to be equally long."""
+    trained = last_step - first_step
+    if trained <= 0 or last_step <= kept_step:
+        return 0.0
+    return productive * (1 - max(0, kept_step - first_step) / trained)
+
 
 @dataclass(slots=True)
 class _Attempt:
     number: int
     first_step: int
     last_step: int
-    seconds: dict[str, float]
+    seconds: dict[Spending, float]
 
     def undo_after(self, step: int) -> None:
-        """Take the steps beyond one for replayed; they are taken to have been equally long."""
-        trained = self.last_step - self.first_step
-        if trained <= 0 or self.last_step <= step:
-            return
-        kept = max(0, step - self.first_step)
-        lost = self.seconds.get(Spending.PRODUCTIVE, 0.0) * (1 - kept / trained)
-        self.seconds[Spending.PRODUCTIVE] = self.seconds.get(Spending.PRODUCTIVE, 0.0) - lost
-        self.seconds[Spending.REPLAYED] = self.seconds.get(Spending.REPLAYED, 0.0) + lost
-        self.last_step = max(self.first_step, step)
+        """Take the steps beyond one for replayed."""
+        lost = trained_in_vain(self.seconds[Spending.PRODUCTIVE], self.first_step, self.last_step, step)
+        self.seconds[Spending.PRODUCTIVE] -= lost
+        self.seconds[Spending.REPLAYED] += lost
+        self.last_step = max(self.first_step, min(self.last_step, step))
 
 
 class SpentTime:
@@ -41,10 +53,10 @@ class SpentTime:
         first = step_of(entry.body.get("first_step")) or 0
         told: Any = entry.body.get("seconds")
         known = told if isinstance(told, Mapping) else {}
-        seconds = {str(kind): seconds_of(known.get(kind)) for kind in Spending}
+        seconds = {kind: seconds_of(known.get(kind)) for kind in Spending}
         if self._attempts and self._attempts[-1].number == entry.attempt:
             self._attempts.pop()
-        for earlier in self._attempts:
+        for earlier in self._attempts if has_trained(seconds) else ():
             earlier.undo_after(first)
         self._attempts.append(_Attempt(entry.attempt, first, max(first, entry.step), seconds))
 

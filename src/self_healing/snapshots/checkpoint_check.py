@@ -14,6 +14,7 @@ from pathlib import Path
 
 from .file_checks import not_finite_in, problem_of_torch_file, read_json, safetensors_names, shards_of, why_no_file
 from .manifest import BESIDE, FolderChangingError, Manifest, ManifestError, mark_of, read_manifest, step_of
+from .sharded_index import SHARDED, not_finite_in_shards, sharded_problems
 from .verdicts import NOT_JUDGED, StateVerdict
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
@@ -158,6 +159,8 @@ class _Look:
         self.folder = folder
         self.thorough = thorough
         self.entries = sorted(path.name for path in folder.iterdir())
+        self.is_sharded = SHARDED in self.entries
+        """We have written it from several ranks: the folder of shards holds all that a resume needs."""
         self.whole: list[Path] = []
         """Weight files whose structure is fine."""
 
@@ -188,7 +191,9 @@ class _Look:
             yield from self._engine_entry(name)
         if engines:
             yield from self._deepspeed_problems()
-        if not (names or sharded or engines):
+        if self.is_sharded:
+            yield from sharded_problems(self.folder / SHARDED)
+        if not (names or sharded or engines or self.is_sharded):
             yield "there are no weights"
 
     def _weights_file(self, path: Path) -> Iterator[str]:
@@ -241,7 +246,7 @@ class _Look:
         """Look at what a resume needs beside the weights; what is there must be whole, asked for or not."""
         by_engine = [name for name in self.entries if _ENGINE_OPTIMIZER.fullmatch(name)]
         has_deepspeed = any(_DEEPSPEED.fullmatch(name) for name in self.entries)
-        needed = not model_only and not has_deepspeed
+        needed = not model_only and not has_deepspeed and not self.is_sharded
         yield from self._torch_file("optimizer.pt", is_needed=needed and not by_engine, instead="optimizer")
         for name in by_engine:
             yield from self._engine_entry(name)
@@ -260,16 +265,17 @@ class _Look:
     def remarks(self, *, model_only: bool) -> Iterator[str]:
         """Say what a resume from here would lack without being wrong."""
         if model_only:
-            if "optimizer.pt" not in self.entries:
+            if "optimizer.pt" not in self.entries and not self.is_sharded:
                 yield "it holds the model only: the optimizer and its schedule start anew"
-        elif not any(_RNG.fullmatch(name) for name in self.entries):
+        elif not self.is_sharded and not any(_RNG.fullmatch(name) for name in self.entries):
             yield "there is no rng_state.pth: the run goes on with other random numbers"
 
     def values_that_are_not_finite(self) -> Iterator[str]:
         """Read the weights that are whole."""
-        for path in self.whole:
+        shards = [self.folder / SHARDED] if self.is_sharded else []
+        for path in (*self.whole, *shards):
             try:
-                bad = not_finite_in(path)
+                bad = not_finite_in(path) if path not in shards else not_finite_in_shards(path)
             except ValueError as error:
                 yield str(error)
                 continue

@@ -35,10 +35,18 @@ class DiskTier:
         with self.writer.standing_still():
             yield
 
-    def saved(self, folder: Path, *, is_finite: bool | None, known: StateVerdict | None = None) -> StateVerdict:
+    def saved(
+        self,
+        folder: Path,
+        *,
+        is_finite: bool | None,
+        known: StateVerdict | None = None,
+        has_manifest: bool = False,
+    ) -> StateVerdict:
         """Take note of a checkpoint that is complete; None says that nobody looked at its weights.
 
-        What is `known` of a state that was taken earlier goes before what is open now.
+        What is `known` of a state that was taken earlier goes before what is open now. One that `has_manifest`, because
+        it got its name with it, is not hashed once more: only its verdict is brought up to date.
         """
         step = step_of(folder) or 0
         norms = None if is_finite is None else {"weights": 1.0 if is_finite else math.nan}
@@ -46,7 +54,10 @@ class DiskTier:
         state = SavedState(key=str(folder), step=step, tier=Tier.DISK, verdict=verdict)
         # What has been deleted needs no verdict, and what was written over has a new one.
         self.states = (*(s for s in self.states if s.key != state.key and Path(s.key).is_dir()), state)
-        self.writer.request(folder, verdict, step=step)
+        if has_manifest:
+            self.writer.promote(folder, verdict)
+        else:
+            self.writer.request(folder, verdict, step=step)
         return verdict
 
     def resumed(self, folder: Path) -> None:

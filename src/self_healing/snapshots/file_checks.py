@@ -178,7 +178,7 @@ def _not_finite_in_torch_file(path: Path) -> Iterator[str]:
         raise ValueError(f"{path.name} cannot be loaded: it holds more than tensors") from error
     if not isinstance(weights, dict):
         raise ValueError(f"{path.name} cannot be loaded: it holds no table of tensors")  # noqa: TRY004
-    yield from (str(name) for name, value in weights.items() if not _is_finite(value))
+    yield from (str(name) for name, value in weights.items() if not is_finite(value))
 
 
 def _not_finite_in_safetensors(path: Path) -> Iterator[str]:
@@ -194,13 +194,14 @@ def _not_finite_in_safetensors(path: Path) -> Iterator[str]:
                 else:
                     step = max(1, _AT_ONCE // max(1, math.prod(shape[1:])))
                     parts = (rows[first : first + step] for first in range(0, shape[0], step))
-                if not all(_is_finite(part) for part in parts):
+                if not all(is_finite(part) for part in parts):
                     yield name
     except SafetensorError as error:
         raise ValueError(f"{path.name} cannot be loaded: {error}") from error
 
 
-def _is_finite(value: object) -> bool:
+def is_finite(value: object) -> bool:
+    """Say whether a tensor holds only numbers; anything else does."""
     import torch  # noqa: PLC0415
 
     if not isinstance(value, torch.Tensor) or not (value.is_floating_point() or value.is_complex()):

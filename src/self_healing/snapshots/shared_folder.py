@@ -312,8 +312,14 @@ def clean(root: OwnFolder, *, besides: str, now_s: float | None = None) -> list[
             _empty(root, name)
     dead = dead_runs(root, besides=besides)
     useful = [each for each in dead if each.has_states and now_s - each.last_s <= KEPT_S]
-    kept = {each.name for each in useful[-MOST_DEAD:]}
+    runs = dict.fromkeys(_without_rank(each.name) for each in reversed(useful))  # the newest first, with all its ranks
+    newest = set(list(runs)[:MOST_DEAD])
+    kept = {each.name for each in useful if _without_rank(each.name) in newest}
     return [each.name for each in dead if each.name not in kept and remove_run(root, each.name)]
+
+
+def _without_rank(name: str) -> str:
+    return re.sub(r"-rank\d+$", "", name)
 
 
 def _empty(root: OwnFolder, name: str) -> None:

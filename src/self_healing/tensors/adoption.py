@@ -15,6 +15,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from .sharded import is_sharded, local_of, parts_of_whole, reshard, sharded_like
 from .shared_tensors import Mark, Readable, read_tensor
 
 _MOMENT = re.compile(r"optimizer\.([^/]+)/(.+)")
@@ -41,7 +42,7 @@ def module_differences(
         prefix: How the names of this module's tensors begin.
 
     """
-    own = dict(_tensors(module, prefix, only_trainable=only_trainable))
+    own = {name: local_of(each) for name, each in _tensors(module, prefix, only_trainable=only_trainable)}
     found = [
         f"{name} has shape {_shape(tensor.shape)} and type {_type(tensor)}, and had {_shape(marks[name].shape)} and "
         f"{marks[name].dtype}"
@@ -52,24 +53,39 @@ def module_differences(
     left = [name for name in marks if name.startswith(prefix) and not name.startswith(tuple(others))]
     known = own.keys() | {name for name, _ in _tensors(module, prefix, only_trainable=False)} if left else own.keys()
     found += [f"{name} is missing" for name in left if name not in known]
-    return found
+    return found + _moments_cut_otherwise(module, marks, prefix)
+
+
+def _moments_cut_otherwise(module: nn.Module, marks: Marks, prefix: str) -> list[str]:
+    """Name the moments of sharded parameters that are not cut as these are: how they were cut is not known."""
+    sharded = {name: each for name, each in _tensors(module, prefix, only_trainable=False) if is_sharded(each)}
+    moments = [(name, found[2]) for name in marks if sharded and (found := _MOMENT.fullmatch(name)) is not None]
+    return [
+        f"{name} is not cut as its parameter"
+        for name, of in moments
+        if of in sharded and marks[name].shape and list(marks[name].shape) != list(local_of(sharded[of]).shape)
+    ]
 
 
 def fill_module(module: nn.Module, state: Readable, *, prefix: str = "") -> None:
     """Put parameters, buffers and gradients of a state into a module that they fit."""
     marks = state.tensors
+    reshard(module.modules())
     with torch.no_grad():
         for name, tensor in _tensors(module, prefix, only_trainable=False):
             if name in marks:
-                tensor.copy_(read_tensor(state, name))
+                local_of(tensor).copy_(read_tensor(state, name))
         for name, parameter in module.named_parameters():
             wanted = f"{_GRADIENT}{prefix}{name}"
-            parameter.grad = read_tensor(state, wanted).to(parameter.device) if wanted in marks else None
+            local = read_tensor(state, wanted).to(parameter.device) if wanted in marks else None
+            parameter.grad = None if local is None else sharded_like(parameter, local)
 
 
 def _tensors(module: nn.Module, prefix: str, *, only_trainable: bool) -> Iterator[tuple[str, Tensor]]:
     """Yield parameters and buffers by the names they are captured under, one that has several names by each of them."""
-    for name, parameter in module.named_parameters():
+    parts = parts_of_whole(module.modules())
+    for name, listed in module.named_parameters():
+        parameter = parts.get(listed, listed)
         if not isinstance(parameter, nn.UninitializedParameter) and (parameter.requires_grad or not only_trainable):
             yield prefix + name, parameter.detach()
     for path, each in module.named_modules():
@@ -108,7 +124,9 @@ def fill_optimizer(
         moment = _MOMENT.fullmatch(name)
         if moment is not None and moment[2] in parameters:
             parameter = parameters[moment[2]]
-            filled[parameter][moment[1]] = tensor_for(state, name, parameter.device)
+            kept = tensor_for(state, name, parameter.device)
+            # Counts of steps are the same everywhere.
+            filled[parameter][moment[1]] = sharded_like(parameter, kept) if kept.dim() else kept
     for name, others in values["others"].items():
         if isinstance(others, Mapping):
             filled[parameters[name]].update(others)
@@ -168,6 +186,7 @@ def sampled_fingerprint(named: Iterable[tuple[str, Tensor]], each: int = 16) -> 
     digest, samples = xxhash.xxh3_128(), defaultdict(list)
     for name, tensor in named:
         digest.update(f"{name}:{_type(tensor)}:{_shape(tensor.shape)};".encode())
+        tensor = local_of(tensor)  # noqa: PLW2901  # what lies elsewhere is for others to recognise
         if tensor.numel() and tensor.layout is torch.strided:
             flat = tensor.detach().reshape(-1)
             samples[tensor.dtype, tensor.device].append(flat[:: max(1, flat.numel() // each)])

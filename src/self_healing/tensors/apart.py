@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .host_layout import Place
 from .host_slot import HostCopy
+from .sharded import is_sharded
 from .skip import innermost
 from .state import PLAIN, KeptTensor, ModuleState, OptimizerState, ScalerState, StateDict, _again, _rebuilt
 
@@ -86,6 +87,8 @@ class Apart:
 
     def _values(self, kept: KeptTensor) -> Tensor:
         copy = kept.copy
+        if is_sharded(kept.tensor):  # a part of it would pass for the whole
+            raise NotOnTheHostError(f"this process holds a part of a tensor of shape {tuple(kept.tensor.shape)} only")
         if not isinstance(copy, HostCopy):
             if copy.values.device.type != "cpu":
                 raise NotOnTheHostError(f"a tensor of shape {tuple(copy.values.shape)} was copied on its device only")

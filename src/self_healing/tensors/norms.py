@@ -10,27 +10,18 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from .sharded import Sharded, is_sharded, local_of, parts_of_whole
+
 HALF = (torch.float16, torch.bfloat16)
 
 SMALLEST = 1e-6
 """What torch adds to a norm before it divides by it."""
-
-
-class _Sharded(Protocol):
-    """The part of a DTensor that is used here; a DTensor is known by it and need not be imported."""
-
-    @property
-    def device_mesh(self) -> object: ...
-
-    def to_local(self) -> Tensor: ...
-
-    def full_tensor(self) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,20 +98,24 @@ def per_tensor_norms(grads: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def state_norms(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Return the norms of what trains and of the optimizer's state, named as a snapshot names them. Waits for the device."""
-    names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+    """Return the norms of what trains and of the optimizer's state, named as a snapshot names them. Waits for the device.
+
+    Of what is sharded they are those of this process's part, as in a snapshot: nobody else is asked.
+    """
+    parts = parts_of_whole(model.modules())
+    names: dict[Tensor, str] = {parts.get(parameter, parameter): name for name, parameter in model.named_parameters()}
     found = {name: parameter.detach() for parameter, name in names.items() if parameter.requires_grad}
     for parameter, state in optimizer.state.items():
         for key, value in state.items() if parameter in names else ():
             if isinstance(value, Tensor) and value.dim() > 0 and value.is_floating_point():
                 found[f"optimizer.{key}/{names[parameter]}"] = value
-    return dict(zip(found, per_tensor_norms(list(found.values())).tolist(), strict=True))
+    return dict(zip(found, per_tensor_norms([*map(local_of, found.values())]).tolist(), strict=True))
 
 
 @torch.no_grad()
 def scale_(grads: Sequence[Tensor], coefficient: Tensor) -> None:
     """Multiply all gradients in place by a 0-dimensional tensor."""
-    for tensors, _ in _groups([_local(grad) for grad in grads]):
+    for tensors, _ in _groups([local_of(grad) for grad in grads]):
         torch._foreach_mul_(tensors, coefficient.to(tensors[0].device))
 
 
@@ -185,7 +180,7 @@ def _parts(grads: Sequence[Tensor]) -> list[_Part]:
         members = [grads[i] for i in positions]
         for tensors, indices in _groups(members):
             norms, as_torch = _norms_of(tensors, sharded=sharded)
-            local = [_local(tensor) for tensor in tensors] if sharded else tensors
+            local = [local_of(tensor) for tensor in tensors] if sharded else tensors
             parts.append(_Part(local, [positions[i] for i in indices], norms, as_torch))
     return parts
 
@@ -193,32 +188,31 @@ def _parts(grads: Sequence[Tensor]) -> list[_Part]:
 def _norms_of(tensors: list[Tensor], *, sharded: bool) -> tuple[Tensor, Tensor]:
     """Return the norms in single precision or better, and as torch rounds them."""
     dtype = tensors[0].dtype
+    if sharded:
+        return _norms_of_shards(tensors, dtype)
     wide = torch.float32 if dtype in HALF else None
-    norms = _stacked(tensors, wide, sharded=sharded)
+    norms = torch.stack(torch._foreach_norm(tensors, 2.0, wide))  # noqa: SLF001
     if wide is None:
         return norms, norms
     # The CUDA kernel sums in single precision and rounds at the end, so its result can be had from ours. Others sum
     # in another order when they are asked for another result, so they are asked twice.
-    exact = tensors[0].is_cuda and not sharded
-    return norms, norms.to(dtype) if exact else _stacked(tensors, None, sharded=sharded)
+    exact = tensors[0].is_cuda
+    return norms, norms.to(dtype) if exact else torch.stack(torch._foreach_norm(tensors, 2.0))  # noqa: SLF001
 
 
-def _stacked(tensors: list[Tensor], dtype: torch.dtype | None, *, sharded: bool) -> Tensor:
-    if not sharded:
-        return torch.stack(torch._foreach_norm(tensors, 2.0, dtype))  # noqa: SLF001
-    if dtype is None:  # as torch does it: on CUDA another kernel adds up in another order
-        norms = list(torch._foreach_norm(tensors, 2.0))  # noqa: SLF001
-    else:  # DTensors know this operation without a dtype only
-        norms = [torch.linalg.vector_norm(tensor, 2.0, dtype=dtype) for tensor in tensors]
-    return cast("_Sharded", torch.stack(norms)).full_tensor()
+def _norms_of_shards(tensors: list[Tensor], dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Do the same for DTensors, in the one reduction over all processes that torch makes too.
 
-
-def _is_sharded(tensor: Tensor) -> bool:
-    return type(tensor) is not Tensor and hasattr(tensor, "device_mesh")
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return cast("_Sharded", tensor).to_local() if _is_sharded(tensor) else tensor
+    What is not finite in one process is in no norm's reach to hide: every process gets the same numbers. Torch reduces
+    bfloat16 as it is, and so it stays. It does so with float16 as well, whose squares overflow from a norm of 256 on:
+    these are reduced in single precision and rounded afterwards, which may differ from torch in the last bit.
+    """
+    if dtype is torch.float16:  # DTensors know the joint operation without a type only
+        each = [torch.linalg.vector_norm(tensor, 2.0, dtype=torch.float32) for tensor in tensors]
+        norms = cast("Sharded", torch.stack(each)).full_tensor()
+        return norms, norms.to(dtype)
+    as_torch = cast("Sharded", torch.stack(torch._foreach_norm(tensors, 2.0))).full_tensor()  # noqa: SLF001
+    return as_torch if dtype not in HALF else as_torch.to(torch.float32), as_torch
 
 
 def _by_mesh(grads: Sequence[Tensor]) -> list[tuple[bool, Sequence[int]]]:
@@ -227,7 +221,7 @@ def _by_mesh(grads: Sequence[Tensor]) -> list[tuple[bool, Sequence[int]]]:
         return [(False, range(len(grads)))]
     found: dict[object, list[int]] = {}
     for i, grad in enumerate(grads):
-        mesh = cast("_Sharded", grad).device_mesh if _is_sharded(grad) else None
+        mesh = grad.device_mesh if is_sharded(grad) else None
         found.setdefault(mesh, []).append(i)
     return [(mesh is not None, positions) for mesh, positions in found.items()]
 

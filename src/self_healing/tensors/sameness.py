@@ -13,6 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .sharded import PLAIN, local_of
+
 _holders = attrgetter("_modules", "_parameters", "_buffers")
 _gradient = attrgetter("grad")
 _requires_grad = attrgetter("requires_grad")
@@ -113,6 +115,8 @@ def _are_same(these: Sequence[object], those: Sequence[object]) -> bool:
 
 def _places_of(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
     """Return where tensors lie and how; no two that live on different devices have one address."""
+    if not PLAIN.issuperset(map(type, tensors)):
+        tensors = [*map(local_of, tensors)]
     return (
         [*map(Tensor.data_ptr, tensors)],
         [*map(_shape, tensors)],

@@ -19,6 +19,7 @@ from .copies import Clones, Copies, TensorCopy, has_shared_elements
 from .norms import lists_as_usual
 from .random_state import RandomState
 from .sameness import NotedModules, NotedState
+from .sharded import is_sharded, local_of, parts_of_whole, reshard
 
 PLAIN = frozenset({int, float, str, bool, type(None)})
 """The kinds of most of what is captured besides tensors: what is one of them need not be looked at any further."""
@@ -80,9 +81,9 @@ class KeptTensor:
 
     @classmethod
     def of(cls, tensor: Tensor, copies: Copies, name: str = "", **how: bool) -> KeptTensor:
-        """Set the values aside; for the arguments see `Copies.of`."""
+        """Set the values aside, of a sharded tensor those of this process; for the arguments see `Copies.of`."""
         tensor = tensor.detach() if isinstance(tensor, nn.Parameter) else tensor
-        return cls(tensor, copies.of(tensor, name, **how))
+        return cls(tensor, copies.of(local_of(tensor), name, **how))
 
     def again(self, copies: Copies) -> KeptTensor:
         """Return the same tensor with the values that a capture has of it, where an earlier one may have found it."""
@@ -91,14 +92,17 @@ class KeptTensor:
     def back(self) -> Tensor:
         """Return the same tensor with its former values; a copy where many elements share one place in memory."""
         values = self.copy.values
-        if has_shared_elements(self.tensor):
+        if has_shared_elements(self.tensor) and not is_sharded(self.tensor):
             same = torch.equal(self.tensor, values.to(self.tensor.device))
             return self.tensor if same else values.to(self.tensor.device, copy=True)
-        with torch.no_grad():
-            # A sparse tensor changes what it refers to, which an alias of it would not see.
-            target = self.tensor.detach() if self.tensor.layout is torch.strided else self.tensor
-            target.copy_(values, non_blocking=self.copy.is_pinned)
+        # A sparse tensor changes what it refers to, which an alias of it would not see.
+        self.fill(self.tensor.detach() if self.tensor.layout is torch.strided else self.tensor)
         return self.tensor
+
+    def fill(self, target: Tensor) -> None:
+        """Write the former values to a tensor; to what lies here of one that is sharded."""
+        with torch.no_grad():
+            local_of(target).copy_(self.copy.values, non_blocking=self.copy.is_pinned)
 
 
 def keep(value: Any, copies: Copies | None = None, name: str = "", **how: bool) -> Any:
@@ -185,7 +189,11 @@ class ModuleState:
         """Put them back in place."""
         self._copies.before_restore()
         contents = self._contents
+        reshard(contents.modules)  # what is gathered is of other values
         for parameter, kept in self._values:
+            if is_sharded(parameter):  # FSDP2 knows the memory of its shards: there must be no other
+                kept.fill(parameter)
+                continue
             values = kept.back()
             if parameter.data_ptr() != values.data_ptr() or parameter.dtype != values.dtype:
                 parameter.data = values  # was moved or cast meanwhile
@@ -263,7 +271,9 @@ class ModuleContents:
 
     def __init__(self, module: nn.Module, copies: Copies, *, only_trainable: bool, prefix: str) -> None:
         self.modules = list(module.modules())
-        named = [(n, p) for n, p in module.named_parameters() if not isinstance(p, nn.UninitializedParameter)]
+        parts = parts_of_whole(self.modules)
+        listed = ((name, parts.get(p, p)) for name, p in module.named_parameters())
+        named = [(name, p) for name, p in listed if not isinstance(p, nn.UninitializedParameter)]
         self.names: dict[Tensor, str] = {p: prefix + name for name, p in named}
         self.parameters = [p for _, p in named]
         # An embedding with a largest norm shortens its rows in the forward pass.
@@ -351,7 +361,9 @@ class ScalerState:
         self._scaler = scaler
         self._copies = Clones() if copies is None else copies
         # Not its state_dict: that leaves out which optimizers were unscaled, and waits for the device.
-        self._kept = keep(vars(scaler), self._copies, "scaler")
+        # Nor what somebody has put in the place of its methods: that is of this process.
+        own = {name: value for name, value in vars(scaler).items() if not callable(value)}
+        self._kept = keep(own, self._copies, "scaler")
 
     def values(self) -> Any:
         """Return it with tensors kept."""
@@ -361,8 +373,9 @@ class ScalerState:
         """Put it back."""
         self._copies.before_restore()
         own = vars(self._scaler)
+        methods = {name: value for name, value in own.items() if callable(value)}
         own.clear()
-        own.update(give_back(self._kept))
+        own.update({**give_back(self._kept), **methods})
 
 
 class StateDict:

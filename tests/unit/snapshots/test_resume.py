@@ -187,3 +187,15 @@ def test_healthy_steps_after_a_resume_speak_for_the_checkpoint_of_the_earlier_pr
         tier.observed(step, is_healthy=True)
     assert tier.close(60)
     assert condition_of(folder) is Condition.GOOD
+
+
+def test_a_checkpoint_that_came_with_its_manifest_is_judged_without_being_hashed_again(checkpoint):
+    tier, folder = DiskTier(), checkpoint(10)
+    write_manifest(folder, describe(folder, NOT_JUDGED))
+    before = read_manifest(folder)
+    assert tier.saved(folder, is_finite=True, has_manifest=True).condition is Condition.INTACT
+    assert tier.close(60)
+    assert read_manifest(folder).files == before.files
+    tier.incident_opened("loss-divergence", 9)
+    assert tier.close(60)
+    assert condition_of(folder) is Condition.SICK

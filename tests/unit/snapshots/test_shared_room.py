@@ -122,6 +122,14 @@ def test_a_script_that_crashes_in_another_folder_each_time_leaves_a_few(base):
     assert names == [f"run-{number}" for number in range(last - shared_folder.MOST_DEAD, last + 1)]
 
 
+def test_all_ranks_of_a_run_that_was_killed_keep_what_they_have_left(base):
+    names = ["run", *(f"run-rank{rank}" for rank in range(1, 2 * shared_folder.MOST_DEAD))]
+    for name in names:
+        killed(base, name=name)
+    killed(base, name="another")
+    assert sorted(path.name for path in root(base).iterdir()) == sorted([*names, "another"])
+
+
 def test_a_living_run_is_never_touched(base):
     process = child(str(base), "living", "waits", "3", wait=False)
     try:

@@ -31,8 +31,7 @@ class GradientMarks:
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         self._marks: list[tuple[Any, Any, int | None]] = [
-            (p, p.grad, None if p.grad is None else p.grad._version)  # noqa: SLF001
-            for p in parameters
+            (p, p.grad, None if p.grad is None else _version(p.grad)) for p in parameters
         ]
 
     def undo(self) -> SetAside:
@@ -41,10 +40,17 @@ class GradientMarks:
         for place, (parameter, gradient, version) in enumerate(self._marks):
             if gradient is None:
                 parameter.grad = None
-            elif gradient._version == version:  # noqa: SLF001  # untouched, or replaced by another tensor
+            elif _version(gradient) == version:  # untouched, or replaced by another tensor
                 parameter.grad = gradient
             else:
                 aside.gradients.append((parameter, parameter.grad))
                 parameter.grad = None
                 self._marks[place] = (parameter, None, None)  # if this is undone again, there is nothing to keep
         return aside
+
+
+def _version(gradient: Any) -> int:
+    # FSDP2 adds to what lies here of a gradient, which the whole knows nothing of.
+    local = gradient._local_tensor if type(gradient).__name__ == "DTensor" else gradient  # noqa: SLF001
+    version: int = local._version  # noqa: SLF001
+    return version

@@ -138,7 +138,8 @@ class LossInPieces:
         self._weight = rule.weight
         if rule.weight is None:
             before = self._finder.rows_run
-            found = self._finder.find(loss_of, inputs, rule.layout)
+            with self.trainer.accelerator.no_sync(self.trainer.model_wrapped):  # passes that no other process makes
+                found = self._finder.find(loss_of, inputs, rule.layout)
             self._rows_run += self._finder.rows_run - before
             if isinstance(found, str):
                 raise CannotSplitError(found)

@@ -51,7 +51,8 @@ class MemoryCare:
     def end(self) -> None:
         """Stop recording allocations, and listening."""
         self._history.stop()
-        for care in (self.micro_batches, *self._outside):
+        self.micro_batches.end()
+        for care in self._outside:
             care.on_event = lambda _event: None
 
     def figures(self) -> dict[str, float]:

@@ -20,6 +20,7 @@ from ..trainer.window import MicroBatch
 from ..trainer.wrapping import Wrapping
 from .batch_cuts import shape_of
 from .checkpointing import checkpointing, why_not_checkpointing
+from .ddp_alone import DdpAlone, why_not_alone
 from .gradient_marks import GradientMarks, SetAside
 from .known_losses import LossRule, loss_rule, why_loss_is_whole
 from .loss_in_pieces import CannotSplitError, LossInPieces
@@ -80,6 +81,8 @@ class MicroBatchRetry:
         """Micro-batches that got through in pieces."""
         self._finder = WeightFinder(trainer)
         self._watch = AllocatorWatch()
+        self._ddp: DdpAlone | None = None
+        """Where the model shares its gradients with other processes."""
         self._parameters: tuple[Any, list[Any]] = (None, [])
         """A model and its parameters: walking through the modules takes longer than all else here."""
         self._largest = self._before = Shape(0, 0)
@@ -101,6 +104,8 @@ class MicroBatchRetry:
         after it; whoever wraps that method has to fill them in (`MicroBatch.keep`).
         """
         marks, counters = GradientMarks(self._parameters_of(model)), Counters.of(self.trainer)
+        if self._ddp is not None:
+            self._ddp.begins()
         self._stop_thrashing(micro_batch.inputs)
         failed: Exception | None = None
         if not self.plan.lessons and micro_batch.prepared is None:  # as nearly always: nothing else is to be arranged
@@ -127,6 +132,23 @@ class MicroBatchRetry:
             return self._recover(run, failure)
         self._went_well(run)
         return loss
+
+    def end(self) -> None:
+        """Put back what was changed in the model, and listen to nobody."""
+        self.on_event = lambda _event: None
+        if self._ddp is not None:
+            self._ddp.end()
+            self._ddp = None
+
+    def has_shared(self) -> bool:
+        """Say whether the micro-batch at hand has made a collective that other processes made too."""
+        return self._ddp is not None and self._ddp.has_shared
+
+    def use_less(self, inputs: Any) -> str | None:
+        """Use less memory for a micro-batch like this one from now on; say how, None where nothing less is known."""
+        shape = Shape(*shape_of(inputs))
+        tactic = self.plan.shrink(shape, self._step(), self._ladder(inputs, None))
+        return None if tactic is None else f"{tactic} for {shape} or more"
 
     def why_whole(self) -> str | None:
         """Say why half a batch has another loss than the whole: known of the trainer, or seen by trying."""
@@ -189,6 +211,8 @@ class MicroBatchRetry:
                 run.micro_batch.random_state.restore()
             if run.micro_batch.put_back is not None:
                 run.micro_batch.put_back()
+        if self._ddp is not None:
+            self._ddp.again()
         wait_for_devices()
         came_from = let_go(failure, expected=run.in_use)
         run.came_from, run.in_use = run.came_from or came_from, allocated()
@@ -277,9 +301,12 @@ class MicroBatchRetry:
     def _why_not_here(self, run: _Run) -> str | None:
         if run.micro_batch.is_changed():
             return "the loss function changes its batch in place, so that it cannot be run again as it was"
-        accelerator = self.trainer.accelerator
-        if accelerator.num_processes > 1:
-            return f"{accelerator.num_processes} processes work on this step and cannot repeat it one by one"
+        trainer = self.trainer
+        if trainer.accelerator.num_processes > 1:
+            is_last = run.place >= int(trainer.current_gradient_accumulation_steps) - 1
+            alone = why_not_alone(trainer, shares_gradients=is_last, phase=run.phase)
+            if alone is not None:
+                return alone
         return _why_backward_is_final(self.trainer, self._parameters[1]) if run.phase == "backward" else None
 
     def _ladder(self, inputs: Any, num_items: Any, run: _Run | None = None) -> Ladder:
@@ -324,6 +351,8 @@ class MicroBatchRetry:
     def _parameters_of(self, model: Any) -> list[Any]:
         if self._parameters[0] is not model:
             self._parameters = (model, list(model.parameters()))
+            if self._ddp is None and self.trainer.accelerator.num_processes > 1:
+                self._ddp = DdpAlone(model)
         return self._parameters[1]
 
     def _step(self) -> int:

@@ -75,4 +75,17 @@ class PlainRollbackAbilities(_OwnLoop, RollbackAbilities):
         return ReturnAsked(chosen.key, chosen.step)
 
 
+class TogetherAbilities(PlainRollbackAbilities):
+    """Of one of several processes: what depends on what this one alone has seen is left out."""
+
+    def save_checkpoint(self) -> str:
+        """Have all processes write the state of this step: they are all here."""
+        return self._save_now()
+
+    def stop_run(self, reason: str) -> str:
+        """End training at this step, with the weights of this step: which state is the furthest is known to each alone."""
+        return TrainerAbilities.stop_run(self, reason)
+
+
 KINDS: tuple[type[Any], type[Any]] = (PlainAbilities, PlainRollbackAbilities)
+KINDS_TOGETHER: tuple[type[Any], type[Any]] = (PlainAbilities, TogetherAbilities)

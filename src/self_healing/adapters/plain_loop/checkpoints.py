@@ -25,9 +25,7 @@ class CheckpointDoesNotFitError(ValueError):
     """A checkpoint is of another loop."""
 
 
-def write_checkpoint(
-    stand_in: LoopStandIn, folder: Path, place: Mapping[str, object] | None, also: tuple[Any, ...]
-) -> None:
+def write_checkpoint(stand_in: LoopStandIn, folder: Path, place: Mapping[str, object] | None, also: list[Any]) -> None:
     """Write the state of this moment; the folder gets its name when everything is in it.
 
     Raises:
@@ -48,16 +46,26 @@ def write_checkpoint(
         scaler = getattr(stand_in.accelerator, "scaler", None)
         if scaler is not None:
             torch.save(scaler.state_dict(), unfinished / "scaler.pt")
-        if also:
-            torch.save([thing.state_dict() for thing in also], unfinished / ALSO)
-        torch.save(RandomState.capture().state_dict(), unfinished / RANDOM)
-        (unfinished / PLACE).write_text(json.dumps(place), encoding="ascii")
+        write_place(unfinished, place, RandomState.capture(), also)
         stand_in.state.save_to_json(str(unfinished / "trainer_state.json"))
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def write_place(folder: Path, place: Mapping[str, object] | None, random: RandomState, also: list[Any]) -> None:
+    """Write what a loop needs besides its model and optimizer: where data and random generators stood, and what is the user's.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    if also:
+        torch.save(also, folder / ALSO)
+    torch.save(random.state_dict(), folder / RANDOM)
+    (folder / PLACE).write_text(json.dumps(place), encoding="ascii")
 
 
 def load_checkpoint(

@@ -39,8 +39,16 @@ class LoopFlow(Session):
         """Write how the run ended, and put everything back."""
         raise NotImplementedError
 
+    def all_are_here(self) -> None:
+        """Take note that all processes are at this place, because a vote has brought them there."""
+        raise NotImplementedError
+
     def save(self) -> str:
         """Write a checkpoint of this step."""
+        raise NotImplementedError
+
+    def has_returned(self) -> None:
+        """Take note that the run is at an earlier state."""
         raise NotImplementedError
 
     def lost(self, error: Exception) -> None:
@@ -90,7 +98,7 @@ class LoopFlow(Session):
 
     def _epoch_ends(self) -> tuple[Any, Any]:
         """Leave nothing to be made up; None in the first place says that there is more."""
-        self._know_everything()
+        self.know_everything()
         self._settle_moves()
         if self.is_over:
             return False, None
@@ -115,7 +123,7 @@ class LoopFlow(Session):
             if is_due and not self.again.is_asked and self.pending.asked is None:
                 self.save()
         elif self.interrupts.received is not None:
-            self._know_everything()
+            self.know_everything()
         self._settle_moves()
         if not self.is_over and not self._does_again():
             self.go_where_asked()
@@ -126,6 +134,7 @@ class LoopFlow(Session):
             self._leave_as_asked()
         elif self.abilities.stop_reason is not None:
             reason = self.abilities.stop_reason
+            self.all_are_here()
             self.note("emergency", self.emergency_checkpoint())
             try:
                 give_up(reason, None)
@@ -156,6 +165,7 @@ class LoopFlow(Session):
             raise error from None
         self._has_stepped = False
         self.again.forget()
+        self.has_returned()
         return True
 
     def leave_epoch(self) -> None:

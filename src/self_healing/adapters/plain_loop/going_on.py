@@ -13,7 +13,8 @@ from ..rollback.left_state import StateDoesNotFitError
 from ..rollback.shared_states import place_from
 from ..trainer.engines import Surroundings
 from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
-from .loop_returns import Entry
+from .going_on_together import enter_together
+from .loop_returns import Entry, Light
 from .session import PlainSession
 from .stand_in import LoopStandIn
 
@@ -43,13 +44,15 @@ def begin_or_go_on(
     if also and config.shared_memory:  # states there hold what every trainer has
         config = config.replace(shared_memory=False)
     surroundings = Surroundings(stand_in, missing=())
-    going_on = GoingOn(stand_in, config, resume, surroundings) if mode is Mode.HEAL else None
+    is_alone = not surroundings.is_one_of_several
+    going_on = GoingOn(stand_in, config, resume, surroundings) if mode is Mode.HEAL and is_alone else None
     resumes = going_on is not None and going_on.resumes
     session = PlainSession(
         stand_in, config, mode, save_every=save_every, also=also, resumes=resumes, starts_over=resume is False
     )
     try:
-        session.begin(partial(_enter, going_on))
+        is_together = not is_alone and session.desk.mode is Mode.HEAL
+        session.begin(partial(enter_together, wanted=resume) if is_together else partial(_enter, going_on))
     except BaseException as error:
         session.end("exception", error)
         raise
@@ -63,6 +66,7 @@ def _enter(going_on: GoingOn | None, session: PlainSession) -> None:
             if path is not None and session.returns.restart.entry is None:
                 _load(session, Path(path))
             session.rollback.begin()
+            session.returns.restart.is_filled()
         except StateDoesNotFitError as error:  # before anything was touched
             assert going_on is not None, "a state that was left is only taken over where one was looked for"
             session.returns.restart.cancel()
@@ -86,13 +90,17 @@ def _load(session: PlainSession, folder: Path) -> None:
         where, left_out = place_from(place)
         session.returns.data.left_out |= left_out
         is_between = bool(place["is_between"])
-        arrive = partial(_arrive, random)
-        session.returns.restart.entry = Entry(where, step, arrive, is_between=is_between, brings_data=False)
+        arrive = partial(_arrive, session.trainer, Light.of(session.trainer), random)
+        session.returns.restart.entry = Entry(
+            where, step, arrive, is_between=is_between, brings_data=bool(place["brings_data"])
+        )
     if session.checkpoints is not None:
         session.checkpoints.enters_from(str(folder))
         session.checkpoints.training_begins()
     session.mark_saved(step)
 
 
-def _arrive(random: RandomState) -> None:
+def _arrive(stand_in: LoopStandIn, light: Light, random: RandomState) -> None:
+    """Put back what the loop may have changed on its way to where it goes on."""
+    light.restore(stand_in, with_random=False)
     random.restore()

@@ -1,8 +1,8 @@
 """The data of a loop that takes its batches from us, and the states between its steps.
 
 An epoch is one `for batch in run.batches(loader)`. After a return into an earlier one, the rest of that and all later ones
-come out of the `for` that is running, so that what the loop does between epochs does not run again: what of it matters,
-calls of the scheduler and the random numbers drawn there, is done again by us.
+come out of the `for` that is running, so that what the loop does between epochs does not run again: what that has done to
+the scheduler, the rates and the random numbers is put back by us.
 """
 
 from __future__ import annotations
@@ -20,15 +20,14 @@ from ..rollback.restart import EpochStart, NoRestart
 from ..rollback.state_returns import StateReturns
 from ..trainer.moves import ReturnTo
 from ..trainer.window import Window
+from .end_marks import EndMarks, blocks_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stood:
-    """Where a loop stood before a step whose batch may have to be handed out again: nothing that takes time to keep."""
+class Light:
+    """What a loop changes besides weights and moments: nothing that takes time to keep."""
 
-    place: Place
     random: RandomState
-    """After the batch was fetched."""
     scheduler: Any
     rates: tuple[float, ...]
     """A scheduler's state does not bring the rates of the groups back."""
@@ -36,13 +35,13 @@ class Stood:
     """Where accelerate stands in adding up gradients; None where the loop is not accelerate's."""
 
     @classmethod
-    def of(cls, stand_in: Any, place: Place) -> Stood:
+    def of(cls, stand_in: Any) -> Light:
         """Take note of it."""
         scheduler = None if stand_in.lr_scheduler is None else dict(stand_in.lr_scheduler.state_dict())
         rates = tuple(group["lr"] for group in stand_in.optimizer.param_groups)
-        return cls(place, RandomState.capture(), scheduler, rates, blocks_of(stand_in))
+        return cls(RandomState.capture(), scheduler, rates, blocks_of(stand_in))
 
-    def restore(self, stand_in: Any) -> None:
+    def restore(self, stand_in: Any, *, with_random: bool = True) -> None:
         """Put it back."""
         if self.scheduler is not None:
             stand_in.lr_scheduler.load_state_dict(self.scheduler)
@@ -50,7 +49,16 @@ class Stood:
             group["lr"] = rate
         if self.blocks is not None:
             stand_in.accelerator.step = self.blocks
-        self.random.restore()
+        if with_random:
+            self.random.restore()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stood:
+    """Where a loop stood before a step whose batch may have to be handed out again, after that was fetched."""
+
+    place: Place
+    light: Light
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,6 +81,7 @@ class LoopRestart(NoRestart):
     def __init__(self, stand_in: Any) -> None:
         self._stand_in = stand_in
         self._left: LeftState | None = None
+        self._light: Light | None = None
         self.entry: Entry | None = None
         """Where the loop goes on, until it is there."""
 
@@ -95,8 +104,17 @@ class LoopRestart(NoRestart):
     def prepare_for(self, left: LeftState, take_over: Callable[[LeftState], None]) -> str:
         """Have the loop go on at what another process has left, as soon as its data are there."""
         self._left = left
-        self.entry = Entry(left.place, left.step, partial(take_over, left))
+        self.entry = Entry(left.place, left.step, partial(self._take_over, left, take_over))
         return left.key
+
+    def is_filled(self) -> None:
+        """Take note of the rates that a state has brought: what the loop does before it is there may change them."""
+        self._light = Light.of(self._stand_in)
+
+    def _take_over(self, left: LeftState, take_over: Callable[[LeftState], None]) -> None:
+        if self._light is not None:
+            self._light.restore(self._stand_in, with_random=False)
+        take_over(left)
 
     def arrived(self) -> None:
         """Put back what is left to be put back: the loop is there."""
@@ -125,8 +143,6 @@ class LoopReturns(StateReturns):
         self._ends = EndMarks(trainer)
         self._blocks: dict[str, int | None] = {}
         """Where accelerate stood at each state."""
-        self._done_between: list[Callable[[], Any]] = []
-        """What the loop has done since the end of the last epoch."""
 
     # -- epochs --------------------------------------------------------------------------------------
 
@@ -134,6 +150,11 @@ class LoopReturns(StateReturns):
     def epoch_number(self) -> int:
         """Which epoch is trained, counted from zero."""
         return self._epoch.number if self._epoch is not None else 0
+
+    @property
+    def is_in_epochs(self) -> bool:
+        """Whether the loop takes its batches from us."""
+        return self._epoch is not None
 
     def enter(self, loader: Any) -> bool:
         """Begin an epoch; False where an earlier process has trained it."""
@@ -154,8 +175,7 @@ class LoopReturns(StateReturns):
             if epoch.start is not None:
                 epoch.start.restore(loader)
         epoch.live = _reading(loader)
-        epoch.between = partial(_do_again, tuple(self._done_between), RandomState.capture())
-        self._done_between.clear()
+        epoch.between = partial(Light.of(self.trainer).restore, self.trainer)
         self._epoch, self.is_between = epoch, False
         if entry is not None:
             self.data.pass_by(epoch, entry.place.number or 0)
@@ -169,10 +189,6 @@ class LoopReturns(StateReturns):
             self._epoch.is_over()
         self._ends.left()
         self.is_between = True
-
-    def done_between(self, call: Callable[[], Any]) -> None:
-        """Take note of something that the loop does between two epochs."""
-        self._done_between.append(call)
 
     def next_epoch(self) -> bool:
         """Go on with the epoch that followed the one at hand before a return; False where none did."""
@@ -210,7 +226,7 @@ class LoopReturns(StateReturns):
 
     def stands(self) -> Stood:
         """Return where the loop stands, with the data of its next step fetched."""
-        return Stood.of(self.trainer, self._place_in(self._at_hand()))
+        return Stood(self._place_in(self._at_hand()), Light.of(self.trainer))
 
     def place_now(self) -> Place:
         """Return where the data stand between two steps."""
@@ -247,7 +263,7 @@ class LoopReturns(StateReturns):
             self.data.leave_out(place, {window.step + 1})
         place.epoch.rewind(place.index, silent_until=place.index + (0 if without else place.fetched))
         self._epoch = place.epoch
-        stood.restore(self.trainer)
+        stood.light.restore(self.trainer)
 
     def _forget_what_nobody_returns_to(self, epoch: EpochData) -> None:
         stood = [window.stood.place for window in self.waiting() if window.stood is not None]
@@ -259,51 +275,6 @@ class LoopReturns(StateReturns):
     def _at_hand(self) -> EpochData:
         assert self._epoch is not None, "batches are handed out inside of an epoch"
         return self._epoch
-
-
-class EndMarks:
-    """What accelerate's loaders say of the batch at hand: whether it is the last, where gradients are added up for long.
-
-    A batch that is handed out again comes from us, while the loader stands where it stood.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._marks: dict[tuple[int, int], tuple[bool, int]] = {}
-        self._loader: Any = None
-        """The one that was read last; of epochs that are over none is kept."""
-        self._has_begun_it = False
-
-    def handed_out(self, epoch: EpochData, at: int, *, is_new: bool) -> None:
-        """Take note of a batch that was read, or say of one that is handed out again what was said of it."""
-        key = epoch.number, at
-        if is_new and hasattr(epoch.loader, "end_of_dataloader"):
-            self._loader = loader = epoch.loader
-            self._marks = {known: mark for known, mark in self._marks.items() if known[0] >= epoch.number - 2}
-            self._marks[key] = loader.end_of_dataloader, loader.remainder
-        elif self._loader is not None:
-            if not self._trainer.accelerator.gradient_state.in_dataloader:  # it has come to its end before the return
-                self._loader.begin()
-                self._has_begun_it = True
-            self._loader.end_of_dataloader, self._loader.remainder = self._marks.get(key, (False, -1))
-
-    def left(self) -> None:
-        """Have a loader that is at its end say so again."""
-        if self._has_begun_it:
-            self._has_begun_it = False
-            self._loader.end()
-
-
-def blocks_of(stand_in: Any) -> int | None:
-    """Return how many blocks accelerate has counted, by which it knows when to update."""
-    blocks = getattr(stand_in.accelerator, "step", None)
-    return blocks if isinstance(blocks, int) else None
-
-
-def _do_again(calls: tuple[Callable[[], Any], ...], random: RandomState) -> None:
-    for call in calls:
-        call()
-    random.restore()
 
 
 def _reading(loader: Any) -> Iterator[Any]:

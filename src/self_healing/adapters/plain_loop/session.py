@@ -41,17 +41,23 @@ from ..trainer.time_spent import TimeSpent
 from ..trainer.unwritten import unwritten_checkpoints
 from ..trainer.window import Window
 from ..trainer.wrapping import Wrapping
-from .abilities import KINDS
-from .checkpoints import write_checkpoint
+from .abilities import KINDS, KINDS_TOGETHER
+from .checkpoints import write_checkpoint, write_place
 from .doing_again import DoingAgain
 from .facts import facts_of_loop
+from .failing_together import FailingTogether
 from .flow import LoopFlow
+from .going_on_together import attempt_before
 from .loop_returns import LoopReturns
 from .plain_guard import PlainGuard, can_be_run
 from .stand_in import LoopStandIn
+from .together import NOT_TOGETHER, LoopRanks
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ..rehearsal.trainer_state import HostValues
+    from ..rollback.data_windows import Place
+    from ..trainer.last_attempt import LastAttempt
 
 logger = logging.getLogger("self_healing.loop")
 
@@ -87,14 +93,23 @@ class PlainSession(LoopFlow):
         self.guard.lets_through = config.nan_action == "warn"
         self.guard.updated = self._updated
         self._examiner = Examiner(stand_in)
-        may_act = acts and self.surroundings.is_whole
-        self.rollback = RollbackCare(stand_in, self.guard, config, may_act=may_act, kind=LoopReturns, abilities=KINDS)
+        self.ranks = LoopRanks(self)
+        may_act = acts and LoopRanks.may_plan(mode, is_several=self.ranks.is_several) is Mode.HEAL
+        self.rollback = RollbackCare(
+            stand_in,
+            self.guard,
+            config,
+            may_act=may_act,
+            kind=LoopReturns,
+            abilities=KINDS_TOGETHER if self.ranks.is_several else KINDS,
+        )
         self.rollback.on_return = self._returned
         self.returns = self._returns()
         self.abilities = self.rollback.abilities(self.emergency_checkpoint, may_change)
         self.pending = self.abilities.pending
+        planned = LoopRanks.may_plan(mode, is_several=self.ranks.is_several)
         self.desk = RunDesk(
-            stand_in.args, config, self.abilities, mode=mode, step=self._step, account=self.spent.account, heals=acts,
+            stand_in.args, config, self.abilities, mode=planned, step=self._step, account=self.spent.account, heals=acts,
             **past,
         )  # fmt: skip
         self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
@@ -112,8 +127,10 @@ class PlainSession(LoopFlow):
         self.also = also
         self._loaders = []
         self.again = DoingAgain(self, self.data.records.retries)
+        self.failing = FailingTogether(self)
         self.is_open = False
-        stand_in.write = self._write
+        stand_in.write, stand_in.write_place = self._write, self._write_place
+        self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_several else None
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     def _make_care(self, *, acts: bool, may_act: bool) -> None:
@@ -126,7 +143,9 @@ class PlainSession(LoopFlow):
         self.guard.retry = self.memory.micro_batches if acts and config.oom_action != "raise" else None
         self.abilities.why_whole = self.memory.micro_batches.why_whole
         self.checkpoints = (
-            CheckpointCare(stand_in, self.desk, folder, self.weights_are_finite, self.guard) if may_act else None
+            CheckpointCare(stand_in, self.desk, folder, self.weights_are_finite, self.guard)
+            if may_act and not self.ranks.is_several
+            else None
         )
         preempting = [signal.Signals[name] for name in config.preemption_signals]
         self.interrupts = Interrupts(signals_left_to_us(stand_in.args, preempting), preempting)
@@ -150,9 +169,6 @@ class PlainSession(LoopFlow):
         self.data.records.begin()
         self.rollback.attach(self.desk, partial(raised, self))
         way = self.guard.attach()
-        if stand_in.lr_scheduler is not None:
-            self._changes.wrap(stand_in.lr_scheduler, "step", self._around_scheduler)
-            self._changes.wrap(stand_in.lr_scheduler, "state_dict", _around_scheduler_state)
         if self.mode is Mode.HEAL:
             self.interrupts.install()
             self.interrupts.on_signal = self.grace.came
@@ -162,7 +178,9 @@ class PlainSession(LoopFlow):
             self.checkpoints.attach(self._changes)
         self.interrupts.while_waiting = self.spent.stalled
         self.spent.attach(stand_in, self.rollback.keeper, self._changes)
+        self.ranks.meet()
         enter(self)
+        self.ranks.begins_at(self._step())
         self.intake.ended.clear()
         self.log_figures.begin()
         self.pending.entered()
@@ -175,6 +193,7 @@ class PlainSession(LoopFlow):
             return
         self.is_open, self.is_over = False, True
         try:
+            self.ranks.close(error)
             self._say_ended(exit_reason, error)
         finally:
             self._close()
@@ -237,7 +256,7 @@ class PlainSession(LoopFlow):
             if self._has_stepped:
                 self._has_stepped = False
                 self.end_of_step()
-            self._know_everything()
+            self.know_everything()
             answer_interrupt(self, at_once=True)
             self.intake.judge_by_steps()
             self._settle_moves()
@@ -265,13 +284,17 @@ class PlainSession(LoopFlow):
 
     def end_of_step(self) -> None:
         """Take in what is known, also where the loop takes its batches elsewhere."""
+        began = self._step_began
         super().end_of_step()
+        self.ranks.step_ended(self.trainer.backward_s - began if self.trainer.backward_s > began else 0.0)
         self.again.stepped(self._step())
 
     def make_up(self, unsound: list[int]) -> list[AppliedStep]:
         """Have skipped steps made up, by us or by the loop itself."""
         applied = super().make_up(unsound) if self._some_can_be_run() else self._leave_all_to_the_loop()
         left, self.guard.left_to_the_loop = self.guard.left_to_the_loop, []
+        if left and self.ranks.is_several:
+            self._look_at_weights_together()
         if left and self.guard.hands_out_again:
             self.again.unsound(left[0])
         else:
@@ -281,6 +304,13 @@ class PlainSession(LoopFlow):
 
     def _some_can_be_run(self) -> bool:
         return bool(self.guard.kept) and can_be_run(self.guard.kept[0])
+
+    def _look_at_weights_together(self) -> None:
+        """Look whether the weights of some process are to blame: a step that is never finite has brought all of them here."""
+        broken = self._broken_weights()
+        if any(count for (count,) in self.ranks.group.exchange([broken])):
+            self.desk.look({"weights_nonfinite": float(broken)})
+            self.ranks.vote_now()
 
     def _leave_all_to_the_loop(self) -> list[AppliedStep]:
         self.guard.make_up()
@@ -298,7 +328,9 @@ class PlainSession(LoopFlow):
                 raise lost from error
         window = self.failed = self.guard.at_hand
         try:
-            is_tried_again = self.mode is Mode.HEAL and self.again.raised(window, error)
+            is_tried_again = self.mode is Mode.HEAL and (
+                self.failing.goes_on(window, error) if self.ranks.is_several else self.again.raised(window, error)
+            )
             if not is_tried_again:
                 raised(self, error)
         finally:
@@ -323,45 +355,54 @@ class PlainSession(LoopFlow):
             say_given_up(self.abilities.stop_reason or "nothing in this process can help", error)
         self.end("exception", error)
 
+    def all_are_here(self) -> None:
+        """Take note that all processes are at this place, because a vote has brought them there."""
+        self.ranks.is_agreed = True
+
+    def has_returned(self) -> None:
+        """Take note that the run is at an earlier state."""
+        self.ranks.returned()
+
+    def may_be_interrupted(self) -> bool:
+        """Say whether a signal can be answered here: all processes end at the same step, or none."""
+        return not self.ranks.is_several or self.ranks.is_agreed
+
+    def emergency_checkpoint(self) -> str:
+        """Write a checkpoint of the last complete step; by all processes, where all are here."""
+        if not self.ranks.is_several:
+            return super().emergency_checkpoint()
+        return self.ranks.save(wait=True) if self.ranks.is_agreed else NOT_TOGETHER
+
+    def weights_are_finite_everywhere(self) -> bool:
+        """Say whether the weights are finite on every process."""
+        is_finite = self.weights_are_finite()
+        return (
+            all(said for (said,) in self.ranks.group.exchange([int(is_finite)])) if self.ranks.is_several else is_finite
+        )
+
     # -- saving --------------------------------------------------------------------------------------
 
     def save(self) -> str:
         """Write a checkpoint of this step, once everything about it is known."""
-        self._know_everything()
-        said = self.emergency_checkpoint()
+        self.know_everything()
+        said = self.ranks.save(wait=False) if self.ranks.is_several else self.emergency_checkpoint()
         logger.info("%s", said)
         return said
 
     def _write(self) -> None:
         stand_in = self.trainer
         folder = Path(stand_in.args.output_dir) / f"checkpoint-{self._step()}"
-        epoch = self.returns._epoch  # noqa: SLF001  # where the data stand
         place = None
-        if epoch is not None:
+        if self.returns.is_in_epochs:
             told = place_of(self.returns.place_now(), left_out_of(self.returns.data))
-            place = {**told, "is_between": self.returns.is_between}
-        write_checkpoint(stand_in, folder, place, self.also)
+            place = {**told, "is_between": self.returns.is_between, "brings_data": False}
+        write_checkpoint(stand_in, folder, place, [thing.state_dict() for thing in self.also])
 
-    def _around_scheduler(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*args: Any, **kwargs: Any) -> Any:
-            if self.returns.restart.entry is not None:  # it is put back as it was, when the loop is there
-                return None
-            if self.returns.is_between and not self.guard.is_in_window:
-                self.returns.done_between(lambda: original(*args, **kwargs))
-            return original(*args, **kwargs)
-
-        return step
+    def _write_place(self, folder: Path, place: Place, values: HostValues) -> None:
+        """Write where the data stood at a state that was taken when its first batch had been fetched."""
+        told = place_of(place, left_out_of(self.returns.data))
+        write_place(folder, {**told, "is_between": False, "brings_data": True}, values.random, values.also)
 
     def _must_know(self) -> bool:
         every = self.save_every
         return bool(super()._must_know() or (every and self._step() % every == 0))
-
-
-def _around_scheduler_state(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Leave our own functions out of a scheduler's state, which is all that it has as attributes: they cannot be saved."""
-
-    def state_dict(*args: Any, **kwargs: Any) -> Any:
-        ours = ("step", "state_dict")
-        return {name: value for name, value in original(*args, **kwargs).items() if name not in ours}
-
-    return state_dict

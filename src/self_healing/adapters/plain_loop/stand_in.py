@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -165,6 +166,8 @@ def unwrapped(model: Any) -> Any:
 class LoopStandIn:
     """One loop, as though it were a trainer's."""
 
+    resumes_by = 'guard(resume="auto")'
+    starts_over_by = "guard(resume=False)"
     compute_loss_func = None
     model_accepts_loss_kwargs = False
     loss_is_scaled_for_ga = False
@@ -183,10 +186,14 @@ class LoopStandIn:
         """What the loop's loader reads, once it is known."""
         self.source: LossSource | None = None
         """Where the loss of the pass at hand comes from."""
+        self.backward_s = 0.0
+        """When the last backward pass began: in it processes wait for each other."""
         self.also: tuple[Any, ...] = ()
         """What else every state consists of."""
         self.write: Any = None
         """Writes a checkpoint of this moment."""
+        self.write_place: Any = None
+        """Writes what a loop needs besides into a checkpoint that is made of a state in host memory."""
 
     def compute_loss(
         self, _model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
@@ -203,6 +210,7 @@ class LoopStandIn:
     def training_step(self, model: Any, inputs: Any, num_items_in_batch: Any = None) -> Tensor:
         """Run one micro-batch forward and back; return its share of the loss."""
         loss = self.compute_loss(model, inputs)
+        self.backward_s = time.perf_counter()
         assert self.source is not None, "a loss is computed inside of a step"
         self.source.value = loss.detach()
         pieces = self.current_gradient_accumulation_steps

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..family import names_in_all
+from .also_state import AlsoState
 
 if TYPE_CHECKING:
     from ...tensors.copies import Copies
@@ -46,6 +47,8 @@ class HostValues:
     """Operations that were counted and not yet added to the state's."""
     counts: dict[str, Any] = field(default_factory=dict)
     """What the trainer had counted, by the name of its attribute."""
+    also: list[Any] = field(default_factory=list)
+    """What else belongs to the state, each as its `state_dict` was."""
     added: dict[str, Any] = field(default_factory=dict)
     """What others had added, by the name of its class."""
 
@@ -61,7 +64,7 @@ class TrainerCapture:
     def __init__(self, trainer: Any, *, copies: Copies | None = None, only_trainable: bool = False) -> None:
         from ...tensors.copies import Clones
         from ...tensors.random_state import RandomState
-        from ...tensors.state import ModuleState, StateDict, capture, keep
+        from ...tensors.state import ModuleState, capture, keep
 
         self.trainer = trainer
         self.copies = copies = Clones() if copies is None else copies
@@ -72,7 +75,7 @@ class TrainerCapture:
         self._names = [name for name, thing in things.items() if thing is not None]
         self._parts += [capture(thing, copies=copies) for thing in things.values() if thing is not None]
         # Of a loop of somebody's own; by its state alone, so that its tensors are not taken for the model's.
-        self._also = [StateDict(thing, copies=copies) for thing in getattr(trainer, "also", ())]
+        self._also = AlsoState(tuple(getattr(trainer, "also", ())), copies)
         self._references = {name: getattr(trainer, name) for name in ("model", "optimizer", "lr_scheduler")}
         self._counts = {
             name: (vars(trainer)[name], keep(vars(trainer)[name], copies, f"trainer.{name}"))
@@ -146,6 +149,7 @@ class TrainerCapture:
         found.counts = {name: read.of(count[1]) for name, count in self._counts.items() if count is not None}
         found.flos = float(found.counts.pop("current_flos", 0.0))
         found.added = {type(part).__name__: read.of(part.values()) for part in self._added if hasattr(part, "values")}
+        found.also = read.of(self._also.values())
         return found
 
     def restore(self, *, with_added: bool = True) -> None:
@@ -155,8 +159,7 @@ class TrainerCapture:
         self.copies.before_restore()
         for part in self._parts:
             part.restore()
-        for also in self._also:
-            also.restore()
+        self._also.restore()
         self._restore_counts()
         self._restore_callbacks()
         for added in self._added if with_added else ():

@@ -126,9 +126,10 @@ class GoingOn:
         return self._enter(session)
 
     def _cannot_go_on(self, because: str) -> str:
+        starts_over = getattr(self._trainer, "starts_over_by", "resume_from_checkpoint=False")
         return (
             f"the run in {self._args.output_dir} was cut short after step {self._step_before()} and cannot be gone on with: "
-            f"{because}. Put that back to go on, resume_from_checkpoint=False to start over, or name a checkpoint to go on "
+            f"{because}. Put that back to go on, {starts_over} to start over, or name a checkpoint to go on "
             "from it all the same."
         )
 

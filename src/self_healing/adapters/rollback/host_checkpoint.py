@@ -81,7 +81,10 @@ def write_from_memory(trainer: Any, snapshot: Snapshot, history: Mapping[str, ob
         trainer._save(str(unfinished), values.weights)  # noqa: SLF001  # what every save of the trainer comes to
         if not trainer.args.save_only_model:
             _write_optimizer(unfinished, values)
-            _write_random_state(unfinished / "rng_state.pth", _random_state_of(snapshot, values))
+            if hasattr(trainer, "write_place"):  # a loop of somebody's own, which is brought to its data otherwise
+                trainer.write_place(unfinished, snapshot.place, values)
+            else:
+                _write_random_state(unfinished / "rng_state.pth", _random_state_of(snapshot, values))
         _write_state(unfinished, values)
         if not snapshot.capture.copies.is_whole_within(0.0):
             raise CannotWriteError(f"the state of step {snapshot.step} was given up while it was being written")

@@ -169,9 +169,11 @@ class MemorySnapshots:
 
     def expected_nbytes(self) -> int:
         """Return how much host memory the state of this moment would take."""
+        from ...tensors.sharded import nbytes_of
+
         model = self.trainer.model
         all_of_them = not self.leaves_out_frozen()
-        size: int = sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad or all_of_them)
+        size: int = sum(nbytes_of(p) for p in model.parameters() if p.requires_grad or all_of_them)
         return size + _nbytes_besides_weights(self.trainer)
 
     def leaves_out_frozen(self) -> bool:
@@ -259,10 +261,12 @@ def _nbytes_besides_weights(trainer: Any) -> int:
     import torch
     from torch.utils import _pytree
 
+    from ...tensors.sharded import nbytes_of
+
     things = (
         list(trainer.optimizer.state.values()),
         list(trainer.model.buffers()),
         [getattr(trainer, name, None) for name in names_in_all("generated")],
     )
     leaves = _pytree.tree_leaves(things)
-    return sum(leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return sum(nbytes_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))

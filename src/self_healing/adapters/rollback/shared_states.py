@@ -57,6 +57,8 @@ class SharedStates:
         """What a trainer must have in common with this one to take a state over."""
         self.past_of: Callable[[str], Mapping[str, object] | None] = lambda _key: None
         """Returns the history that the rules had when a state was taken."""
+        self.publishes_one_more = False
+        """The intact state before the newest is published too: other processes may not have come as far."""
         self._settings = settings
         self._tell = tell
         self._is_wanted = settings.shared_memory
@@ -134,12 +136,15 @@ class SharedStates:
         known = {state.key: state for state in states}
         shared = {key: state for key, state in known.items() if self._is_shared(get(key))}
         good, intact = newest_for_an_incident(shared.values(), None), newest_for_a_crash(shared.values())
-        wanted = {state.key: state for state in (good, intact) if state is not None}  # the safer one first
+        before = None
+        if self.publishes_one_more and intact is not None:
+            before = newest_for_a_crash(state for state in shared.values() if state.step < intact.step)
+        wanted = {state.key: state for state in (good, before, intact) if state is not None}  # the safer one first
         for key in [key for key in self._submitted if key not in known or known[key].verdict.is_sick]:
             self._submitted.pop(key).slot.withdraw()
         for key, state in wanted.items():
-            before, snapshot = self._submitted.get(key), get(key)
-            is_new = before is None or (before.state.verdict, before.left_out) != (state.verdict, left_out)
+            told, snapshot = self._submitted.get(key), get(key)
+            is_new = told is None or (told.state.verdict, told.left_out) != (state.verdict, left_out)
             if snapshot is not None and is_new:
                 self._submit(state, snapshot, left_out)
         for key in [key for key in self._submitted if key not in wanted]:

@@ -72,6 +72,10 @@ class StateKeeper:
         self._unmeasured: list[str] = []
         """States whose norms are on their way."""
         self.schedule = StateSchedule(settings)
+        self.agreed: Callable[[int], bool] | None = None
+        """Says whether all processes take the state of a step, where there are several; else the schedule does."""
+        self.common: Callable[..., SavedState | None] | None = None
+        """Chooses the state that all processes return to, where there are several."""
         self._losses = FirstLosses(self._tell)
 
     @property
@@ -109,6 +113,8 @@ class StateKeeper:
     def is_due(self) -> bool:
         """Say whether the state of this moment is to be taken before the next step; later where memory is not ready."""
         step = self._step()
+        if self.agreed is not None:
+            return self.is_on and self.agreed(step) and self._has_room() and self.loop.snapshots.has_memory(wait=True)
         is_time = self.is_on and (
             self.schedule.is_time(step) or step == self.audit.found_at
         )  # does it come back there?
@@ -287,6 +293,8 @@ class StateKeeper:
 
     def choose(self, *, before_step: int | None, depth: int, min_steps: int | None) -> SavedState | None:
         """Return the state to go back to, None where memory holds none that will do."""
+        if self.common is not None:
+            return self.common(before_step=before_step, depth=depth, min_steps=min_steps)
         return self.known.choose(
             self.loop.is_in_reach, self._step(), before_step=before_step, depth=depth, min_steps=min_steps
         )

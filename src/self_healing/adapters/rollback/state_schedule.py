@@ -48,6 +48,11 @@ class StateSchedule:
         """Whether the user says after how many steps each state is taken."""
         return self.settings.snapshot_every_steps is not None
 
+    @property
+    def next_step(self) -> int:
+        """The step at which the next state is worth it."""
+        return self._next if self._before_trouble is None else min(self._next, self._before_trouble)
+
     def begin(self, step: int) -> None:
         """Start anew: the state of this moment is the first."""
         self._next, self._began_s = step, time.perf_counter()

@@ -60,8 +60,8 @@ COMPILED = Engine(
 SEVERAL_PROCESSES = Engine(
     "several-processes",
     "several processes train together: all of them skip and make up the same steps, by the gradients they share; "
-    "steps that stay unsound are replaced without an examination, and plans are only shown, "
-    "since nothing makes the processes agree on one",
+    "steps that stay unsound are replaced without an examination; all vote every few steps on what is done (rates, clipping, "
+    "a checkpoint, a stop), and nothing is returned to",
 )
 
 

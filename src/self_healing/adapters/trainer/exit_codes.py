@@ -68,6 +68,8 @@ def exit_code_of(reason: str, preemption_signals: Sequence[str], *, is_for_good:
     """Return what the end of a training asks whoever has started its process for; None where that is for them to say."""
     if reason == "device_lost":
         return ExitCode.DEVICE_LOST
+    if reason == "hang":
+        return ExitCode.STALLED
     if reason.upper() in preemption_signals:
         return ExitCode.PREEMPTED
     return ExitCode.GAVE_UP if is_for_good and reason in ("unrecoverable", "exception") else None

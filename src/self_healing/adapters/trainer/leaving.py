@@ -28,6 +28,8 @@ def answer_interrupt(session: Session, *, at_once: bool = False) -> None:
     It is saved once the step at hand is logged: a checkpoint holds the log, and whoever resumes from it would miss the entry.
     """
     interrupts = session.interrupts
+    if not session.may_be_interrupted():
+        return
     number = interrupts.take()
     if number is not None:
         interrupts.saves_for = number
@@ -125,11 +127,18 @@ def lose_device(session: Session, error: Exception) -> NoReturn:
     session.note("device-lost", told, level=logging.DEBUG)  # it is said below, with its traceback
     # The interpreter shows no traceback of what ends a process with a code of its own.
     logger.error("%s", told, exc_info=error)
-    what_to_do = 'Nothing in this process can use the device again: run the script again, with train(resume_from_checkpoint="auto")'
+    what_to_do = (
+        f"Nothing in this process can use the device again: run the script again, with {how_to_resume(session)}"
+    )
     where = (
         "which goes on from there" if is_saved else "which goes on from the newest checkpoint on disk, if there is one"
     )
     raise DeviceLost(f"{told}. {what_to_do}, {where}.") from error
+
+
+def how_to_resume(session: Session) -> str:
+    """Return what a user writes to have a run gone on with."""
+    return str(getattr(session.trainer, "resumes_by", 'train(resume_from_checkpoint="auto")'))
 
 
 def asked_to_end(session: Session) -> signal.Signals | None:
@@ -163,7 +172,7 @@ def leave_as_asked(session: Session, failed: BaseException | None, output: objec
         there = "there" if is_saved else "the newest state that there is"
         text = (
             f"{number.name} has ended the training at step {step}, and {saved}: run the script again, with "
-            f'train(resume_from_checkpoint="auto"), and it goes on from {there}'
+            f"{how_to_resume(session)}, and it goes on from {there}"
         )
         logger.warning("%s", text, exc_info=failed)
         raise Preempted(text, signal=number.name, output=output) from failed

@@ -79,12 +79,13 @@ def made_up(
 ) -> Reflex:
     """Tell what became of updates that were held back, by the number of steps of each kind."""
     first = unsound[0] if unsound else step
+    told = [f"{what}: {count}" for what, count in counts.items() if count]
     return Reflex(
         failure=FailureType.NAN_LOSS,
         incident="step-not-finite",
         because=f"a loss or a gradient of step {first} was not finite, so the update was held back on the device",
         actions=("skip-step", "skip-batches") if counts[WITH_OTHER_DATA] else ("skip-step",),
-        said="steps " + ", ".join(f"{what}: {count}" for what, count in counts.items() if count),
+        said="steps " + ", ".join(told or [f"held back: {len(unsound)}"]),
         step=first - 1,
         seconds=seconds,
         details={"unsound": list(unsound), "made_up": [each.step for each in applied]},

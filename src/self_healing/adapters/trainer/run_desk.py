@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,12 @@ from ...core.errors import ExitCode
 from ...core.failure import Mode
 from ...core.goodput import TimeAccount
 from ...core.ledger import Entry, LedgerReading
-from ...core.plan import Plan
+from ...core.plan import Outcome, Plan
 from ...core.run_directory import ledger_path, run_directory_of, supervisor_ledger_path
 from ...core.run_ledgers import iter_run
 from ...core.secrets import secrets_of_url
 from ...core.signal import Fact, Facts, Metrics, Resumed, ReturnDropped, Signal
+from ...core.voting import Voting
 from ...report.announcements import ENDED
 from ...report.clean import seconds_of
 from ...report.environment import hardware, versions
@@ -77,13 +79,16 @@ class RunDesk:
         self.seconds_acting = 0.0
         """The time that plans and reflexes have taken."""
         self._secrets = [secret for url in config.alert_urls for secret in secrets_of_url(url)]
-        is_first = int(args.process_index) == 0  # the others see the same, and would say it again
+        self._rank = int(args.process_index)
+        is_first = self._rank == 0  # the others see the same, and would say it again
         run_name = Path(args.output_dir).resolve().name
         self.alerts = AlertOffice(run=run_name, urls=config.alert_urls if is_first else (), note=self.note)
         self._tells = is_first
         self.heart = Heart(args, account, step, heals=heals, clock=time.perf_counter)
         self._gave_up: Plan | None = None
         """The plan that has ended the run."""
+        self.voting: Voting | None = None
+        """Keeps wishes until all ranks vote on them, where there are several; else each is carried out at once."""
 
     def open(self) -> None:
         """Take the folder, which `close` gives back; nobody else can use it in between."""
@@ -159,12 +164,12 @@ class RunDesk:
     def signal(self, seen: Signal) -> Plan | None:
         """Let the healer decide and do; return the last plan it made."""
         self.settle()
-        return self._carry_out(self.healer.observe(seen))
+        return self._carry_out(self._observe(seen))
 
     def tell_of_move(self, seen: Signal) -> None:
         """Tell the healer what became of a move; where the run ends without it, nothing is to follow from that."""
         if isinstance(seen, ReturnDropped) and not seen.goes_on:
-            self.healer.observe(seen)
+            self._observe(seen)
         else:
             self.signal(seen)
 
@@ -172,7 +177,7 @@ class RunDesk:
         """Look at the observations that wait, in their order, and do what follows from each before the next one."""
         self.take_in_the_unread()
         while self.waiting:
-            self._carry_out(self.healer.observe(self.waiting.popleft()))
+            self._carry_out(self._observe(self.waiting.popleft()))
 
     def forget_what_waits(self) -> None:
         """Let go of what was seen and not looked at yet: the steps it was seen of are undone."""
@@ -183,7 +188,11 @@ class RunDesk:
         """Look at what is left at the end of a run; what would follow from it is not done any more."""
         self.take_in_the_unread()
         while self.waiting:
-            self.healer.observe(self.waiting.popleft())
+            self._observe(self.waiting.popleft())
+
+    def _observe(self, seen: Signal) -> Plan | None:
+        """Let the healer look at what this process has seen."""
+        return self.healer.observe(seen if seen.rank == self._rank else replace(seen, rank=self._rank))
 
     def take_in_the_unread(self) -> None:
         """Take in the steps that have waited, so that there is something to look at of each."""
@@ -191,15 +200,31 @@ class RunDesk:
             self.unread.popleft()()
 
     def _carry_out(self, wish: Plan | None) -> Plan | None:
+        if self.voting is not None:
+            self.voting.wish(wish)
+            return wish
         healer = self.healer
         plan = last = healer.agree(wish)
         while plan is not None:
             last = plan
             outcome = healer.act(plan, self.abilities, time.perf_counter)
-            if outcome is not None and any(action.is_final for action in plan.actions):
-                self._gave_up = plan
+            if outcome is not None:
+                self.was_done(outcome, plan)
             plan = None if outcome is None else healer.agree(healer.next_plan(outcome))
         return last
+
+    def was_done(self, outcome: Outcome, plan: Plan | None = None) -> None:
+        """Take note of a plan that was carried out, whatever came of it."""
+        plan = plan or outcome.plan
+        if any(action.is_final for action in plan.actions):
+            self._gave_up = plan
+
+    def only_show(self, because: str) -> None:
+        """Carry out no plan from now on that asks something of the run."""
+        self.note("plans-only-shown", because)
+        if self.mode is Mode.HEAL:
+            self.mode = Mode.ADVISE
+            self.healer.settings = replace(self.healer.settings, mode=Mode.ADVISE)
 
     # -- writing down --------------------------------------------------------------------------------
 

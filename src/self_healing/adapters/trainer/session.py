@@ -62,6 +62,8 @@ class Session:
     profile: StepProfile
     log_figures: LogFigures
     intake: StepIntake
+    ranks: Any
+    """The other processes, where there are any."""
     note: Any
     _examiner: Examiner
     _step_began: float
@@ -95,10 +97,11 @@ class Session:
             return
         self.intake.take_in()
         if not must_know and self._must_know():  # a plan has just asked for a checkpoint
-            self._know_everything()
+            self.know_everything()
         self.intake.judge_by_steps()
 
-    def _know_everything(self) -> None:
+    def know_everything(self) -> None:
+        """Take in all steps so far, to the last."""
         self.intake.read(step_time_s=self._step_time_s, wait=True)
         self.intake.take_in()
 
@@ -154,6 +157,10 @@ class Session:
     def emergency_checkpoint(self) -> str:
         """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
         return emergency_checkpoint(self)
+
+    def may_be_interrupted(self) -> bool:
+        """Say whether a signal can be answered at this place."""
+        return True
 
     def is_saved(self, step: int) -> bool:
         """Say whether the state after a step is on disk: written by this training, or what it began with."""

@@ -102,4 +102,5 @@ class StepIntake:
             values = {"loss": loss, **values}
         if norm is not None:
             values["grad_norm"] = norm
+        values |= self._session.ranks.take_figures()
         self._session.desk.look_later(step, values)

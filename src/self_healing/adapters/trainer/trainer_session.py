@@ -16,6 +16,7 @@ from ..data.bad_rows import BadRows
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..memory.memory_care import MemoryCare, why_whole
+from ..ranks.trainer_ranks import TrainerRanks
 from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
 from .data_facts import data_facts, recipe_facts
@@ -50,6 +51,7 @@ class TrainerSession(Session):
     """Emits the signals of one training, and has plans carried out by what the trainer can do."""
 
     guard: TrainerGuard
+    ranks: TrainerRanks
 
     def __init__(
         self, trainer: Any, config: HealingConfig, mode: Mode, *, account: TimeAccount | None = None, **past: bool
@@ -75,11 +77,10 @@ class TrainerSession(Session):
         self.rollback.on_return = self._returned
         self.abilities = self.rollback.abilities(self.emergency_checkpoint, may_change)
         self.pending = self.abilities.pending
-        alone = not self.surroundings.is_one_of_several  # others would not know of a plan that is carried out here
-        planned = mode if alone or mode is not Mode.HEAL else Mode.ADVISE
+        self.ranks = TrainerRanks(is_one_of_several=self.surroundings.is_one_of_several)
         self.desk = RunDesk(
-            trainer.args, config, self.abilities, mode=planned, step=self._step, account=self.spent.account, heals=acts,
-            **past,
+            trainer.args, config, self.ranks.abilities_of(self.abilities), mode=self.ranks.mode_of(mode), step=self._step,
+            account=self.spent.account, heals=acts, **past,
         )  # fmt: skip
         self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
         self.note = self.abilities.note = self.desk.note
@@ -125,6 +126,7 @@ class TrainerSession(Session):
         self._attached = True  # first, so that what follows is undone also if it fails half-way
         for name, text, level in self.surroundings.remarks():
             self.note(name, text, level=level)
+        self.ranks.attach(self.trainer.accelerator, self._changes)
         self.data.attach(continues=self.desk.continues)
         self.rollback.attach(self.desk, partial(raised_in_the_loop, self))
         self.guard.attach()
@@ -185,6 +187,7 @@ class TrainerSession(Session):
         if self.desk.resumes and self._step() and not self.rollback.enters_from_memory():
             self._saved_steps.add(self._step())
         self.intake.ended.clear()
+        self.ranks.meet(self.desk, self.config)
         way = self.guard.attach_optimizer()
         if self.checkpoints is not None:
             self.checkpoints.training_begins()
@@ -197,6 +200,13 @@ class TrainerSession(Session):
         facts.update(data_facts(trainer) | recipe_facts(trainer))
         self.desk.learn({**facts, "trainer": type(trainer).__name__, "skips_by": way})
         self.desk.seen_at(self._trackers.begin())
+
+    def end_of_step(self) -> None:
+        """Read what the device said, make up what it skipped, and let the healer look at it; vote with the other processes."""
+        began = self._step_began
+        super().end_of_step()
+        if self.ranks.step_ended(self.desk, began_s=began) and self._must_know():
+            self.know_everything()
 
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
@@ -211,11 +221,12 @@ class TrainerSession(Session):
 
     def end_of_epoch(self) -> None:
         """Leave nothing to be made up: logs, checkpoints and evaluations of an epoch come next."""
-        self._know_everything()
+        self.know_everything()
 
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""
         self.desk.finish()
+        self.ranks.close(error)
         self.pending.dropped(f"the run has ended ({exit_reason})")
         self._trackers.tell_losses()
         if self.data.pushes.missing is not None:  # the log has it already

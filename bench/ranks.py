@@ -1,0 +1,169 @@
+"""What ranks cost each other and what they find out: `python bench/ranks.py [--ranks 2] [--interval 10]`.
+
+Prints microseconds per step of the vote at its default cadence beside the same loop without it, the time of one vote, what
+the check's thread costs, the seconds until a rank that was stopped (SIGSTOP) is named beside torch's own time limit, and how
+often the rule `rank-straggling` fires on ranks that are equals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+
+from self_healing.adapters.ranks.ranks_of_run import RanksOfRun, States
+from self_healing.adapters.trainer.run_desk import RunDesk
+from self_healing.config import HealingConfig
+from self_healing.core.failure import Mode
+from self_healing.core.goodput import TimeAccount
+from self_healing.core.history import History
+from self_healing.core.ledger import read_ledger
+from self_healing.core.signal import Metrics
+from self_healing.core.voting import VOTE_EVERY
+from self_healing.detectors.rank_straggling import RATIO, SLOWEST, RankStraggling
+
+STEPS = 4000
+ROUNDS = 5
+
+
+def joined(folder, rank, world_size, interval_s):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
+    args = SimpleNamespace(output_dir=str(folder), process_index=rank, local_process_index=rank)
+    config = HealingConfig(collective_check_interval_s=interval_s)
+    desk = RunDesk(
+        args, config, object(), mode=Mode.HEAL, step=lambda: 0, account=TimeAccount(time.perf_counter), heals=True
+    )
+    desk.open()
+    states = States(next_step=lambda: None, steps=lambda: tuple(range(0, 48, 8)))
+    return desk, RanksOfRun.join(desk, config, acts=True, states=states)
+
+
+def seconds_of(steps, ranks=None):
+    value = torch.zeros(1)
+    began = time.perf_counter()
+    for step in range(1, steps + 1):
+        dist.all_reduce(value)
+        if ranks is not None:
+            ranks.step_ended(step, took_s=0.1)
+    return time.perf_counter() - began
+
+
+def cost(rank, world_size, folder, interval_s):
+    desk, ranks = joined(folder, rank, world_size, interval_s)
+    seconds_of(200, ranks)
+    plain, voting = [], []
+    for _ in range(ROUNDS):  # by turns: whatever else the machine does meets both
+        plain.append(seconds_of(STEPS) / STEPS)
+        voting.append(seconds_of(STEPS, ranks) / STEPS)
+    votes = []
+    for _ in range(500):
+        began = time.perf_counter()
+        ranks.step_ended(VOTE_EVERY)
+        votes.append(time.perf_counter() - began)
+    processor_s, began = time.process_time(), time.perf_counter()
+    time.sleep(5.0)
+    share = (time.process_time() - processor_s) / (time.perf_counter() - began)
+    if rank == 0:
+        told = {"plain": median(plain), "voting": median(voting), "vote": median(votes), "check": share}
+        (folder / "cost.json").write_text(json.dumps(told))
+    ranks.close()
+    desk.close()
+
+
+def hang(rank, world_size, folder, interval_s):
+    joined(folder, rank, world_size, interval_s)
+    (folder / f"ready-{rank}").touch()
+    while True:
+        dist.all_reduce(torch.zeros(1))
+        time.sleep(0.05)
+
+
+def together(work, world_size, folder, interval_s):
+    context = multiprocessing.get_context("fork")
+    folder.mkdir()
+    started = [context.Process(target=work, args=(rank, world_size, folder, interval_s)) for rank in range(world_size)]
+    for each in started:
+        each.start()
+    return started
+
+
+def time_to_name(world_size, folder, interval_s, stopped):
+    started = together(hang, world_size, folder, interval_s)
+    while not all((folder / f"ready-{rank}").exists() for rank in range(world_size)):
+        time.sleep(0.05)
+    time.sleep(interval_s)
+    os.kill(started[stopped].pid, signal.SIGSTOP)
+    sent = time.time()
+    others = [each for rank, each in enumerate(started) if rank != stopped]
+    for each in others:
+        each.join()
+    left = time.time() - sent
+    started[stopped].kill()
+    ledgers = [read_ledger(path).entries for path in (folder / "healing").glob("ledger*.jsonl")]
+    notes = [entry for entries in ledgers for entry in entries if entry.kind == "note"]
+    named = [(entry.time, entry.body["text"]) for entry in notes if entry.name == "rank-absent"]
+    stood = [entry.body["text"] for entry in notes if entry.name == "rank-absent-stood"]
+    return max(at for at, _ in named) - sent, left, named[0][1], stood, [each.exitcode for each in others]
+
+
+def false_alarms(ranks, spread, votes=200_000):
+    """Count firings on ranks whose steps take times of the same distribution."""
+    rule, past, draw, fired = RankStraggling(), History(), random.Random(0), 0
+    for step in range(votes):
+        times = [median(math.exp(draw.gauss(0.0, spread)) for _ in range(VOTE_EVERY)) for _ in range(ranks)]
+        slowest = max(range(ranks), key=lambda rank: times[rank])
+        ratio = times[slowest] / median(times[:slowest] + times[slowest + 1 :])
+        signal_ = Metrics(step=step, values={RATIO: ratio, SLOWEST: float(slowest)})
+        past.see(step, 0.0, signal_.values)
+        fired += rule.check(signal_, past) is not None
+        past.settle()
+    return fired
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--interval", type=float, default=10.0)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        for process in together(cost, given.ranks, folder / "cost", given.interval):
+            process.join()
+        told = json.loads((folder / "cost" / "cost.json").read_text())
+        added = 1e6 * (told["voting"] - told["plain"])
+        print(f"{given.ranks} ranks, gloo, one machine with {os.cpu_count()} cores, a vote every {VOTE_EVERY} steps")
+        print(f"  a step (one all-reduce)        {1e6 * told['plain']:8.1f} us")
+        print(f"  the same with votes            {1e6 * told['voting']:8.1f} us: {added:+.1f} us a step")
+        print(f"  one vote without a wish        {1e6 * told['vote']:8.1f} us")
+        print(f"  the check's thread             {100 * told['check']:8.3f} % of a core")
+        for stopped in (given.ranks - 1, 0):
+            named, left, text, stood, codes = time_to_name(
+                given.ranks, folder / f"hang-{stopped}", given.interval, stopped
+            )
+            print(
+                f"rank {stopped} stopped (SIGSTOP): named by all others after {named:.1f} s, all had left after {left:.1f} s {codes}"
+            )
+            print(f"  {text}\n  with its stack: {bool(stood)}")
+        print(f"torch's own time limit: {dist.distributed_c10d.default_pg_timeout} (gloo), "
+              f"{getattr(dist.distributed_c10d, 'default_pg_nccl_timeout', None) or '0:10:00'} (nccl)")  # fmt: skip
+    for ranks, spread in ((2, 0.3), (2, 1.0), (8, 0.3), (8, 1.0)):
+        print(
+            f"rank-straggling on {ranks} equal ranks, spread {spread} of log times: {false_alarms(ranks, spread)} of 200,000 votes"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Where several processes begin: all at the same state, the newest that each of them can have.
+
+In shared memory every process finds what one of its number has left, as long as there are as many as before. On disk is what
+all have written together, which any number of them can go on from: with fewer processes each update is made of more
+micro-batches, so that it is made of as many rows as before.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...core.errors import ConfigError
+from ...core.run_directory import launch_of, ledger_path
+from ...snapshots.resume import AUTO, choose
+from ...snapshots.shared_folder import run_name
+from ...snapshots.shared_reader import RefusedState, iter_states
+from ..rollback.left_state import LeftState, StateDoesNotFitError, StateLostError
+from ..rollback.shared_states import place_from
+from ..trainer.last_attempt import last_attempt, that_tells
+from .loop_returns import Entry, Light
+
+if TYPE_CHECKING:
+    from ..ranks.sharded_checkpoint import Loaded
+    from .session import PlainSession
+
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+"""How often torchrun has started all processes again, as it tells each of them."""
+
+
+def enter_together(session: PlainSession, wanted: str | bool | Path | None) -> None:
+    """Have all processes begin, or go on where they were cut short.
+
+    Raises:
+        ConfigError: what was named cannot be gone on from; on all of them.
+
+    """
+    session.rollback.open_shared(starts_over=wanted is False)
+    passed_over: set[int] = set()
+    while True:
+        left, folder = _agreed(session, wanted, passed_over)
+        try:
+            if left is not None:
+                session.note("resuming", f"goes on at {left.key}, as all processes do")
+                session.rollback.go_on_at(left)
+            elif folder is not None:
+                _load(session, folder)
+            problem = ""
+            session.rollback.begin()
+        except StateDoesNotFitError as error:
+            problem = str(error)
+            if isinstance(error, StateLostError):  # the model holds a part of it
+                raise ConfigError(f"{left.key if left else folder} could not be taken over: {error}") from error
+        problems = [text for text in session.ranks.group.exchange_texts(problem) if text]
+        if not problems:
+            session.returns.restart.is_filled()
+            return
+        session.note("resuming", f"{left.key if left else folder} is passed over: {problems[0]}")
+        session.returns.restart.cancel()
+        if left is None:
+            raise ConfigError(f"{folder} cannot be gone on from: {problems[0]}")
+        passed_over.add(left.step)
+
+
+def _agreed(
+    session: PlainSession, wanted: str | bool | Path | None, passed_over: set[int]
+) -> tuple[LeftState | None, Path | None]:
+    """Return what all go on from: a state in shared memory, a checkpoint, or neither."""
+    args = session.trainer.args
+    own: dict[int, LeftState] = {}
+    goes_on = _goes_on(session, wanted)
+    if goes_on and session.config.shared_memory and not session.also:
+        own = {left.step: left for left in _left_states(session) if left.step not in passed_over}
+    disk: tuple[str, int] | None = None
+    if args.process_index == 0 and wanted is not False:
+        disk = _on_disk(session, wanted)
+    said = {"goes_on": goes_on, "steps": sorted(own), "disk": disk}
+    all_said = [json.loads(text) for text in session.ranks.group.exchange_texts(json.dumps(said))]
+    folder = all_said[0]["disk"]
+    is_named = isinstance(wanted, str | Path) and str(wanted) != AUTO
+    if is_named:
+        if folder is None:
+            raise ConfigError(f"{wanted} cannot be resumed from: it is no whole checkpoint of this run")
+        return None, Path(folder[0])
+    if wanted is False or not any(each["goes_on"] for each in all_said):
+        return None, None
+    common = set.intersection(*(set(each["steps"]) for each in all_said))
+    newest = max(common, default=-1)
+    if newest >= 0 and (folder is None or newest >= folder[1]):
+        return own[newest], None
+    return None, None if folder is None else Path(folder[0])
+
+
+def _goes_on(session: PlainSession, wanted: str | bool | Path | None) -> bool:
+    """Say whether this process has reason to think that the run was cut short, or was told so."""
+    if wanted is not None:
+        return wanted is True or str(wanted) == AUTO
+    if int(os.environ.get(RESTARTS, "0")) > 0 or (launch_of(os.environ) or 1) > 1:
+        return True
+    before = session.before
+    return before is not None and before.was_cut_short
+
+
+def _left_states(session: PlainSession) -> list[LeftState]:
+    args = session.trainer.args
+    found = []
+    for state in iter_states(run_name(args.output_dir, int(args.process_index))):
+        if isinstance(state, RefusedState):
+            session.note("resuming", f"passed over: {state}")
+            continue
+        try:
+            found.append(LeftState(state))
+        except StateDoesNotFitError as error:
+            session.note("resuming", f"passed over: {state.file}: {error}")
+    return found
+
+
+def _on_disk(session: PlainSession, wanted: str | bool | Path | None) -> tuple[str, int] | None:
+    if isinstance(wanted, str | Path) and str(wanted) != AUTO:
+        chosen = choose(Path(wanted).parent, None, finite=False)
+        folder = Path(wanted)
+        return (str(folder), 0) if folder.is_dir() and chosen is not None else None
+    found = choose(session.trainer.args.output_dir, None, finite=False)
+    return None if found.path is None else (str(found.path), int(found.step or 0))
+
+
+def _load(session: PlainSession, folder: Path) -> None:
+    """Load a checkpoint that all have written, and have the data brought to where they stood."""
+    from ..ranks.sharded_checkpoint import CheckpointNotLoaded, load
+
+    stand_in = session.trainer
+    try:
+        loaded = load(
+            folder, stand_in.model, stand_in.optimizer, scheduler=stand_in.lr_scheduler,
+            scaler=getattr(stand_in.accelerator, "scaler", None), group=session.ranks.group.process_group,
+        )  # fmt: skip
+    except CheckpointNotLoaded as error:
+        raise ConfigError(f"{folder} cannot be resumed from: {error}") from error
+    stand_in.state.global_step = loaded.step
+    session.mark_saved(loaded.step)
+    session.note("resuming", f"goes on at {folder.name}, which {loaded.world_size} processes have written")
+    place = _place(session, loaded)
+    if place is None or place["number"] is None:
+        session.note("resuming", f"{folder.name} does not say where the data stood: they begin anew")
+        return
+    where, left_out = place_from(place)
+    session.returns.data.left_out |= left_out
+    is_same = loaded.world_size == stand_in.args.world_size
+    random = loaded.random_state if is_same else None
+    arrive = partial(_arrive, stand_in, Light.of(stand_in), random)
+    is_between = bool(place["is_between"])
+    session.returns.restart.entry = Entry(where, loaded.step, arrive, is_between=is_between, brings_data=False)
+
+
+def _place(session: PlainSession, loaded: Loaded) -> dict[str, Any] | None:
+    """Return where the data of this process stand; with another number of processes, each has read another part of them."""
+    now, then = session.trainer.args.world_size, loaded.world_size
+    if now == then:
+        own = loaded.own or {}
+        for thing, state in zip(session.also, own.get("also", ()), strict=True):
+            thing.load_state_dict(state)
+        place: dict[str, Any] | None = own.get("place")
+        return place
+    told = loaded.data.get("place")
+    _keep_rows(session, then, int(loaded.data.get("accumulate", 1)))
+    if told is None or told["number"] is None:
+        return None
+    batches = int(told["number"]) * then
+    number = batches // now if batches % now == 0 else None
+    return {**told, "number": number, "start": None, "left_out": []}
+
+
+def _keep_rows(session: PlainSession, then: int, accumulate: int) -> None:
+    """Have an update made of as many rows as it was, where fewer or more processes share them."""
+    stand_in, now = session.trainer, session.trainer.args.world_size
+    pieces, rest = divmod(accumulate * then, now)
+    if rest or not pieces:
+        session.note(
+            "rows-of-an-update",
+            f"{then} processes with {accumulate} micro-batches each have become {now}: an update cannot be made of as many rows",
+        )
+        return
+    stand_in.current_gradient_accumulation_steps = stand_in.args.gradient_accumulation_steps = pieces
+    session.note(
+        "rows-of-an-update",
+        f"{then} processes have become {now}: {pieces} micro-batches make an update where {accumulate} did, so that it is of as "
+        "many rows as before",
+    )
+
+
+def _arrive(stand_in: Any, light: Light, random: Any) -> None:
+    light.restore(stand_in, with_random=False)
+    if random is not None:
+        random.restore()
+
+
+def attempt_before(args: Any) -> Any:
+    """Return what the ledger of this process says of the attempt before this one; to be asked before it is opened."""
+    return that_tells(last_attempt(ledger_path(args.output_dir, args.process_index)))

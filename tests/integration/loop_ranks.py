@@ -1,0 +1,209 @@
+"""A loop of one's own on several ranks, for torchrun: `loop_ranks.py --out DIR --kind ddp --fault nan`.
+
+Faults come through the model, the data or the operating system, on rank 1 alone unless said otherwise, and once: a file in
+the output folder says that one has happened, so that a process that is started again does not meet it anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data.distributed import DistributedSampler
+
+OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
+ROWS, FEATURES, CLASSES, BATCH, EPOCHS = 96, 8, 3, 4, 3
+AT = 14
+"""The pass of the model, counted from 1, in which a fault comes."""
+
+
+class Records(Dataset):
+    def __init__(self, bad: int | None = None) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(ROWS, FEATURES, generator=generator)
+        self.y = torch.randint(0, CLASSES, (ROWS,), generator=generator)
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if place == self.bad:
+            raise ValueError(f"record {place} cannot be read")
+        return self.x[place], self.y[place]
+
+
+class Block(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.norm, self.line = nn.LayerNorm(size), nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.relu(self.line(self.norm(x)))
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 16)
+        self.blocks = nn.ModuleList([Block(16), Block(16)])
+        self.last = nn.Linear(16, CLASSES)
+        self.register_buffer("scale", torch.ones(1))
+        self.fault: Fault | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x) * self.scale
+        for block in self.blocks:
+            h = block(h)
+        if self.fault is not None:
+            h = self.fault(self, h)
+        return self.last(h)
+
+
+class Fault:
+    """One trouble, in one pass of the model."""
+
+    def __init__(self, name: str, mark: Path, rank: int) -> None:
+        self.name, self.mark, self.rank = name, mark, rank
+        self.passes = 0
+
+    def __call__(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        self.passes += 1
+        if self.passes < AT or self.mark.exists() or not net.training or not torch.is_grad_enabled():
+            return h
+        self.mark.touch()
+        return getattr(self, self.name.replace("-", "_"))(net, h)
+
+    def nan(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        return h * float("nan")
+
+    def oom_forward(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError(OUT_OF_MEMORY)
+
+    def oom_backward(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        def raising(_gradient: torch.Tensor) -> None:
+            raise torch.OutOfMemoryError(OUT_OF_MEMORY)
+
+        h.register_hook(raising)
+        return h
+
+    oom_everywhere = oom_backward
+
+    def weight(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        _local(net.last.weight).view(-1)[:1] = float("nan")
+        return h
+
+    def jump(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        for parameter in net.parameters():
+            _local(parameter).mul_(-30.0)
+        return h
+
+    def kill(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGKILL)
+        return h
+
+    def stop(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return h
+
+    def bug(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        raise KeyError("a bug of one rank")
+
+
+EVERYWHERE = frozenset({"oom-everywhere", "jump"})
+
+
+def _local(parameter: torch.Tensor) -> torch.Tensor:
+    data = parameter.data
+    return data.to_local() if hasattr(data, "to_local") else data
+
+
+def full(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name: value.full_tensor() if hasattr(value, "full_tensor") else value for name, value in state.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--kind", default="ddp", choices=("ddp", "fsdp2"))
+    parser.add_argument("--fault", default="")
+    parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--accumulate", type=int, default=1)
+    parser.add_argument("--save-every", type=int)
+    parser.add_argument("--die-at", type=int, default=0, help="all ranks are killed after this update, once")
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    rank, world, out = dist.get_rank(), dist.get_world_size(), Path(args.out)
+    torch.manual_seed(0)
+    net = Net()
+    is_here = args.fault and args.fault != "record" and (rank == 1 or args.fault in EVERYWHERE)
+    mark = out / (f"happened-{rank}" if args.fault in EVERYWHERE else "happened")
+    net.fault = Fault(args.fault, mark, rank) if is_here else None
+    if args.kind == "ddp":
+        model: nn.Module = nn.parallel.DistributedDataParallel(net)
+    else:
+        from torch.distributed.fsdp import fully_shard
+
+        for block in net.blocks:
+            fully_shard(block)
+        model = fully_shard(net)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
+    data = Records(bad=7 if args.fault == "record" and rank == 1 else None)
+    sampler = DistributedSampler(data, world, rank, shuffle=True)
+    loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
+
+    def loss_fn(batch: list[torch.Tensor]) -> torch.Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    losses: list[float] = []
+    if args.bare:
+        for epoch in range(EPOCHS):
+            sampler.set_epoch(epoch)
+            for number, batch in enumerate(loader):
+                loss = loss_fn(batch) / args.accumulate
+                loss.backward()
+                if (number + 1) % args.accumulate == 0:
+                    optimizer.step()
+                    optimizer.zero_grad()
+                    scheduler.step()
+        steps = EPOCHS * len(loader) // args.accumulate
+    else:
+        from self_healing import HealingConfig, guard
+
+        config = HealingConfig(snapshot_every_steps=4, collective_check_interval_s=2.0, good_after=4)
+        with guard(
+            model,
+            optimizer,
+            scheduler,
+            config=config,
+            run_dir=out,
+            accumulate=args.accumulate,
+            save_every=args.save_every,
+        ) as run:
+            for epoch in range(EPOCHS):
+                sampler.set_epoch(epoch)
+                for batch in run.batches(loader):
+                    with run.step(batch) as s:
+                        s.backward(loss_fn, batch)
+                    losses.append(float(s.loss))
+                    if args.die_at and run.step_number == args.die_at:
+                        dist.barrier()
+                        os.kill(os.getpid(), signal.SIGKILL)
+            steps = run.step_number
+    torch.save(
+        {"weights": full(model.state_dict()), "steps": steps, "losses": losses, "world": world}, out / f"rank-{rank}.pt"
+    )
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
