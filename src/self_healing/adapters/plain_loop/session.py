@@ -271,6 +271,7 @@ class PlainSession(LoopFlow):
         if is_new:
             window.stood = self._stands
             self._stands = None
+        self.guard.begin_block(window)
         return window
 
     def _updated(self, _window: Window) -> None:

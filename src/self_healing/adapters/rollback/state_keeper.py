@@ -278,6 +278,8 @@ class StateKeeper:
         furthest = self.loop.snapshots.furthest
         if furthest is None or (is_sound and furthest.updates <= self.updates) or not furthest.capture.copies.verify():
             return ""
+        if self.loop.guard is not None:
+            self.loop.guard.abandon_step()  # now: what it would put back later belongs to the state that is left
         furthest.capture.restore()
         self.updates = furthest.updates
         self._is_unexplained = False
