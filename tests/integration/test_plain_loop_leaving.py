@@ -49,12 +49,12 @@ def test_a_run_can_be_started_over(loops, bare_loops, tmp_path):
 @pytest.mark.parametrize(("form", "accumulate", "block"), [(1, 1, 0), (3, 1, 0), (1, 2, 0), (1, 2, 1), (2, 2, 1)])
 def test_after_an_exception_it_goes_on_where_that_is_asked_for(form, accumulate, block, loops, bare_loops, tmp_path):  # noqa: PLR0917
     """An exception is for a person to look at: nothing is gone on with by itself."""
-    job = {"form": form, "accumulate": accumulate}
-    result = loops.run(tmp_path, kill=["raises", 7, block], **job)
+    job, on_disk = {"form": form, "accumulate": accumulate}, {"config": {"shared_memory": False}}
+    result = loops.run(tmp_path, kill=["raises", 7, block], **job, **on_disk)
     assert "a bug of the user's" in result["error"]
     assert checkpoints(tmp_path) == ["checkpoint-7"]
     assert ended(tmp_path) == "exception"
-    result = gone_on(loops, tmp_path, resume="auto", **job)
+    result = gone_on(loops, tmp_path, resume="auto", **job, **on_disk)
     assert_same(result, bare_loops(**job))
     assert result["first"] == 7
 
