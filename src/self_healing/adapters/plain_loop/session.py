@@ -15,6 +15,7 @@ from ...core.errors import say_given_up
 from ...core.failure import Effect, Mode
 from ...core.goodput import TimeAccount
 from ...core.run_directory import healing_folder
+from ...tensors.random_state import RandomState
 from ..data.bad_rows import BadRows
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
@@ -276,6 +277,7 @@ class PlainSession(LoopFlow):
 
     def _updated(self, _window: Window) -> None:
         self._has_stepped = True
+        self._unfinished = None
 
     def _examine(self, window: Window) -> bool:
         """Find out why a step is not finite, by the loss function that it had."""
@@ -392,11 +394,14 @@ class PlainSession(LoopFlow):
     def _write(self) -> None:
         stand_in = self.trainer
         folder = Path(stand_in.args.output_dir) / f"checkpoint-{self._step()}"
-        place = None
-        if self.returns.is_in_epochs:
-            told = place_of(self.returns.place_now(), left_out_of(self.returns.data))
+        place, unfinished, left_out = None, self._unfinished, left_out_of(self.returns.data)
+        if unfinished is not None:  # the weights are those before it
+            place = {**place_of(unfinished.place, left_out), "is_between": False, "brings_data": True}
+        elif self.returns.is_in_epochs:
+            told = place_of(self.returns.place_now(), left_out)
             place = {**told, "is_between": self.returns.is_between, "brings_data": False}
-        write_checkpoint(stand_in, folder, place, [thing.state_dict() for thing in self.also])
+        random = RandomState.capture() if unfinished is None else unfinished.random
+        write_checkpoint(stand_in, folder, place, random, [thing.state_dict() for thing in self.also])
 
     def _write_place(self, folder: Path, place: Place, values: HostValues) -> None:
         """Write where the data stood at a state that was taken when its first batch had been fetched."""
