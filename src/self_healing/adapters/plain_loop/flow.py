@@ -32,7 +32,7 @@ class LoopFlow(Session):
     """An update was made that nobody has looked at the end of."""
     _stands: Any = None
     """Where the loop stands with the batch that it was given last."""
-    _unfinished: Stood | None = None
+    unfinished: Stood | None = None
     """Where the loop stood with a batch that no update was made of yet: whoever goes on from here needs that batch again."""
     _loaders: list[Any]
     """Loaders whose records are guarded."""
@@ -76,7 +76,7 @@ class LoopFlow(Session):
                     if self.returns.next_epoch():
                         continue
                     return False, None
-            self._unfinished = None
+            self.unfinished = None
             self._between_steps()
             if self.is_over:
                 return False, None
@@ -92,7 +92,7 @@ class LoopFlow(Session):
             if self.go_where_asked():
                 continue
             if self.guard.hands_out_again:
-                self._stands = self._unfinished = self.returns.stands()
+                self._stands = self.unfinished = self.returns.stands()
             return True, batch
 
     def _epoch_ends(self) -> tuple[Any, Any]:
