@@ -74,6 +74,8 @@ def test_what_is_switched_off_has_all_that_a_loop_may_ask_for(tmp_path):
     assert isinstance(off, UnguardedRun)
     assert missing == []
     step = off.step()
+    step.loss = loop.loss_fn(next(iter(loop.loader)))
+    assert not step.loss.requires_grad, "whoever keeps it keeps no graph"
     assert [name for name in vars(Step) if not name.startswith("_") and not hasattr(step, name)] == []
     assert isinstance(step, UnguardedStep)
 
