@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-oldest test-ppo check soak drills bench clean help
+.PHONY: demo test tools test-oldest test-ppo check soak drills bench clean help
 
 help:
 	@echo "make demo    set up, then train a small model while faults hit it, with and without the healer"
@@ -36,7 +36,16 @@ $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
 demo: $(VENV)/.hf
 	$(BIN)/heal demo
 
-test: $(VENV)/.test
+# What the tests of the report and of the live view need besides Python. Only root can install it; where it is missing, those tests say so.
+TOOLS := chromium tmux
+tools:
+	@missing=""; for tool in $(TOOLS); do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	if [ -n "$$missing" ] && [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		export DEBIAN_FRONTEND=noninteractive; \
+		{ apt-get update && apt-get install -y --no-install-recommends $$missing; } >/dev/null 2>&1 || echo "could not install:$$missing"; \
+	fi
+
+test: $(VENV)/.test tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

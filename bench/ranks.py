@@ -17,7 +17,7 @@ import signal
 import tempfile
 import time
 from pathlib import Path
-from statistics import median
+from statistics import median, quantiles
 from types import SimpleNamespace
 
 import torch
@@ -34,7 +34,7 @@ from self_healing.core.signal import Metrics
 from self_healing.core.voting import VOTE_EVERY
 from self_healing.detectors.rank_straggling import RATIO, SLOWEST, RankStraggling
 
-STEPS = 4000
+STEPS = 1000
 ROUNDS = 5
 
 
@@ -51,34 +51,34 @@ def joined(folder, rank, world_size, interval_s):
     return desk, RanksOfRun.join(desk, config, acts=True, states=states)
 
 
-def seconds_of(steps, ranks=None):
-    value = torch.zeros(1)
+def timed(call):
     began = time.perf_counter()
-    for step in range(1, steps + 1):
-        dist.all_reduce(value)
-        if ranks is not None:
-            ranks.step_ended(step, took_s=0.1)
+    call()
     return time.perf_counter() - began
 
 
 def cost(rank, world_size, folder, interval_s):
     desk, ranks = joined(folder, rank, world_size, interval_s)
-    seconds_of(200, ranks)
-    plain, voting = [], []
-    for _ in range(ROUNDS):  # by turns: whatever else the machine does meets both
-        plain.append(seconds_of(STEPS) / STEPS)
-        voting.append(seconds_of(STEPS, ranks) / STEPS)
-    votes = []
-    for _ in range(500):
-        began = time.perf_counter()
-        ranks.step_ended(VOTE_EVERY)
-        votes.append(time.perf_counter() - began)
+    value, seen = torch.zeros(1), {"plain": [], "step": [], "step after a vote": [], "vote": []}
+    for number in range(2 * ROUNDS):  # by turns: whatever else the machine does meets both
+        kind = "step"
+        for step in range(1, STEPS + 1):
+            took_s = timed(lambda: dist.all_reduce(value))
+            if number % 2:
+                seen["plain"].append(took_s)
+                continue
+            seen[kind].append(took_s)
+            kind = "step after a vote" if step % VOTE_EVERY == 0 else "step"
+            voting_s = timed(lambda step=step: ranks.step_ended(step, took_s=0.1))
+            if step % VOTE_EVERY == 0:
+                seen["vote"].append(voting_s)
     processor_s, began = time.process_time(), time.perf_counter()
     time.sleep(5.0)
     share = (time.process_time() - processor_s) / (time.perf_counter() - began)
     if rank == 0:
-        told = {"plain": median(plain), "voting": median(voting), "vote": median(votes), "check": share}
-        (folder / "cost.json").write_text(json.dumps(told))
+        tenths = {name: quantiles(times, n=10) for name, times in seen.items()}
+        told = {name: [each[0], each[4]] for name, each in tenths.items()}
+        (folder / "cost.json").write_text(json.dumps({**told, "check": share}))
     ranks.close()
     desk.close()
 
@@ -143,11 +143,15 @@ def main():
         for process in together(cost, given.ranks, folder / "cost", given.interval):
             process.join()
         told = json.loads((folder / "cost" / "cost.json").read_text())
-        added = 1e6 * (told["voting"] - told["plain"])
-        print(f"{given.ranks} ranks, gloo, one machine with {os.cpu_count()} cores, a vote every {VOTE_EVERY} steps")
-        print(f"  a step (one all-reduce)        {1e6 * told['plain']:8.1f} us")
-        print(f"  the same with votes            {1e6 * told['voting']:8.1f} us: {added:+.1f} us a step")
-        print(f"  one vote without a wish        {1e6 * told['vote']:8.1f} us")
+        print(
+            f"{given.ranks} ranks, gloo, {os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, a vote every {VOTE_EVERY} steps"
+        )
+        for which, of in ((1, "median"), (0, "tenth percentile")):
+            plain, after, vote = (1e6 * told[name][which] for name in ("plain", "step after a vote", "vote"))
+            added = (vote + after - plain) / VOTE_EVERY
+            print(
+                f"  {of}: an all-reduce of the training {plain:.0f} us, the first after a vote {after:.0f} us, a vote {vote:.0f} us: {added:.0f} us a step"
+            )
         print(f"  the check's thread             {100 * told['check']:8.3f} % of a core")
         for stopped in (given.ranks - 1, 0):
             named, left, text, stood, codes = time_to_name(

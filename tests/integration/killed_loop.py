@@ -50,7 +50,7 @@ class Average:
             mine.copy_(kept)
 
 
-def made(kind, batch_size=None, width=16, accumulate=1, workers=0):
+def made(kind, batch_size=None, width=16, accumulate=1, workers=0, rows=None):  # noqa: PLR0917
     """Return a model, its optimizer, a scheduler, a loader and a scaler."""
     import torch
     from torch import nn
@@ -59,7 +59,7 @@ def made(kind, batch_size=None, width=16, accumulate=1, workers=0):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, width), nn.Dropout(0.2), nn.ReLU(), nn.Linear(width, 3))
     data = torch.Generator().manual_seed(1)
-    rows = ROWS * accumulate
+    rows = rows or ROWS * accumulate
     x, y = torch.randn(rows, 8, generator=data), torch.randint(0, 3, (rows,), generator=data)
 
     class Stream(IterableDataset):
@@ -80,9 +80,9 @@ def made(kind, batch_size=None, width=16, accumulate=1, workers=0):
     return model, optimizer, scheduler, loader, scaler
 
 
-def train(
+def train(  # noqa: PLR0912  # as people write it
     folder, *, kind="shuffled", form=1, accumulate=1, workers=0, guarded=True, kill=None, resume=None, config=None,
-    batch_size=None, width=16, evaluates=False, epochs=EPOCHS, max_steps=None, save_every=None, closes=True,
+    batch_size=None, width=16, evaluates=False, epochs=EPOCHS, max_steps=None, save_every=None, closes=True, rows=None,
 ):  # fmt: skip
     """Train, and return what came of it."""
     import torch
@@ -90,7 +90,7 @@ def train(
     from self_healing import HealingConfig, guard
 
     logging.basicConfig(level=logging.WARNING)
-    model, optimizer, scheduler, loader, scaler = made(kind, batch_size, width, accumulate, workers)
+    model, optimizer, scheduler, loader, scaler = made(kind, batch_size, width, accumulate, workers, rows)
     average = Average(model) if kind == "average" else None
     shrinks = kind == "per epoch"
     bodies, first = 0, None
@@ -104,7 +104,7 @@ def train(
         config = HealingConfig(mode="off")
     run = guard(
         model, optimizer, scheduler, scaler=scaler, config=config, run_dir=folder, accumulate=accumulate,
-        steps_scheduler=form == 1 and not shrinks, save_every=save_every, also=() if average is None else (average,),
+        steps_scheduler=form < 3 and not shrinks, save_every=save_every, also=() if average is None else (average,),
         resume=resume, max_steps=max_steps,
     )  # fmt: skip
     with run if closes else nullcontext():
@@ -117,6 +117,8 @@ def train(
                     _maybe_hang(kill, run)
                     if form == 1:
                         s.backward(loss_of, batch)
+                    elif form == 2:
+                        s.backward(loss_of(batch))
                     else:
                         s.loss = loss = loss_of(batch) / accumulate
                         (loss if scaler is None else scaler.scale(loss)).backward()
@@ -197,5 +199,7 @@ def _maybe_hang(kill, run):
         import torch
 
         raise torch.AcceleratorError("CUDA error: device-side assert triggered")
-    if kill[0] == "raises":
+    if kill[0] == "raises" and len(kill) < kill[-1] + 3:  # in which block of the update
+        kill.insert(2, "waits")
+    elif kill[0] == "raises":
         raise LookupError("a bug of the user's")

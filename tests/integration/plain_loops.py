@@ -225,7 +225,7 @@ def settings(**more) -> HealingConfig:
     return HealingConfig(**{"snapshot_every_steps": 5, "backoff_base_s": 0.01, **more})
 
 
-def guarded(loop: Loop, folder, form=1, epochs=3, config=None, each=None, wrap=None, **more):
+def guarded(loop: Loop, folder, form=1, *, epochs=3, config=None, each=None, wrap=None, **more):
     """Train the same under guard; return the run, which is closed."""
     torch.manual_seed(7)
     config = settings() if config is None else config
@@ -243,7 +243,6 @@ def guarded(loop: Loop, folder, form=1, epochs=3, config=None, each=None, wrap=N
 
 
 def train_epoch(loop: Loop, run, form, each=None) -> None:
-    k, scaler = loop.accumulate, loop.scaler
     for batch in run.batches(loop.loader):
         loop.bodies += 1
         loop.epochs_seen.append(run.epoch)
@@ -253,7 +252,7 @@ def train_epoch(loop: Loop, run, form, each=None) -> None:
             elif form == 2:
                 s.backward(loop.loss_fn(batch))
             else:
-                own_step(loop, run, s, batch, k, scaler)
+                own_step(loop, s, batch)
         if form == 3 and loop.own_update and not s.is_void and loop.scheduler is not None and not loop.per_epoch:
             loop.scheduler.step()
         loop.losses.append(float(s.loss))
@@ -261,8 +260,9 @@ def train_epoch(loop: Loop, run, form, each=None) -> None:
             each(run, s)
 
 
-def own_step(loop: Loop, run, s, batch, k, scaler) -> None:
+def own_step(loop: Loop, s, batch) -> None:
     """Do all of it as the loop itself would."""
+    k, scaler = loop.accumulate, loop.scaler
     loop.own_update = False
     loss = loop.loss_fn(batch)
     s.loss = loss
@@ -346,3 +346,24 @@ class Rows(Dataset):
             raise self.raises
         x = self.x[place]
         return (x * NAN if place in self.bad else x), self.y[place]
+
+
+class Listed:
+    """A loader that hands out given rows in their order."""
+
+    def __init__(self, batches) -> None:
+        self.batches = batches
+
+    def __iter__(self):
+        return iter([tuple(t.clone() for t in batch) for batch in self.batches])
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+
+def listed(*bad, count=12):
+    x, y = data(BATCH * count)
+    batches = [(x[n : n + BATCH], y[n : n + BATCH]) for n in range(0, len(x), BATCH)]
+    for number in bad:
+        batches[number] = (batches[number][0] * NAN, batches[number][1])
+    return batches

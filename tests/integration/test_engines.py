@@ -205,9 +205,22 @@ def test_a_loss_that_is_nan_in_one_process_alone_does_not_part_them(together):
 def test_what_one_process_wishes_is_voted_on_and_done_by_both_at_the_same_step(together):
     first, second = (seen["voted"] for seen in together)
     assert first["outcomes"] == second["outcomes"]
-    assert [15, "loss-not-finite", "tighten-clipping+rewarm-learning-rate", True, 1] in first["outcomes"]
+    assert first["outcomes"][0] == [15, "loss-not-finite", "roll-back", True, 1]
     assert first["weights"] == second["weights"] != together[0]["stock"]["weights"]
     assert first["finite"]
+
+
+def test_weights_that_are_broken_in_one_process_are_returned_from_by_both(together):
+    first, second = (seen["weight"] for seen in together)
+    assert first["weights"] == second["weights"] == together[0]["stock"]["weights"]
+    assert [seen["figures"]["healing/rollbacks"] for seen in (first, second)] == [1, 1]
+    assert first["outcomes"] == second["outcomes"] != []
+
+
+def test_a_process_that_runs_out_of_memory_in_its_forward_pass_gets_through_by_itself(together):
+    first, second = (seen["memory"] for seen in together)
+    assert first["weights"] == second["weights"] == together[0]["stock"]["weights"]
+    assert second["figures"]["healing/out_of_memory"] >= 1
 
 
 def test_nothing_is_done_and_nobody_is_named_where_both_are_healthy(together):

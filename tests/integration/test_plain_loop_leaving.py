@@ -15,6 +15,8 @@ from .killed_training import gone_on, killed, notes
 from .test_plain_loop_going_on import ON_DISK, assert_same
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+ON_DISK_ALONE = {"config": {"shared_memory": False}}
+"""Else the state in shared memory would be gone on from, which is as new."""
 
 
 def checkpoints(folder):
@@ -46,15 +48,16 @@ def test_a_run_can_be_started_over(loops, bare_loops, tmp_path):
     assert result["first"] == 0
 
 
-@pytest.mark.parametrize("form", [1, 3])
-def test_after_an_exception_it_goes_on_where_that_is_asked_for(form, loops, bare_loops, tmp_path):
+@pytest.mark.parametrize(("form", "accumulate", "block"), [(1, 1, 0), (3, 1, 0), (1, 2, 0), (1, 2, 1), (2, 2, 1)])
+def test_after_an_exception_it_goes_on_where_that_is_asked_for(form, accumulate, block, loops, bare_loops, tmp_path):  # noqa: PLR0917
     """An exception is for a person to look at: nothing is gone on with by itself."""
-    result = loops.run(tmp_path, kill=("raises", 7), form=form)
+    job = {"form": form, "accumulate": accumulate}
+    result = loops.run(tmp_path, kill=["raises", 7, block], **job, **ON_DISK_ALONE)
     assert "a bug of the user's" in result["error"]
     assert checkpoints(tmp_path) == ["checkpoint-7"]
     assert ended(tmp_path) == "exception"
-    result = gone_on(loops, tmp_path, resume="auto", form=form)
-    assert_same(result, bare_loops(form=form))
+    result = gone_on(loops, tmp_path, resume="auto", **job, **ON_DISK_ALONE)
+    assert_same(result, bare_loops(**job))
     assert result["first"] == 7
 
 
@@ -101,20 +104,20 @@ def test_another_batch_size_is_refused(where, loops, bare_loops, tmp_path):
 @pytest.mark.parametrize("at", [3, PER_EPOCH, 8, 3 * PER_EPOCH])
 def test_a_machine_that_is_taken_away_leaves_the_last_step_on_disk(at, form, loops, bare_loops, tmp_path):
     """Also where that is the last one of an epoch, and of the run."""
-    result = loops.run(tmp_path, kill=["SIGTERM", at], form=form)
+    result = loops.run(tmp_path, kill=["SIGTERM", at], form=form, **ON_DISK_ALONE)
     assert result == {"exit": 75}
     assert checkpoints(tmp_path) == [f"checkpoint-{at}"]
     assert ended(tmp_path) == "sigterm"
     assert 'guard(resume="auto")' in (tmp_path / "output.txt").read_text()
-    result = gone_on(loops, tmp_path, form=form)
+    result = gone_on(loops, tmp_path, form=form, **ON_DISK_ALONE)
     assert_same(result, bare_loops(form=form))
     assert result["first"] == (at if at < 3 * PER_EPOCH else None)
 
 
 def test_a_signal_between_two_blocks_of_an_update_waits_for_the_update(loops, bare_loops, tmp_path):
-    result = loops.run(tmp_path, kill=["SIGTERM", 3], accumulate=2)
+    result = loops.run(tmp_path, kill=["SIGTERM", 3], accumulate=2, **ON_DISK_ALONE)
     assert result == {"exit": 75}
-    result = gone_on(loops, tmp_path, accumulate=2)
+    result = gone_on(loops, tmp_path, accumulate=2, **ON_DISK_ALONE)
     assert_same(result, bare_loops(accumulate=2))
 
 
@@ -125,11 +128,11 @@ def test_a_warning_has_it_saved_and_goes_on(loops, bare_loops, tmp_path):
 
 
 def test_a_person_at_the_keyboard_ends_it_with_a_checkpoint(loops, bare_loops, tmp_path):
-    result = loops.run(tmp_path, kill=["SIGINT", 6])
+    result = loops.run(tmp_path, kill=["SIGINT", 6], **ON_DISK_ALONE)
     assert "KeyboardInterrupt" in result["error"]
     assert checkpoints(tmp_path) == ["checkpoint-6"]
     assert ended(tmp_path) == "sigint"
-    result = gone_on(loops, tmp_path, resume="auto")
+    result = gone_on(loops, tmp_path, resume="auto", **ON_DISK_ALONE)
     assert_same(result, bare_loops())
     assert result["first"] == 6
 

@@ -71,6 +71,8 @@ def main(folder):
         ("always", "nan-record", 1, True),
         ("apart", "loss-alone", 1, True),
         ("voted", "losses-alone", 1, True),
+        ("weight", "weight-nan", 1, True),
+        ("memory", "oom-once-in-forward", 1, True),
     ):
         seen[name] = run(f"{folder}/{name}", fault, on_rank=rank, guarded=guarded)
     rank = torch.distributed.get_rank()

@@ -72,9 +72,13 @@ class Screen:
         for sentence, style in _verdicts(result):
             self._say(sentence, style)
         self._say()
-        for name, path in (("postmortem", result.postmortem), ("ledger", result.ledger), ("replay it", result.ledger)):
-            if path.exists():  # SELF_HEALING=off leaves none
-                words = f"{name:<10}  {'heal replay ' if name == 'replay it' else ''}{path}"
+        run_dir = result.ledger.parent.parent
+        for name, command, path in (
+            ("postmortem", "", result.postmortem), ("ledger", "", result.ledger), ("replay it", "heal replay ", result.ledger),
+            ("see it", "heal report ", run_dir),
+        ):  # fmt: skip
+            if path.exists() and result.ledger.exists():  # SELF_HEALING=off leaves none
+                words = f"{name:<10}  {command}{path}"
                 write(strip_control(words) + "\n")  # in one piece, to be copied
 
     def _say(self, text: str = "", style: str = "") -> None:

@@ -42,6 +42,9 @@ class Round(IntEnum):
     """An exception has left the step here, and this rank asks whether it has on all."""
 
 
+_ROUNDS = frozenset(Round)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """What one rank says in one round."""
@@ -82,7 +85,7 @@ class Header:
             RanksParted: it is of another version of this package, or none at all.
 
         """
-        if len(numbers) != HEADER_LENGTH or numbers[0] != VERSION or numbers[1] not in set(Round):
+        if len(numbers) != HEADER_LENGTH or numbers[0] != VERSION or numbers[1] not in _ROUNDS:
             raise RanksParted(f"another rank speaks another language: {list(numbers)[:_FIXED]}")
         _, kind, number, step, acts, size, next_state, step_time_us, has_failed, digest = numbers[:_FIXED]
         return cls(

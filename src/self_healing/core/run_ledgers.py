@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 
 from .ledger_lines import Entry, LedgerReading, iter_ledger
@@ -63,30 +63,45 @@ def iter_last_job(supervisor: Path, reading: LedgerReading | None = None) -> Ite
 
 def _numbered(merged: Iterator[tuple[Entry, bool]], up_to: int | None) -> Iterator[Entry]:
     """Yield the entries with the attempts of both counted as one."""
-    number, of_training, is_announced = 0, 0, False
-    numbers: dict[int, int] = {}
-    held: list[Entry] = []
-    """The beginning of an attempt: not told before something else of it is."""
+    numbers = AttemptNumbers()
     for entry, is_supervisors in merged:
+        if not is_supervisors and up_to is not None and entry.attempt > up_to:
+            return
+        yield from numbers.take(entry, is_supervisors=is_supervisors)
+    yield from numbers.rest()
+
+
+class AttemptNumbers:
+    """Counts the attempts of a training and of its supervisor as one, entry by entry in the order of time."""
+
+    def __init__(self) -> None:
+        self._number = self._of_training = 0
+        self._is_announced = False
+        self._numbers: dict[int, int] = {}
+        self._held: list[Entry] = []
+        """The beginning of an attempt: not told before something else of it is."""
+
+    def take(self, entry: Entry, *, is_supervisors: bool) -> list[Entry]:
+        """Return what there is to tell with this entry, numbered."""
         if is_supervisors:
             if entry.kind == "note" and entry.name == BEGAN:
-                number, is_announced = number + 1, True
-                yield from held
-                held = [replace(entry, attempt=number)]
-                continue
-            is_announced = is_announced and not (entry.kind == "note" and entry.name == OVER)
-            entry = replace(entry, attempt=max(1, number))  # noqa: PLW2901
+                self._number, self._is_announced = self._number + 1, True
+                before, self._held = self._held, [replace(entry, attempt=self._number)]
+                return before
+            self._is_announced = self._is_announced and not (entry.kind == "note" and entry.name == OVER)
+            numbered = replace(entry, attempt=max(1, self._number))
         else:
-            if up_to is not None and entry.attempt > up_to:
-                return
-            if entry.attempt != of_training:
-                of_training = entry.attempt
-                number = number if is_announced else max(number + 1, of_training)
-                numbers[of_training], is_announced = number, False
-            entry = _renumbered(entry, number, numbers)  # noqa: PLW2901
-        yield from chain(held, (entry,))
-        held = []
-    yield from held
+            if entry.attempt != self._of_training:
+                self._of_training = entry.attempt
+                self._number = self._number if self._is_announced else max(self._number + 1, self._of_training)
+                self._numbers[self._of_training], self._is_announced = self._number, False
+            numbered = _renumbered(entry, self._number, self._numbers)
+        return [*self.rest(), numbered]
+
+    def rest(self) -> list[Entry]:
+        """Return the beginning of an attempt that nothing else was told of."""
+        held, self._held = self._held, []
+        return held
 
 
 def _renumbered(entry: Entry, number: int, numbers: dict[int, int]) -> Entry:

@@ -13,6 +13,7 @@ LONGEST_TEXT = 2000
 LONGEST_LINE = 400
 _LONGEST_LOOKED_AT = 4 * 2**20
 """Longer texts are cut before they are masked: as much as a ledger line may hold, and far more than is shown."""
+_AT_THE_CUT = 1024
 _LARGEST_WHOLE = 2**63
 _MOST_ITEMS = 256
 _DEEPEST = 8
@@ -23,15 +24,28 @@ ODD_VALUES = (ArithmeticError, AttributeError, LookupError, MemoryError, Runtime
 class Cleaner:
     """Turns texts and values of unknown origin into what a report may hold."""
 
-    def __init__(self, environ: Mapping[str, str] | None = None, secrets: Iterable[str] = ()) -> None:
-        """Learn the secrets of an environment, where none is given of this process's, and others that are known."""
+    def __init__(
+        self,
+        environ: Mapping[str, str] | None = None,
+        secrets: Iterable[str] = (),
+        *,
+        looks_at: int = _LONGEST_LOOKED_AT,
+    ) -> None:
+        """Learn the secrets of an environment, where none is given of this process's, and others that are known.
+
+        Of a text at most so many characters are looked at: masking takes its time.
+        """
         self._masker = Masker(os.environ if environ is None else environ, secrets)
+        self._looks_at = looks_at
 
     def text(self, value: object, longest: int = LONGEST_TEXT) -> str:
         """Return a text without secrets and control characters, at most so long."""
-        text = as_text(value)[:_LONGEST_LOOKED_AT]
+        whole = as_text(value)
+        text = self._masker.text(whole[: self._looks_at])
+        if len(whole) > self._looks_at:  # half a secret may stand at the cut
+            text = text[:-_AT_THE_CUT]
         # Masked before and after: an escape in the middle hides a secret, and a secret may itself hold what is stripped.
-        text = self._masker.text(strip_control(self._masker.text(text)))
+        text = self._masker.text(strip_control(text))
         return text if len(text) <= longest else f"{text[:longest]}... ({len(text)} characters)"
 
     def line(self, value: object, longest: int = LONGEST_LINE) -> str:

@@ -75,7 +75,7 @@ def where_time_went(entries: Iterable[Entry], *, until_s: float | None = None) -
         until_s: Now, in seconds since 1970, of a run that is still going on; None ends it with its last line.
 
     """
-    run = _Run()
+    run = RunTimes()
     problem = ""
     try:
         for entry in entries:
@@ -87,8 +87,8 @@ def where_time_went(entries: Iterable[Entry], *, until_s: float | None = None) -
     return run.told(problem)
 
 
-class _Run:
-    """Takes in the lines of all attempts."""
+class RunTimes:
+    """Takes in the lines of all attempts one by one; what they come to can be asked at any time."""
 
     def __init__(self) -> None:
         self._attempts: list[AttemptTimes] = []

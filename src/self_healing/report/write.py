@@ -1,4 +1,4 @@
-"""Put a JSON file in place whole or not at all, whatever happens meanwhile.
+"""Put a file in place whole or not at all, whatever happens meanwhile.
 
 The data goes to a temporary file in the same folder, then to the disk (fsync), then takes the name (rename), and
 the folder goes to the disk too. A reader sees the old file or the new one. A writer killed on the way leaves a
@@ -32,11 +32,7 @@ def write_json_atomically(path: str | os.PathLike[str], data: Mapping[str, objec
     """Write data as JSON and say whether it is in place; never raises, a failure is one logged warning."""
     try:
         text = json.dumps(data, indent=2, ensure_ascii=True, allow_nan=False) + "\n"
-        target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_leftovers(target)
-        _replace(target, text.encode("ascii"))
-        _sync_folder(target.parent)
+        replace_file(path, text.encode("ascii"))
     except OSError as error:
         logger.warning("%s: could not be written: %s", path, error.strerror or error)
         return False
@@ -44,6 +40,20 @@ def write_json_atomically(path: str | os.PathLike[str], data: Mapping[str, objec
         logger.warning("%s: could not be written: %s: %s", path, type(error).__name__, error)
         return False
     return True
+
+
+def replace_file(path: str | os.PathLike[str], content: bytes) -> None:
+    """Put a file in place whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+
+    """
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_leftovers(target)
+    _replace(target, content)
+    _sync_folder(target.parent)
 
 
 def _replace(target: Path, content: bytes) -> None:

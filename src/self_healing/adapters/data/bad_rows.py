@@ -45,7 +45,8 @@ class BadRows:
         try:
             return attempt()
         except Exception as error:
-            instead = self._without_bad_rows(micro_batch, error) if self._may_be_rows(error) else None
+            can_be_tried = not micro_batch.is_changed() and self._may_be_rows(error)
+            instead = self._without_bad_rows(micro_batch, error) if can_be_tried else None
             if instead is None:
                 raise
         counters.restore(self.trainer)
@@ -99,7 +100,7 @@ class BadRows:
         from torch.utils._pytree import tree_map_only
 
         spare = self._making_up.spare
-        if spare is None:
+        if spare is None or not spare.micro_batches:  # a loop's own step has none that we could run
             return None
         micro_batch = spare.micro_batches[0]
         found = micro_batch.again() or micro_batch.inputs

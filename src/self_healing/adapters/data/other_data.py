@@ -124,7 +124,7 @@ def _predicting_fails_alike(guard: StepGuard, error: Exception) -> bool:
 def _other_data(guard: StepGuard) -> Iterator[tuple[str, Any]]:
     """Yield prepared inputs that the failed pass did not see: those of a step that was applied, else those that come next."""
     making_up = guard.making_up
-    if making_up.spare is not None:
+    if making_up.spare is not None and making_up.spare.micro_batches:  # a loop's own step has none that we could run
         micro_batch = making_up.spare.micro_batches[0]
         prepared = micro_batch.again()
         yield "a batch that was trained on before", prepared if prepared is not None else micro_batch.inputs

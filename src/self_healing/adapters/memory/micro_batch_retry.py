@@ -299,6 +299,8 @@ class MicroBatchRetry:
     # -- what is possible ----------------------------------------------------------------------------
 
     def _why_not_here(self, run: _Run) -> str | None:
+        if run.micro_batch.is_changed():
+            return "the loss function changes its batch in place, so that it cannot be run again as it was"
         trainer = self.trainer
         if trainer.accelerator.num_processes > 1:
             is_last = run.place >= int(trainer.current_gradient_accumulation_steps) - 1

@@ -8,6 +8,8 @@ from collections import UserDict
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+
 Build = Callable[[Mapping[str, Any]], Any]
 """Makes a batch of the form that was taken apart, of other values."""
 
@@ -18,13 +20,23 @@ _ROWS = (str, bytes, int, float, bool, type(None))
 class BatchFields:
     """The values of one batch by name: the keys of a dictionary, the places in a tuple, `1.labels` where they are nested."""
 
-    __slots__ = ("_batch", "_build", "_is_new", "fields")
+    __slots__ = ("_batch", "_build", "_is_new", "_versions", "fields")
 
     def __init__(self, batch: Any) -> None:
         self.fields: dict[str, Any] = {}
         self._build = _taken_apart(batch, "", self.fields)
         self._batch = batch
         self._is_new = True
+        self._versions = self._versions_now()
+
+    def is_changed(self) -> bool:
+        """Say whether somebody has written into the batch: it cannot be used again as it was."""
+        return self._versions_now() != self._versions
+
+    def _versions_now(self) -> list[int]:
+        """Return torch's counts of writes; numbers and text have none, and need none."""
+        values = self.fields.values()
+        return [each._version for each in values if isinstance(each, torch.Tensor) and not each.is_inference()]  # noqa: SLF001
 
     def batch(self, fields: Mapping[str, Any]) -> Any:
         """Return a batch of these values: the very one that was given where they are its own, the first time.
@@ -55,6 +67,8 @@ def _taken_apart(value: Any, name: str, fields: dict[str, Any]) -> Build:
         }
         return lambda given: _with_attributes(value, {key: build(given) for key, build in attributes.items()})
     key = name or "batch"
+    while key in fields:  # keys may hold dots, or be numbers and text alike
+        key += "'"
     fields[key] = value
     return lambda given: given[key]
 

@@ -25,7 +25,9 @@ class CheckpointDoesNotFitError(ValueError):
     """A checkpoint is of another loop."""
 
 
-def write_checkpoint(stand_in: LoopStandIn, folder: Path, place: Mapping[str, object] | None, also: list[Any]) -> None:
+def write_checkpoint(
+    stand_in: LoopStandIn, folder: Path, place: Mapping[str, object] | None, random: RandomState, also: list[Any]
+) -> None:
     """Write the state of this moment; the folder gets its name when everything is in it.
 
     Raises:
@@ -46,7 +48,7 @@ def write_checkpoint(stand_in: LoopStandIn, folder: Path, place: Mapping[str, ob
         scaler = getattr(stand_in.accelerator, "scaler", None)
         if scaler is not None:
             torch.save(scaler.state_dict(), unfinished / "scaler.pt")
-        write_place(unfinished, place, RandomState.capture(), also)
+        write_place(unfinished, place, random, also)
         stand_in.state.save_to_json(str(unfinished / "trainer_state.json"))
         shutil.rmtree(folder, ignore_errors=True)
         unfinished.rename(folder)

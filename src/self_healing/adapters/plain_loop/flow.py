@@ -13,7 +13,7 @@ from ..trainer.leaving import leave_as_asked
 from ..trainer.moves import ReturnTo, RollBackTo
 from ..trainer.session import Session
 from .doing_again import DoingAgain
-from .loop_returns import LoopReturns
+from .loop_returns import LoopReturns, Stood
 from .plain_guard import PlainGuard
 
 
@@ -32,6 +32,8 @@ class LoopFlow(Session):
     """An update was made that nobody has looked at the end of."""
     _stands: Any = None
     """Where the loop stands with the batch that it was given last."""
+    unfinished: Stood | None = None
+    """Where the loop stood with a batch that no update was made of yet: whoever goes on from here needs that batch again."""
     _loaders: list[Any]
     """Loaders whose records are guarded."""
 
@@ -45,10 +47,6 @@ class LoopFlow(Session):
 
     def save(self) -> str:
         """Write a checkpoint of this step."""
-        raise NotImplementedError
-
-    def has_returned(self) -> None:
-        """Take note that the run is at an earlier state."""
         raise NotImplementedError
 
     def lost(self, error: Exception) -> None:
@@ -78,6 +76,7 @@ class LoopFlow(Session):
                     if self.returns.next_epoch():
                         continue
                     return False, None
+            self.unfinished = None
             self._between_steps()
             if self.is_over:
                 return False, None
@@ -93,7 +92,7 @@ class LoopFlow(Session):
             if self.go_where_asked():
                 continue
             if self.guard.hands_out_again:
-                self._stands = self.returns.stands()
+                self._stands = self.unfinished = self.returns.stands()
             return True, batch
 
     def _epoch_ends(self) -> tuple[Any, Any]:
@@ -165,7 +164,6 @@ class LoopFlow(Session):
             raise error from None
         self._has_stepped = False
         self.again.forget()
-        self.has_returned()
         return True
 
     def leave_epoch(self) -> None:

@@ -15,10 +15,12 @@ from typing import Any
 from ...tensors.random_state import RandomState
 from ..rollback.data_windows import EpochData, Place
 from ..rollback.left_state import LeftState
+from ..rollback.memory_snapshots import Snapshot
 from ..rollback.restart import EpochStart, NoRestart
 from ..rollback.state_returns import StateReturns
 from ..trainer.moves import ReturnTo
 from ..trainer.window import Window
+from .end_marks import EndMarks, blocks_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -29,13 +31,15 @@ class Light:
     scheduler: Any
     rates: tuple[float, ...]
     """A scheduler's state does not bring the rates of the groups back."""
+    blocks: int | None = None
+    """Where accelerate stands in adding up gradients; None where the loop is not accelerate's."""
 
     @classmethod
     def of(cls, stand_in: Any) -> Light:
         """Take note of it."""
         scheduler = None if stand_in.lr_scheduler is None else dict(stand_in.lr_scheduler.state_dict())
         rates = tuple(group["lr"] for group in stand_in.optimizer.param_groups)
-        return cls(RandomState.capture(), scheduler, rates)
+        return cls(RandomState.capture(), scheduler, rates, blocks_of(stand_in))
 
     def restore(self, stand_in: Any, *, with_random: bool = True) -> None:
         """Put it back."""
@@ -43,6 +47,8 @@ class Light:
             stand_in.lr_scheduler.load_state_dict(self.scheduler)
         for group, rate in zip(stand_in.optimizer.param_groups, self.rates, strict=True):
             group["lr"] = rate
+        if self.blocks is not None:
+            stand_in.accelerator.step = self.blocks
         if with_random:
             self.random.restore()
 
@@ -134,6 +140,9 @@ class LoopReturns(StateReturns):
         """The loop is between two epochs."""
         self.waiting: Callable[[], list[Window]] = list
         """Returns the steps that are not known to be applied yet."""
+        self._ends = EndMarks(trainer)
+        self._blocks: dict[str, int | None] = {}
+        """Where accelerate stood at each state."""
 
     # -- epochs --------------------------------------------------------------------------------------
 
@@ -178,6 +187,7 @@ class LoopReturns(StateReturns):
         """End an epoch: all of it was trained, or the loop was left."""
         if self._epoch is not None:
             self._epoch.is_over()
+        self._ends.left()
         self.is_between = True
 
     def next_epoch(self) -> bool:
@@ -205,7 +215,9 @@ class LoopReturns(StateReturns):
     def fetch(self) -> Any:
         """Return the next batch; end as the loader ends."""
         epoch = self._at_hand()
+        at, read = epoch.position, epoch.read
         batch = self.data.next_batch(epoch, self._step() + 1)
+        self._ends.handed_out(epoch, at, is_new=epoch.read > read)
         if self.restart.entry is not None:
             self.restart.arrived()
             epoch.first_step = self._step()
@@ -226,7 +238,19 @@ class LoopReturns(StateReturns):
     def return_to(self, move: ReturnTo) -> EpochData:
         """Put a state and the data since back."""
         self._epoch = super().return_to(move)
+        newest = list(self.snapshots)[-1]  # those after it are forgotten
+        if self._blocks.get(newest.key) is not None:
+            self.trainer.accelerator.step = self._blocks[newest.key]
         return self._epoch
+
+    def take(self) -> Snapshot | None:
+        """Set the state between two steps aside."""
+        snapshot = super().take()
+        if snapshot is not None:
+            kept = {each.key for each in self.snapshots}
+            self._blocks = {key: blocks for key, blocks in self._blocks.items() if key in kept}
+            self._blocks[snapshot.key] = blocks_of(self.trainer)
+        return snapshot
 
     def hand_out_again(self, window: Window, *, without: bool) -> None:
         """Give the batch of a step once more, and those after it; or others instead of that one."""

@@ -32,27 +32,8 @@ def made_stand_in(
         TypeError, ValueError: what was given cannot be used; the text says what is wanted.
 
     """
-    if not isinstance(model, torch.nn.Module):
-        raise TypeError(f"model must be a torch.nn.Module, not {shown(model)}")
-    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
-        raise TypeError(f"optimizer must be a torch optimizer, not {shown(optimizer)}")
-    if scheduler is not None and not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
-        hint = ": give it as dataloader=" if hasattr(scheduler, "__iter__") else ""
-        raise TypeError(f"scheduler must be a learning rate scheduler, not {shown(scheduler)}{hint}")
-    if scaler is not None and not hasattr(scaler, "unscale_"):
-        raise TypeError(f"scaler must be a torch GradScaler, not {shown(scaler)}")
-    if dataloader is not None and not hasattr(dataloader, "__iter__"):
-        raise TypeError(f"dataloader must be something to iterate over, not {shown(dataloader)}")
-    if accelerator is not None and not (hasattr(accelerator, "backward") and hasattr(accelerator, "unwrap_model")):
-        raise TypeError(f"accelerator must be accelerate's Accelerator, not {shown(accelerator)}")
-    if not isinstance(run_dir, str | os.PathLike):
-        raise TypeError(f"run_dir must be the path of a folder, not {shown(run_dir)}")
-    whole_number("accumulate", accumulate)
-    whole_number("max_steps", max_steps)
-    if max_grad_norm is not None and (isinstance(max_grad_norm, bool) or not isinstance(max_grad_norm, int | float)):
-        raise TypeError(f"max_grad_norm must be a number, not {shown(max_grad_norm)}")
-    if max_grad_norm is not None and not max_grad_norm > 0:
-        raise ValueError(f"max_grad_norm = {max_grad_norm}: a limit is above zero, and None is none")
+    _check_parts(model, optimizer, scheduler=scheduler, scaler=scaler, accelerator=accelerator, dataloader=dataloader)
+    _check_numbers(run_dir, max_grad_norm, accumulate, max_steps)
     world, rank = _world()
     own = getattr(accelerator, "gradient_accumulation_steps", None)
     if own is not None and accumulate is not None and accumulate != own:
@@ -80,6 +61,33 @@ def made_stand_in(
     stand_in = LoopStandIn(model, optimizer, scheduler, accelerator, args)
     stand_in.state.max_steps = sys.maxsize if max_steps is None else int(max_steps)
     return stand_in
+
+
+def _check_parts(model: Any, optimizer: Any, *, scheduler: Any, scaler: Any, accelerator: Any, dataloader: Any) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, not {shown(model)}")
+    if not hasattr(optimizer, "param_groups") or not hasattr(optimizer, "step"):
+        raise TypeError(f"optimizer must be a torch optimizer, not {shown(optimizer)}")
+    if scheduler is not None and not (hasattr(scheduler, "step") and hasattr(scheduler, "state_dict")):
+        hint = ": give it as dataloader=" if hasattr(scheduler, "__iter__") else ""
+        raise TypeError(f"scheduler must be a learning rate scheduler, not {shown(scheduler)}{hint}")
+    if scaler is not None and not hasattr(scaler, "unscale_"):
+        raise TypeError(f"scaler must be a torch GradScaler, not {shown(scaler)}")
+    if dataloader is not None and not hasattr(dataloader, "__iter__"):
+        raise TypeError(f"dataloader must be something to iterate over, not {shown(dataloader)}")
+    if accelerator is not None and not (hasattr(accelerator, "backward") and hasattr(accelerator, "unwrap_model")):
+        raise TypeError(f"accelerator must be accelerate's Accelerator, not {shown(accelerator)}")
+
+
+def _check_numbers(run_dir: Any, max_grad_norm: Any, accumulate: Any, max_steps: Any) -> None:
+    if not isinstance(run_dir, str | os.PathLike):
+        raise TypeError(f"run_dir must be the path of a folder, not {shown(run_dir)}")
+    whole_number("accumulate", accumulate)
+    whole_number("max_steps", max_steps)
+    if max_grad_norm is not None and (isinstance(max_grad_norm, bool) or not isinstance(max_grad_norm, int | float)):
+        raise TypeError(f"max_grad_norm must be a number, not {shown(max_grad_norm)}")
+    if max_grad_norm is not None and not max_grad_norm > 0:
+        raise ValueError(f"max_grad_norm = {max_grad_norm}: a limit is above zero, and None is none")
 
 
 def whole_number(name: str, value: Any) -> None:

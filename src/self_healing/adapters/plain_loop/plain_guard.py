@@ -71,6 +71,8 @@ class PlainGuard(StepGuard):
         """The optimizer's step is called by us."""
         self.hands_out_again = False
         """The loop takes its batches from us, so that it can be given one again."""
+        self._blocks_before = 0
+        """Losses of the update at hand that came before the block at hand."""
         self._has_committed = False
         """The newest update was applied when its block was left."""
         self.left_to_the_loop: list[Window] = []
@@ -84,6 +86,7 @@ class PlainGuard(StepGuard):
         draws_on(devices_of(stand_in.model_wrapped), self)
         scaler = getattr(stand_in.accelerator, "scaler", None)
         self._wrapping.wrap(stand_in.optimizer, "step", self._around_step)
+        self._wrapping.wrap(stand_in.optimizer, "zero_grad", self._around_zero_grad)
         if scaler is not None and not self._is_accelerated():
             self._wrapping.wrap(scaler, "step", self._around_scaler)
             stand_in.accelerator.unscales = partial(self._unscale, scaler)
@@ -128,6 +131,20 @@ class PlainGuard(StepGuard):
                 buffers=self.buffers.before_step() if self.acts else {},
             )
         return self._window
+
+    def begin_block(self, window: Window) -> None:
+        """Begin a block of an update; where the loop has passed over the blocks before it, nothing of theirs counts."""
+        self._blocks_before = len(window.losses)
+        if window.losses and all(gradient is None for gradient in self._gradients()):
+            self._forget_blocks_before(window)
+
+    def _forget_blocks_before(self, window: Window) -> None:
+        if window.micro_batches:  # what we have run ourselves is part of the update
+            return
+        del window.losses[: self._blocks_before]
+        self._blocks_before, window.loss = 0, None
+        for loss in window.losses:
+            window.loss = loss if window.loss is None else window.loss + loss
 
     def run(self, source: LossSource) -> Tensor:
         """Run one micro-batch forward and back; return its share of the loss."""
@@ -189,7 +206,11 @@ class PlainGuard(StepGuard):
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
-        self.trainer.optimizer.zero_grad(set_to_none=True)
+        self._is_ours = True
+        try:
+            self.trainer.optimizer.zero_grad(set_to_none=True)
+        finally:
+            self._is_ours = False
 
     def optimizer_step(self) -> Any:
         """Take the optimizer's own step."""
@@ -236,6 +257,14 @@ class PlainGuard(StepGuard):
             return self._update_of_the_user(lambda: original(*args, **kwargs), self._gradients())
 
         return torch.compiler.disable(step)  # type: ignore[no-any-return]
+
+    def _around_zero_grad(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def zero_grad(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_ours and self._window is not None and not self._is_accumulating():
+                self._forget_blocks_before(self._window)
+            return original(*args, **kwargs)
+
+        return torch.compiler.disable(zero_grad)  # type: ignore[no-any-return]
 
     def _around_scaler(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -328,7 +357,8 @@ class PlainGuard(StepGuard):
 
 def can_be_run(window: Window) -> bool:
     """Say whether we can run a step again ourselves: the loop has handed us its loss functions."""
-    return bool(window.micro_batches) and all(each.source is not None for each in window.micro_batches)
+    batches = window.micro_batches
+    return bool(batches) and all(each.source is not None and not each.is_changed() for each in batches)
 
 
 def innermost_scheduler(scheduler: Any) -> Any:

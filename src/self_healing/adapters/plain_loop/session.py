@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import say_given_up
@@ -22,7 +21,6 @@ from ..memory.memory_care import MemoryCare, why_whole
 from ..memory.memory_errors import let_go
 from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
-from ..rollback.shared_states import left_out_of, place_of
 from ..trainer.device_errors import is_device_lost
 from ..trainer.engines import Surroundings
 from ..trainer.examination import Examiner
@@ -42,7 +40,6 @@ from ..trainer.unwritten import unwritten_checkpoints
 from ..trainer.window import Window
 from ..trainer.wrapping import Wrapping
 from .abilities import KINDS, KINDS_TOGETHER
-from .checkpoints import write_checkpoint, write_place
 from .doing_again import DoingAgain
 from .facts import facts_of_loop
 from .failing_together import FailingTogether
@@ -50,13 +47,12 @@ from .flow import LoopFlow
 from .going_on_together import attempt_before
 from .loop_returns import LoopReturns
 from .plain_guard import PlainGuard, can_be_run
+from .saving import write_now, write_place_of
 from .stand_in import LoopStandIn
 from .together import NOT_TOGETHER, LoopRanks
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from ..rehearsal.trainer_state import HostValues
-    from ..rollback.data_windows import Place
     from ..trainer.last_attempt import LastAttempt
 
 logger = logging.getLogger("self_healing.loop")
@@ -129,7 +125,7 @@ class PlainSession(LoopFlow):
         self.again = DoingAgain(self, self.data.records.retries)
         self.failing = FailingTogether(self)
         self.is_open = False
-        stand_in.write, stand_in.write_place = self._write, self._write_place
+        stand_in.write, stand_in.write_place = partial(write_now, self), partial(write_place_of, self)
         self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_several else None
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
@@ -271,10 +267,12 @@ class PlainSession(LoopFlow):
         if is_new:
             window.stood = self._stands
             self._stands = None
+        self.guard.begin_block(window)
         return window
 
     def _updated(self, _window: Window) -> None:
         self._has_stepped = True
+        self.unfinished = None
 
     def _examine(self, window: Window) -> bool:
         """Find out why a step is not finite, by the loss function that it had."""
@@ -358,9 +356,9 @@ class PlainSession(LoopFlow):
         """Take note that all processes are at this place, because a vote has brought them there."""
         self.ranks.is_agreed = True
 
-    def has_returned(self) -> None:
-        """Take note that the run is at an earlier state."""
-        self.ranks.returned()
+    def has_returned(self, to_step: int) -> None:
+        """Take note that all processes are at an earlier step."""
+        self.ranks.returned(to_step)
 
     def may_be_interrupted(self) -> bool:
         """Say whether a signal can be answered here: all processes end at the same step, or none."""
@@ -387,20 +385,6 @@ class PlainSession(LoopFlow):
         said = self.ranks.save(wait=False) if self.ranks.is_several else self.emergency_checkpoint()
         logger.info("%s", said)
         return said
-
-    def _write(self) -> None:
-        stand_in = self.trainer
-        folder = Path(stand_in.args.output_dir) / f"checkpoint-{self._step()}"
-        place = None
-        if self.returns.is_in_epochs:
-            told = place_of(self.returns.place_now(), left_out_of(self.returns.data))
-            place = {**told, "is_between": self.returns.is_between, "brings_data": False}
-        write_checkpoint(stand_in, folder, place, [thing.state_dict() for thing in self.also])
-
-    def _write_place(self, folder: Path, place: Place, values: HostValues) -> None:
-        """Write where the data stood at a state that was taken when its first batch had been fetched."""
-        told = place_of(place, left_out_of(self.returns.data))
-        write_place(folder, {**told, "is_between": False, "brings_data": True}, values.random, values.also)
 
     def _must_know(self) -> bool:
         every = self.save_every

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import RanksParted
 from ...core.failure import Mode
-from ...snapshots.verdicts import SavedState
-from ..ranks.ranks_of_run import RanksOfRun, States
+from ..ranks.agreed_states import AgreedStates
+from ..ranks.ranks_of_run import RanksOfRun
 from ..ranks.side_group import SideGroup
 from ..rollback.shared_states import left_out_of, place_of
 
 if TYPE_CHECKING:
     from ..ranks.sharded_checkpoint import ShardedCheckpoints
-    from ..rollback.state_keeper import StateKeeper
     from .session import PlainSession
 
 NOT_TOGETHER = "no emergency checkpoint: every process must take part in saving, and the others do not know of it"
@@ -31,8 +30,7 @@ class LoopRanks:
         self._session = session
         self.is_several = session.surroundings.is_one_of_several
         self._ranks: RanksOfRun | None = None
-        self._state_at = 0
-        """The step whose state all take."""
+        self._states: AgreedStates | None = None
         self._saver: ShardedCheckpoints | None = None
         self._last_noted: Any = None
         self.is_agreed = False
@@ -57,13 +55,17 @@ class LoopRanks:
         if not self.is_several:
             return
         keeper = session.rollback.keeper
-        states = States()
         if keeper is not None:
-            keeper.agreed = self._takes_state
-            keeper.common = self._newest_common
-            keeper.shared.publishes_one_more = True
-            states = States(next_step=lambda: keeper.schedule.next_step, steps=lambda: _returnable(keeper))
-        self._ranks = RanksOfRun.join(session.desk, session.config, acts=session.desk.mode is Mode.HEAL, states=states)
+            self._states = AgreedStates(keeper, session.desk.step)
+        said = None if self._states is None else self._states.said()
+        try:
+            self._ranks = RanksOfRun.join(
+                session.desk, session.config, acts=session.desk.mode is Mode.HEAL, states=said
+            )
+        except RanksParted as error:
+            session.desk.only_show(f"{error}; plans are only shown, and nobody is named who does not answer")
+        if self._states is not None:
+            self._states.ranks = self._ranks
 
     def close(self, error: BaseException | None) -> None:
         """Leave the others, in good order or with an error."""
@@ -92,8 +94,8 @@ class LoopRanks:
         except RanksParted as error:
             session.end("exception", error)
             raise
-        if decision.takes_state:
-            self._state_at = step
+        if self._states is not None:
+            self._states.decided(decision)
         if decision.takes_state or ends or session.pending.asked is not None:
             session.know_everything()
 
@@ -107,15 +109,17 @@ class LoopRanks:
         """Return what the last vote has shown, once."""
         return {} if self._ranks is None else self._ranks.take_figures()
 
-    def returned(self) -> None:
+    def returned(self, to_step: int) -> None:
         """Take note that all are at an earlier step again."""
         if self._ranks is not None:
-            self._state_at = -1
-            self._ranks.begins_at(self._session.desk.step())
+            if self._states is not None:
+                self._states.returned()
+            self._ranks.begins_at(to_step)
 
     def begins_at(self, step: int) -> None:
         """Have all take the state that the run begins with."""
-        self._state_at = step
+        if self._states is not None:
+            self._states.begins_at(step)
         if self._ranks is not None:
             self._ranks.begins_at(step)
 
@@ -124,9 +128,6 @@ class LoopRanks:
         if self._ranks is None:
             return False
         return self._ranks.have_all_failed(self._session.desk.step(), within_s=within_s)
-
-    def _takes_state(self, step: int) -> bool:
-        return step == self._state_at
 
     def _hear_of_signals(self) -> bool:
         """Find out whether some process was asked to end: then all do."""
@@ -140,22 +141,6 @@ class LoopRanks:
         session.interrupts.received = signal.Signals(came)
         self.is_agreed = True
         return True
-
-    def _newest_common(self, *, before_step: int | None, depth: int, min_steps: int | None) -> SavedState | None:
-        """Return the state to go back to: by what all have said, so that all choose the same one."""
-        keeper, ranks = self._session.rollback.keeper, self._ranks
-        if keeper is None or ranks is None:
-            return None
-        step = self._session.desk.step()
-        latest = step if before_step is None else before_step - 1  # what somebody holds for harmed is not among them
-        if min_steps is not None:
-            latest = min(latest, step - min_steps)
-        common = sorted(ranks.voting.states, reverse=True)
-        usable = [each for each in common if each <= latest] or common[-1:]
-        if not usable:
-            return None
-        wanted = usable[min(depth, len(usable) - 1)]
-        return next((state for state in keeper.states if state.step == wanted), None)
 
     # -- saving --------------------------------------------------------------------------------------
 
@@ -199,8 +184,3 @@ class LoopRanks:
             self._session.note(
                 "save-failed", f"the checkpoint of step {saved.step} could not be written: {saved.failed}"
             )
-
-
-def _returnable(keeper: StateKeeper) -> list[int]:
-    """Return the steps of the states that this process could return to."""
-    return [each.step for each in keeper.states if not each.verdict.is_sick and keeper.loop.is_in_reach(each.key)]

@@ -21,12 +21,21 @@ class UnguardedStep:
         self._batch = batch
         self._commit = commit
         self._has_run = False
-        self.loss: Tensor = torch.tensor(float("nan"))
+        self._loss: Tensor | None = None
         self.extras: tuple[Any, ...] = ()
         self.is_void = False
 
     def __enter__(self) -> Self:
         return self
+
+    @property
+    def loss(self) -> Tensor:
+        """The loss of this batch, without its graph; NaN where there is none."""
+        return torch.tensor(float("nan")) if self._loss is None else self._loss
+
+    @loss.setter
+    def loss(self, value: Tensor) -> None:
+        self._loss = value.detach()
 
     def backward(self, loss: Any, *batch: Any) -> Tensor:
         """Run backward from a loss, or from what a function makes of the batch."""
@@ -38,8 +47,8 @@ class UnguardedStep:
                 self.extras = tuple(more)
         pieces = stand_in.current_gradient_accumulation_steps
         stand_in.accelerator.backward(loss if pieces == 1 or stand_in.divides() else loss / pieces)
-        self._has_run, self.loss = True, loss.detach()
-        return self.loss
+        self._has_run, self._loss = True, loss.detach()
+        return self._loss
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -270,12 +270,16 @@ class StateKeeper:
 
     def return_to_the_furthest(self) -> str:
         """Put the furthest sound state back where the run ends before it has come as far again; say so."""
+        if self.common is not None:  # each process alone knows which that is, and all must end with the same weights
+            return ""
         is_sound = self.known.open is None and not self._is_unexplained
         if not is_sound:
             self.about_to_return()  # which finds the furthest sound one
         furthest = self.loop.snapshots.furthest
         if furthest is None or (is_sound and furthest.updates <= self.updates) or not furthest.capture.copies.verify():
             return ""
+        if self.loop.guard is not None:
+            self.loop.guard.abandon_step()  # now: what it would put back later belongs to the state that is left
         furthest.capture.restore()
         self.updates = furthest.updates
         self._is_unexplained = False

@@ -65,6 +65,10 @@ SEVERAL_PROCESSES = Engine(
 )
 
 
+TOGETHER = (SEVERAL_PROCESSES, FSDP2, GRAD_SCALER, COMPILED)
+"""With which every process holds its own part of a state, or all of it."""
+
+
 def _foreign(kind: str) -> Engine:
     told = f"{kind} runs the steps in a way that is not known here: they are watched, and plans are only shown"
     return Engine(kind.lower().replace("_", "-"), told, steps_itself=True, clips_itself=True, saves_together=True)
@@ -126,6 +130,8 @@ class Surroundings:
         self.is_one_of_several = SEVERAL_PROCESSES in self.engines
         self.is_whole = not self.is_one_of_several and not any(engine.saves_together for engine in self.engines)
         """This process alone holds all of the run, in ordinary tensors: its state can be set aside and put back."""
+        self.returns_together = self.is_one_of_several and all(engine in TOGETHER for engine in self.engines)
+        """All processes can set their states aside at the same step, and put them back."""
 
     def why_nothing_is_saved(self) -> str | None:
         """Say why there can be no emergency checkpoint, if so."""

@@ -158,6 +158,9 @@ class Session:
         """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
         return emergency_checkpoint(self)
 
+    def has_returned(self, to_step: int) -> None:
+        """Tell whoever else must know that the run is at an earlier step."""
+
     def may_be_interrupted(self) -> bool:
         """Say whether a signal can be answered at this place."""
         return True
@@ -206,6 +209,7 @@ class Session:
         self.figures.returned(to_step)
         if self.checkpoints is not None:
             self.checkpoints.returned(to_step)
+        self.has_returned(to_step)
         self.pending.arrived(arrival.move, step=to_step, from_step=arrival.from_step)
         self._step_began = time.perf_counter()
 

@@ -73,13 +73,16 @@ class TrainerSession(Session):
         self.guard.lets_through = config.nan_action == "warn"
         self._examiner = Examiner(trainer)
         may_act = acts and self.surroundings.is_whole
-        self.rollback = RollbackCare(trainer, self.guard, config, may_act=may_act)
+        self.ranks = TrainerRanks(is_one_of_several=self.surroundings.is_one_of_several)
+        is_asked = self.ranks.mode_of(mode) is Mode.HEAL and self.surroundings.returns_together
+        # Several processes go on from a checkpoint: nobody would look for what one of them has left in shared memory.
+        kept = config.replace(shared_memory=False) if is_asked else config
+        self.rollback = RollbackCare(trainer, self.guard, kept, may_act=may_act or is_asked)
         self.rollback.on_return = self._returned
         self.abilities = self.rollback.abilities(self.emergency_checkpoint, may_change)
         self.pending = self.abilities.pending
-        self.ranks = TrainerRanks(is_one_of_several=self.surroundings.is_one_of_several)
         self.desk = RunDesk(
-            trainer.args, config, self.ranks.abilities_of(self.abilities), mode=self.ranks.mode_of(mode), step=self._step,
+            trainer.args, config, self.ranks.abilities_of(self.abilities, self.rollback.keeper), mode=self.ranks.mode_of(mode), step=self._step,
             account=self.spent.account, heals=acts, **past,
         )  # fmt: skip
         self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
@@ -187,12 +190,13 @@ class TrainerSession(Session):
         if self.desk.resumes and self._step() and not self.rollback.enters_from_memory():
             self._saved_steps.add(self._step())
         self.intake.ended.clear()
-        self.ranks.meet(self.desk, self.config)
+        self.ranks.meet(self.desk, self.config, self.rollback.keeper)
         way = self.guard.attach_optimizer()
         if self.checkpoints is not None:
             self.checkpoints.training_begins()
         self.log_figures.begin()
         self.rollback.begin()
+        self.ranks.begins_at(self._step())
         self.pending.entered()
         trainer = self.trainer
         facts = {**facts_of_run(trainer.args, trainer.state, trainer.model), **judgement_facts(trainer)}
@@ -207,6 +211,10 @@ class TrainerSession(Session):
         super().end_of_step()
         if self.ranks.step_ended(self.desk, began_s=began) and self._must_know():
             self.know_everything()
+
+    def has_returned(self, to_step: int) -> None:
+        """Take note that all processes are at an earlier step."""
+        self.ranks.begins_at(to_step, has_returned=True)
 
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""

@@ -32,6 +32,10 @@ class MicroBatch:
         self.prepared = dict(prepared) if isinstance(prepared, Mapping) else prepared
         self.random_state = random_state
 
+    def is_changed(self) -> bool:
+        """Say whether a loss function of a loop's own has written into its batch: it cannot be run again as it was."""
+        return self.source is not None and bool(self.source.data.is_changed())
+
     def again(self) -> Any:
         """Return the prepared inputs for another pass."""
         return dict(self.prepared) if isinstance(self.prepared, Mapping) else self.prepared

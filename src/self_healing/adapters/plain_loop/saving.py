@@ -1,0 +1,35 @@
+"""Checkpoints of a loop: of this moment, or of a state that was set aside, with where its data stood."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...tensors.random_state import RandomState
+from ..rollback.shared_states import left_out_of, place_of
+from .checkpoints import write_checkpoint, write_place
+
+if TYPE_CHECKING:
+    from ..rehearsal.trainer_state import HostValues
+    from ..rollback.data_windows import Place
+    from .session import PlainSession
+
+
+def write_now(session: PlainSession) -> None:
+    """Write the state of this moment; inside of a step it is the one before it, whose batch is handed out again."""
+    stand_in, returns = session.trainer, session.returns
+    folder = Path(stand_in.args.output_dir) / f"checkpoint-{session.desk.step()}"
+    place, unfinished, left_out = None, session.unfinished, left_out_of(returns.data)
+    if unfinished is not None:  # the weights are those before it
+        place = {**place_of(unfinished.place, left_out), "is_between": False, "brings_data": True}
+    elif returns.is_in_epochs:
+        told = place_of(returns.place_now(), left_out)
+        place = {**told, "is_between": returns.is_between, "brings_data": False}
+    random = RandomState.capture() if unfinished is None else unfinished.light.random
+    write_checkpoint(stand_in, folder, place, random, [thing.state_dict() for thing in session.also])
+
+
+def write_place_of(session: PlainSession, folder: Path, place: Place, values: HostValues) -> None:
+    """Write where the data stood at a state that was taken when its first batch had been fetched."""
+    told = place_of(place, left_out_of(session.returns.data))
+    write_place(folder, {**told, "is_between": False, "brings_data": True}, values.random, values.also)
