@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test tools test-oldest test-ppo check soak drills bench clean help
+.PHONY: demo test tools test-oldest test-ppo check soak drills bench docs clean help
 
 help:
 	@echo "make demo    set up, then train a small model while faults hit it, with and without the healer"
@@ -15,6 +15,7 @@ help:
 	@echo "make check   lint, types and the tests that need no torch, in seconds"
 	@echo "make drills  every trainer met by every kind of fault, as a table, and all drills"
 	@echo "make bench   the speed and detection figures"
+	@echo "make docs    the documentation as a site, in build/site (open index.html; no server, no network)"
 	@echo "make soak    long proofs"
 
 # One stamp per extra: a second call finds it newer than the package's metadata and installs nothing.
@@ -30,8 +31,12 @@ $(VENV)/.hf: pyproject.toml constraints.txt | $(BIN)/python
 	@touch $@ $(VENV)/.core
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e '.[test,trackers]'
-	@touch $@ $(VENV)/.core $(VENV)/.hf
+	$(PIP) -e '.[test,trackers,docs]'
+	@touch $@ $(VENV)/.docs $(VENV)/.core $(VENV)/.hf
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e '.[docs]'
+	@touch $@ $(VENV)/.core
 
 demo: $(VENV)/.hf
 	$(BIN)/heal demo
@@ -94,6 +99,10 @@ bench: $(VENV)/.test
 	$(BIN)/python bench/ledger.py
 	$(BIN)/python bench/clipping.py
 	$(BIN)/python bench/overhead.py
+
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+	@echo "build/site/index.html"
 
 drills: $(VENV)/.test
 	$(BIN)/python bench/trainers.py

@@ -79,12 +79,22 @@ def _fault(name: str) -> Iterator[str]:
     fault = faults()[name]
     yield doc_of(fault)
     yield ""
-    kind = "the same work done again is sound" if fault.is_transient else "doing the same again does not help"
+    kind = (
+        "the same work done again is sound"
+        if getattr(fault, "is_transient", False)
+        else "doing the same again does not help"
+    )
     yield f"*{kind}{'; weights or moments are harmed' if fault.needs_rollback else ''}*"
     yield ""
+    if (expected := getattr(fault, "expected", None)) is not None:
+        yield f"Found as {_or(expected.cause)}; answered by {_or(expected.actions)}.\n"
     docs = field_docs(fault)
     for option, default in options_of(fault).items():
         yield f"- `{option} = {default!r}`: {docs.get(option, '')}"
+
+
+def _or(names: Iterable[str]) -> str:
+    return " or ".join(f"`{name}`" for name in names) or "nothing"
 
 
 def _first_sentence(entry: Iterable[str]) -> str:
@@ -105,9 +115,8 @@ def _configuration() -> str:
     lines = [
         "# Configuration",
         "",
-        "Every key of `HealingConfig(...)` and of `healing.toml`. Options of rules are with [the rules](rules.md): "
-        "`rules={'loss-spike': {'sigmas': 8}}`, in TOML `[rules.loss-spike]`. `heal rules --show-config` shows the values "
-        "that hold and where each came from.",
+        "Every key of `HealingConfig(...)` and of `healing.toml`. Options of rules are with [the rules](rules.md).",
+        "`heal rules --show-config` shows the values that hold, and where each came from.",
     ]
     for name, field in HealingConfig.model_fields.items():
         default = "not set" if field.default is None else f"`{field.get_default(call_default_factory=True)!r}`"
@@ -119,8 +128,6 @@ def _configuration() -> str:
     for key in dict.fromkeys(key for preset in PRESETS.values() for key in preset):
         lines.append(f"| `{key}` | " + " | ".join(str(preset.get(key, "")) for preset in PRESETS.values()) + " |")
     return "\n".join(lines) + "\n"
-
-
 
 
 def _allowed(annotation: Any, metadata: Iterable[Any]) -> str:
@@ -145,7 +152,10 @@ def _choices(annotation: Any) -> Iterator[Any]:
 
 
 def _metadata(annotation: Any, metadata: Iterable[Any]) -> Iterator[Any]:
-    for each in (*metadata, *(deeper for inner in get_args(annotation) for deeper in getattr(inner, "__metadata__", ()))):
+    for each in (
+        *metadata,
+        *(deeper for inner in get_args(annotation) for deeper in getattr(inner, "__metadata__", ())),
+    ):
         yield from getattr(each, "metadata", None) or (each,)
 
 
@@ -180,7 +190,9 @@ def on_files(files: Any, config: Any) -> Any:
         files.append(File.generated(config, path, content=re.sub(r"\]\(docs/", "](", text)))
     decisions = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
     listed = [f"- [{path.read_text().splitlines()[0].lstrip('# ')}]({path.name})" for path in decisions]
-    text = "\n".join(["# Decisions", "", "Each with its context, what was rejected, and when to look again.", "", *listed])
+    text = "\n".join(
+        ["# Decisions", "", "Each with its context, what was rejected, and when to look again.", "", *listed]
+    )
     files.append(File.generated(config, "decisions/index.md", content=text + "\n"))
     return files
 

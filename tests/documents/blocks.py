@@ -77,7 +77,9 @@ def blocks_of(path: Path, root: Path) -> list[Block]:
             found.append(block)
             said, place = [], end
         else:
-            assert not said or not lines[place].strip(), f"{page}:{place + 1}: a comment for a test, and no block after it"
+            assert not said or not lines[place].strip(), (
+                f"{page}:{place + 1}: a comment for a test, and no block after it"
+            )
         place += 1
     return found
 

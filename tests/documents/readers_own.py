@@ -29,15 +29,14 @@ def names_around(kind: str) -> dict[str, Any]:
 def _catalogue() -> dict[str, Any]:
     from dataclasses import dataclass
 
-    from self_healing.actions.alert import Alert
-    from self_healing.core.action import rung
-    from self_healing.core.detector import Detector, fires, quiet
-    from self_healing.core.failure import FailureType, Severity
-    from self_healing.core.history import History
-    from self_healing.core.incident import Incident
-    from self_healing.core.signal import Signal
+    from self_healing.actions import alert
+    from self_healing.core import action, detector, failure, history, incident, signal
 
-    return dict(locals())
+    rooms = (alert, action, detector, failure, history, incident, signal)
+    return {
+        "dataclass": dataclass,
+        **{name: value for room in rooms for name, value in vars(room).items() if name[0] != "_"},
+    }
 
 
 def _trainer() -> dict[str, Any]:
@@ -96,7 +95,7 @@ def _loop() -> dict[str, Any]:
 
 def guessed(code: str) -> str:
     """Return what is around a block that does not say it."""
-    if "loss_fn" in code and "def loss_fn" not in code:
+    if ("loss_fn" in code or "guard(" in code) and "model = " not in code:
         return "loop"
     if "SFTTrainer(" in code and "import SFT" not in code and "trl import" not in code:
         return "sft"

@@ -53,7 +53,6 @@ def _import_frameworks() -> None:
     import torch
 
     torch.set_num_threads(1)
-    import accelerate.commands.accelerate_cli
     import transformers
     import trl
 
@@ -103,7 +102,13 @@ def _run(asked: dict, rank: int, ranks: int, port: int) -> None:
         os.dup2(file, 2)
         sys.path.insert(0, asked["cwd"])
         if ranks > 1:
-            told = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_PORT": port}
+            told = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "WORLD_SIZE": ranks,
+                "LOCAL_WORLD_SIZE": ranks,
+                "MASTER_PORT": port,
+            }
             os.environ.update({name: str(number) for name, number in told.items()}, MASTER_ADDR="127.0.0.1")
         _do(asked)
         code = 0

@@ -30,7 +30,11 @@ Traceback (most recent call last):
 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 14.58 GiB
 """
 CONFIG = "training:\n  learning_rate: 0.0002\n  batch_size: 8\nmodel: cnn\n"
-LAUNCHERS = {"torchrun": "torch.distributed.run", "accelerate": "accelerate.commands.accelerate_cli", "heal": "self_healing"}
+LAUNCHERS = {
+    "torchrun": "torch.distributed.run",
+    "accelerate": "accelerate.commands.accelerate_cli",
+    "heal": "self_healing",
+}
 
 
 def make_world(folder: Path) -> None:
