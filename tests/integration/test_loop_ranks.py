@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(__import__("pathlib").Path(__file__).parent))
-
-from rank_launcher import launch  # noqa: E402
+from .rank_launcher import launch  # noqa: E402
 
 KINDS = ("ddp", "fsdp2")
 IN_PLACE = ("nan", "record", "jump", "weight")
