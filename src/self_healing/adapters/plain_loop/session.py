@@ -206,8 +206,15 @@ class PlainSession(LoopFlow):
         self.rollback.ended(exit_reason, is_unsaved=unwritten is not None and unwritten.is_unsaved)
         self.spent.account.steps_over()
         self.spent.tell(self.desk)
-        figures = {**self.log_figures.figures(), **self.memory.figures(), **self.figures_of_saving()}
-        self.desk.ended(exit_reason, error, figures)
+        self.desk.ended(exit_reason, error, self._counted())
+
+    def all_figures(self) -> dict[str, float]:
+        """Return every figure of healing there is; nothing where the run is over."""
+        figures = self.figures.all({})
+        return {**figures, **self._counted(), **self.data.figures()} if figures else {}
+
+    def _counted(self) -> dict[str, float]:
+        return {**self.log_figures.figures(), **self.memory.figures(), **self.figures_of_saving()}
 
     def _close(self) -> None:
         self.grace.end()
