@@ -29,11 +29,14 @@ class Records(Dataset):
         self.x = torch.randn(ROWS, FEATURES, generator=generator)
         self.y = torch.randint(0, CLASSES, (ROWS,), generator=generator)
         self.bad = bad
+        self.too_large = False
 
     def __len__(self) -> int:
         return ROWS
 
     def __getitem__(self, place: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if place == self.bad and self.too_large:  # the model knows no such row
+            return self.x[place] * 1e6, self.y[place]
         if place == self.bad:
             raise ValueError(f"record {place} cannot be read")
         return self.x[place], self.y[place]
@@ -58,6 +61,8 @@ class Net(nn.Module):
         self.fault: Fault | None = None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if float(x.detach().abs().max()) > 1e3:
+            raise IndexError("index out of range in self")
         h = self.first(x) * self.scale
         for block in self.blocks:
             h = block(h)
@@ -108,6 +113,8 @@ class Fault:
 
 
 EVERYWHERE = frozenset({"oom-everywhere", "jump"})
+DATA = frozenset({"record", "row"})
+"""A record that cannot be read, and one that the model raises on."""
 BETWEEN = frozenset({"weight", "jump"})
 """What happens to the weights between two steps."""
 
@@ -153,7 +160,7 @@ def train(args: argparse.Namespace) -> None:
     net = Net()
     is_here = bool(args.fault) and (rank == 1 or args.fault in EVERYWHERE)
     mark = out / (f"happened-{rank}" if args.fault in EVERYWHERE else "happened")
-    if is_here and args.fault not in BETWEEN | {"record"}:
+    if is_here and args.fault not in BETWEEN | DATA:
         net.fault = Fault(args.fault, mark, rank)
     if args.kind == "ddp":
         model: nn.Module = nn.parallel.DistributedDataParallel(net)
@@ -165,7 +172,8 @@ def train(args: argparse.Namespace) -> None:
         model = fully_shard(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
-    data = Records(bad=7 if is_here and args.fault == "record" else None)
+    data = Records(bad=7 if is_here and args.fault in DATA else None)
+    data.too_large = args.fault == "row"
     sampler = DistributedSampler(data, world, rank, shuffle=True)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
 

@@ -41,9 +41,10 @@ class Launch:
 
 
 def _rank(rank: int, world: int, folder: str, attempt: int, jobs: list[list[str]]) -> None:
-    import loop_ranks
     import torch
     import torch.distributed as dist
+
+    from . import loop_ranks
 
     os.environ.update(TORCHELASTIC_RESTART_COUNT=str(attempt), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     with (Path(folder) / f"output-{attempt}-{rank}.txt").open("w") as file:

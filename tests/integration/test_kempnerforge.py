@@ -1,6 +1,6 @@
 """What a long-running project asked for after its first manual restarts: each wish as one test on a loop of one's own.
 
-Of the eight, the check of collectives needs ranks and is tested with them.
+The check of collectives needs ranks, which are real processes.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from self_healing import Effect, HealingConfig, guard
 from self_healing.core.action import Action, Done
 from self_healing.report.postmortem import read_postmortem
+
+from .rank_launcher import launch
 
 pytestmark = pytest.mark.torch
 RATE = 1e-2
@@ -195,7 +197,19 @@ def test_configurable_recovery_policy_via_toml(tmp_path):
     assert (defaults.nan_action, defaults.max_consecutive_skips, defaults.rollback_steps) == ("skip", 10, None)
     assert (defaults.max_recovery_attempts, defaults.lr_factor, defaults.lr_ramp_steps) == (5, 0.5, 200)
     assert defaults.oom_action == "split"
-    # The default of collective_check_interval_s belongs here as soon as the key is there.
+    assert defaults.collective_check_interval_s == 10.0
+
+
+def test_collective_health_check_on_by_default(tmp_path):
+    """A rank that stops answering is named within seconds, with where it stood, and the others leave for a restart."""
+    run = tmp_path / "run"
+    told = launch(tmp_path, ["--out", str(run), "--fault", "stop"])
+    assert told.codes == [[76, None]], "rank 0 has left with the code of a hang, and the stopped one had to be ended"
+    texts = [
+        json.loads(line)["body"].get("text", "") for line in (run / "healing" / "ledger.jsonl").read_text().splitlines()
+    ]
+    assert any("rank 1: its process is stopped (SIGSTOP)" in text for text in texts)
+    assert any("rank 1 stood in" in text for text in texts)
 
 
 def test_structured_recovery_event_log(tmp_path):

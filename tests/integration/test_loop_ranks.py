@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(__import__("pathlib").Path(__file__).parent))
-
-from rank_launcher import launch  # noqa: E402
+from .rank_launcher import launch  # noqa: E402
 
 KINDS = ("ddp", "fsdp2")
 IN_PLACE = ("nan", "record", "jump", "weight")
@@ -32,6 +29,7 @@ def together(tmp_path_factory):
         jobs += [job(folder / f"{kind}-{fault or 'clean'}", kind, fault) for fault in ("", *IN_PLACE)]
     jobs += [
         job(folder / "ddp-oom-forward", "ddp", "oom-forward"),
+        job(folder / "ddp-row", "ddp", "row"),
         job(folder / "fsdp2-oom-everywhere", "fsdp2", "oom-everywhere"),
     ]
     told = launch(folder, *jobs)
@@ -94,6 +92,12 @@ def test_a_rank_that_runs_out_of_memory_in_its_forward_pass_gets_through_alone(t
     folder = together / "ddp-oom-forward"
     assert_all_are_at(folder, results(together / "ddp-bare")[0])
     assert any("got through" in json.dumps(entry) for entry in ledger(folder, 1))
+
+
+def test_a_row_that_the_model_of_one_rank_raises_on_is_replaced_by_that_rank_alone(together):
+    folder = together / "ddp-row"
+    assert_all_are_at(folder, results(together / "ddp-bare")[0], exactly=False)
+    assert any(entry["name"] == "row-left-out" for entry in ledger(folder, 1))
 
 
 def test_a_step_that_runs_out_of_memory_everywhere_is_done_again_by_all(together):

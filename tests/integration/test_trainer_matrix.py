@@ -10,7 +10,7 @@ import pytest
 
 from self_healing.adapters.family import Family
 from self_healing.core.discover import discover_classes
-from self_healing.drills.matrix import COLUMNS, POISONED, STEPS, Cell, Matrix
+from self_healing.drills.matrix import COLUMNS, POISONED, ROWS, STEPS, Cell, Matrix
 from self_healing.drills.tiny_trl import GENERATING, TINY
 
 from .rehearsed import quick_collections  # noqa: F401
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.torch
 AT_LENGTH = ("clean", "oom-checkpointing", "oom-pieces")
 CELLS = [
     pytest.param(trainer, column, marks=[pytest.mark.soak] if column in AT_LENGTH else [])
-    for trainer in TINY
+    for trainer in ROWS
     for column in COLUMNS
     if trainer not in COLUMNS[column].not_for
 ]

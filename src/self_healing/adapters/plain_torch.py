@@ -174,7 +174,7 @@ class GuardedRun:
     def figures(self) -> dict[str, float]:
         """Return the figures of healing, as trackers are told: `healing/*`; those of its end where the run is over."""
         if self._session is not None and not self._is_closed:
-            self._figures = self._session.figures.all({}) or self._figures
+            self._figures = self._session.all_figures() or self._figures
         return self._figures
 
     # -- what can be asked for -----------------------------------------------------------------------

@@ -16,6 +16,7 @@ from .faults.oom_once_in_backward import OomOnceInBackward
 from .faults.oom_without_checkpointing import OomWithoutCheckpointing
 from .faults.poisoned_batch import PoisonedBatch
 from .faults.weight_nan import WeightNan
+from .tiny_loop import LOOP, TinyLoop
 from .tiny_trl import GENERATING, TINY, share_expected
 from .trained import same, updates, weights
 
@@ -25,6 +26,8 @@ AT = 30
 ALLOWED = 1.01
 """What a run may end with, as a multiple of the clean run's loss, where what was done is not exact."""
 CLEAN, POISONED = "clean", "poisoned-batch"
+ROWS: Mapping[str, Any] = {**TINY, LOOP: TinyLoop}
+"""Every trainer, and a loop of one's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +106,7 @@ class Matrix:
         self.folder = Path(folder)
         self._clean: dict[tuple[Any, ...], Any] = {}
 
-    def cells(self, trainers: Iterable[str] = tuple(TINY), columns: Iterable[str] = tuple(COLUMNS)) -> Iterator[Cell]:
+    def cells(self, trainers: Iterable[str] = tuple(ROWS), columns: Iterable[str] = tuple(COLUMNS)) -> Iterator[Cell]:
         """Train every combination that makes sense."""
         wanted = tuple(columns)
         for trainer in trainers:
@@ -113,16 +116,14 @@ class Matrix:
 
     def cell(self, trainer: str, column: str) -> Cell:
         """Train one guarded run and compare it."""
-        from ..adapters.transformers import SelfHealingTrainer
-
         asked = COLUMNS[column]
         clean = self.clean(trainer, asked.settings)
         run = self.spoiled(trainer, column)
-        output = SelfHealingTrainer(run).train()
+        figures = _healed(run)
         return Cell(
             trainer=trainer, column=column, updates=updates(run), is_finite=bool(weights(run).isfinite().all()),
             is_same=same(run, clean), ratio=self.ends_with(trainer, run) / self.ends_with(trainer, clean),
-            figures=output.metrics,
+            figures=figures,
         )  # fmt: skip
 
     def unguarded(self, trainer: str, column: str) -> float:
@@ -150,7 +151,7 @@ class Matrix:
 
     def ends_with(self, trainer: str, run: Any) -> float:
         """Return a loss that falls as the trainer learns, of the weights alone: the hooks of faults are not in the way."""
-        fresh = _made(self.folder / "evaluated", trainer, {})
+        fresh = _made(self.folder / "evaluated", "trainer" if trainer == LOOP else trainer, {})
         fresh.model.load_state_dict(run.model.state_dict())
         if trainer in GENERATING:  # its own loss says nothing of what was learnt
             return 1.0 / share_expected(fresh)
@@ -159,4 +160,15 @@ class Matrix:
 
 def _made(folder: Path, trainer: str, settings: Mapping[str, Any]) -> Any:
     rate = 1e-2 if trainer in GENERATING else 2e-3
-    return TINY[trainer](folder, **{"max_steps": STEPS, "learning_rate": rate, "logging_steps": 1, **settings})
+    return ROWS[trainer](folder, **{"max_steps": STEPS, "learning_rate": rate, "logging_steps": 1, **settings})
+
+
+def _healed(run: Any) -> Mapping[str, Any]:
+    """Train under guard; return the figures of healing."""
+    from ..adapters.transformers import SelfHealingTrainer
+
+    if isinstance(run, TinyLoop):
+        run.heal()
+        return run.figures
+    metrics: Mapping[str, Any] = SelfHealingTrainer(run).train().metrics
+    return metrics

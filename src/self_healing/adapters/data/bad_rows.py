@@ -38,6 +38,8 @@ class BadRows:
         self.trainer = trainer
         self._tell = tell
         self._making_up = making_up  # knows the newest step that was applied
+        self.alone: Callable[[], None] = _nobody_else
+        """Is called before passes that no other process makes."""
 
     def run(self, attempt: Callable[[], Any], micro_batch: MicroBatch) -> Any:
         """Run one micro-batch, once more without the rows that the model raises on."""
@@ -69,6 +71,7 @@ class BadRows:
         known_good = self._known_good(layout.rows)
         if layout.rows == 1 and known_good is None:  # nothing that it could be compared with
             return None
+        self.alone()
         with self._as_though_not_tried(micro_batch):
             bad = self._bad_rows(inputs, layout, error)
             if 2 * len(bad) > layout.rows and (known_good is None or raised_by(self.trainer, known_good) is not None):
@@ -149,6 +152,10 @@ class BadRows:
         if micro_batch.put_back is not None:
             micro_batch.put_back()
         forget_offloaded(self.trainer)
+
+
+def _nobody_else() -> None:
+    """Stand for a run of one process."""
 
 
 def _in_order(inputs: Mapping[str, Any], order: list[int], layout: Layout) -> dict[str, Any]:

@@ -144,6 +144,11 @@ class MicroBatchRetry:
         """Say whether the micro-batch at hand has made a collective that other processes made too."""
         return self._ddp is not None and self._ddp.has_shared
 
+    def alone(self) -> None:
+        """Keep passes that no other process makes from collectives that were made already."""
+        if self._ddp is not None:
+            self._ddp.again()
+
     def use_less(self, inputs: Any) -> str | None:
         """Use less memory for a micro-batch like this one from now on; say how, None where nothing less is known."""
         shape = Shape(*shape_of(inputs))

@@ -91,14 +91,10 @@ class PlainSession(LoopFlow):
         self._examiner = Examiner(stand_in)
         self.ranks = LoopRanks(self)
         may_act = acts and LoopRanks.may_plan(mode, is_several=self.ranks.is_several) is Mode.HEAL
+        kinds = KINDS_TOGETHER if self.ranks.is_several else KINDS
         self.rollback = RollbackCare(
-            stand_in,
-            self.guard,
-            config,
-            may_act=may_act,
-            kind=LoopReturns,
-            abilities=KINDS_TOGETHER if self.ranks.is_several else KINDS,
-        )
+            stand_in, self.guard, config, may_act=may_act, kind=LoopReturns, abilities=kinds
+        )  # fmt: skip
         self.rollback.on_return = self._returned
         self.returns = self._returns()
         self.abilities = self.rollback.abilities(self.emergency_checkpoint, may_change)
@@ -151,8 +147,11 @@ class PlainSession(LoopFlow):
             backoff_base_s=config.backoff_base_s, max_effect=config.settings().max_effect if acts else Effect.NOTHING,
             tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts,
         )  # fmt: skip
-        if may_act and self.data.records.leaves_out:
+        # Passes of one process alone are possible where only gradients are shared.
+        is_sharded = bool(getattr(stand_in.accelerator, "is_fsdp2", False))
+        if may_act and self.data.records.leaves_out and not is_sharded:
             self.guard.bad_rows = BadRows(stand_in, self.data.records.rows_raised, self.guard.making_up)
+            self.guard.bad_rows.alone = self.memory.micro_batches.alone
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -206,8 +205,15 @@ class PlainSession(LoopFlow):
         self.rollback.ended(exit_reason, is_unsaved=unwritten is not None and unwritten.is_unsaved)
         self.spent.account.steps_over()
         self.spent.tell(self.desk)
-        figures = {**self.log_figures.figures(), **self.memory.figures(), **self.figures_of_saving()}
-        self.desk.ended(exit_reason, error, figures)
+        self.desk.ended(exit_reason, error, self._counted())
+
+    def all_figures(self) -> dict[str, float]:
+        """Return every figure of healing there is; nothing where the run is over."""
+        figures = self.figures.all({})
+        return {**figures, **self._counted(), **self.data.figures()} if figures else {}
+
+    def _counted(self) -> dict[str, float]:
+        return {**self.log_figures.figures(), **self.memory.figures(), **self.figures_of_saving()}
 
     def _close(self) -> None:
         self.grace.end()
