@@ -72,9 +72,12 @@ class Fault:
     def __init__(self, name: str, mark: Path, rank: int) -> None:
         self.name, self.mark, self.rank = name, mark, rank
         self.passes = 0
+        self.most_rows, self.in_backward = 2, False
 
     def __call__(self, net: Net, h: torch.Tensor) -> torch.Tensor:
         self.passes += 1
+        if self.name == "oom-rows":
+            return self.oom_rows(h)
         if self.passes < AT or self.mark.exists() or not net.training or not torch.is_grad_enabled():
             return h
         self.mark.touch()
@@ -86,7 +89,7 @@ class Fault:
     def oom_forward(self, net: Net, h: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
-    def oom_backward(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+    def oom_backward(self, net: Net | None, h: torch.Tensor) -> torch.Tensor:
         def raising(_gradient: torch.Tensor) -> None:
             raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
@@ -94,6 +97,15 @@ class Fault:
         return h
 
     oom_everywhere = oom_backward
+
+    def oom_rows(self, h: torch.Tensor) -> torch.Tensor:
+        """Have memory for so many rows at a time and no more, from some step on and in every later process."""
+        if (self.passes < AT and not self.mark.exists()) or h.shape[0] <= self.most_rows or not h.requires_grad:
+            return h
+        self.mark.touch()
+        if self.in_backward:
+            return self.oom_backward(None, h)
+        raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
     def kill(self, net: Net, h: torch.Tensor) -> torch.Tensor:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -141,6 +153,7 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--save-every", type=int)
     parser.add_argument("--no-shared-memory", action="store_true")
+    parser.add_argument("--most-rows", type=int, default=2, help="what fault oom-rows leaves memory for")
     parser.add_argument("--die-at", type=int, default=0, help="all ranks are killed after this update, once")
     return parser.parse_args(argv)
 
@@ -155,6 +168,7 @@ def train(args: argparse.Namespace) -> None:
     mark = out / (f"happened-{rank}" if args.fault in EVERYWHERE else "happened")
     if is_here and args.fault not in BETWEEN | {"record"}:
         net.fault = Fault(args.fault, mark, rank)
+        net.fault.most_rows, net.fault.in_backward = args.most_rows, args.kind == "ddp"
     if args.kind == "ddp":
         model: nn.Module = nn.parallel.DistributedDataParallel(net)
     else:

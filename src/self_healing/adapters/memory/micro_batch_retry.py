@@ -79,7 +79,8 @@ class MicroBatchRetry:
         """Forward passes over micro-batches beyond one each, of the whole run."""
         self.splits = 0
         """Micro-batches that got through in pieces."""
-        self._finder = WeightFinder(trainer)
+        self.finder = WeightFinder(trainer)
+        """Finds out how a loss adds up its rows."""
         self._watch = AllocatorWatch()
         self._ddp: DdpAlone | None = None
         """Where the model shares its gradients with other processes."""
@@ -153,7 +154,7 @@ class MicroBatchRetry:
     def why_whole(self) -> str | None:
         """Say why half a batch has another loss than the whole: known of the trainer, or seen by trying."""
         known = why_loss_is_whole(self.trainer)
-        return known if isinstance(known, str) else self._finder.refused
+        return known if isinstance(known, str) else self.finder.refused
 
     # -- the ladder ----------------------------------------------------------------------------------
 
@@ -255,7 +256,7 @@ class MicroBatchRetry:
 
     def _in_pieces(self, run: _Run, most_rows: int) -> Any:
         if run.pieces is None:
-            run.pieces = LossInPieces(self.trainer, self._parameters[1], self._finder, run.num_items)
+            run.pieces = LossInPieces(self.trainer, self._parameters[1], self.finder, run.num_items)
         pieces = run.pieces
         before = pieces.passes
         try:

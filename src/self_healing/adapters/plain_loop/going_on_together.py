@@ -57,6 +57,7 @@ def enter_together(session: PlainSession, wanted: str | bool | Path | None) -> N
         problems = [text for text in session.ranks.group.exchange_texts(problem) if text]
         if not problems:
             session.returns.restart.is_filled()
+            session.less_memory.begin()
             return
         session.note("resuming", f"{left.key if left else folder} is passed over: {problems[0]}")
         session.returns.restart.cancel()
@@ -77,9 +78,11 @@ def _agreed(
     disk: tuple[str, int] | None = None
     if args.process_index == 0 and wanted is not False:
         disk = _on_disk(session, wanted)
-    said = {"goes_on": goes_on, "steps": sorted(own), "disk": disk}
+    lessons = session.less_memory.told() if wanted is not False else []
+    said = {"goes_on": goes_on, "steps": sorted(own), "disk": disk, "lessons": lessons}
     all_said = [json.loads(text) for text in session.ranks.group.exchange_texts(json.dumps(said))]
     folder = all_said[0]["disk"]
+    session.less_memory.needed = [each["lessons"] for each in all_said]
     is_named = isinstance(wanted, str | Path) and str(wanted) != AUTO
     if is_named:
         if folder is None:
@@ -98,10 +101,15 @@ def _goes_on(session: PlainSession, wanted: str | bool | Path | None) -> bool:
     """Say whether this process has reason to think that the run was cut short, or was told so."""
     if wanted is not None:
         return wanted is True or str(wanted) == AUTO
-    if int(os.environ.get(RESTARTS, "0")) > 0 or (launch_of(os.environ) or 1) > 1:
+    if was_restarted():
         return True
     before = session.before
     return before is not None and before.was_cut_short
+
+
+def was_restarted() -> bool:
+    """Say whether a launcher has started this process in the place of one that has failed."""
+    return int(os.environ.get(RESTARTS, "0")) > 0 or (launch_of(os.environ) or 1) > 1
 
 
 def _left_states(session: PlainSession) -> list[LeftState]:
@@ -200,3 +208,9 @@ def _arrive(stand_in: Any, light: Light, random: Any) -> None:
 def attempt_before(args: Any) -> Any:
     """Return what the ledger of this process says of the attempt before this one; to be asked before it is opened."""
     return that_tells(last_attempt(ledger_path(args.output_dir, args.process_index)))
+
+
+def lessons_before(args: Any) -> list[dict[str, Any]]:
+    """Return what the ledger of this process says that batches need; to be asked before it is opened."""
+    last = last_attempt(ledger_path(args.output_dir, args.process_index))
+    return [] if last is None else [dict(lesson) for lesson in last.lessons]

@@ -47,7 +47,8 @@ from .doing_again import DoingAgain
 from .facts import facts_of_loop
 from .failing_together import FailingTogether
 from .flow import LoopFlow
-from .going_on_together import attempt_before
+from .going_on_together import attempt_before, lessons_before
+from .less_memory import LessMemory
 from .loop_returns import LoopReturns
 from .plain_guard import PlainGuard, can_be_run
 from .stand_in import LoopStandIn
@@ -131,6 +132,8 @@ class PlainSession(LoopFlow):
         self.is_open = False
         stand_in.write, stand_in.write_place = self._write, self._write_place
         self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_several else None
+        self.lessons_before = lessons_before(stand_in.args) if self.ranks.is_several else []
+        self.less_memory = LessMemory(self)
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     def _make_care(self, *, acts: bool, may_act: bool) -> None:
@@ -331,6 +334,8 @@ class PlainSession(LoopFlow):
                 self.failing.goes_on(window, error) if self.ranks.is_several else self.again.raised(window, error)
             )
             if not is_tried_again:
+                if self.mode is Mode.HEAL and self.ranks.is_several:
+                    self.less_memory.failed_alone(window, error)
                 raised(self, error)
         finally:
             self.failed = None
