@@ -21,12 +21,15 @@ from ...snapshots.shared_reader import RefusedState, iter_states
 from ..rollback.left_state import LeftState, StateDoesNotFitError, StateLostError
 from ..rollback.shared_states import place_from
 from ..trainer.last_attempt import last_attempt, that_tells
+from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
 from .loop_returns import Entry, Light
 
 if TYPE_CHECKING:
     from ..ranks.sharded_checkpoint import Loaded
     from .session import PlainSession
 
+SHARDS = "sharded"
+"""What a checkpoint holds that all processes have written."""
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """How often torchrun has started all processes again, as it tells each of them."""
 
@@ -140,6 +143,9 @@ def _load(session: PlainSession, folder: Path) -> None:
     from ..ranks.sharded_checkpoint import CheckpointNotLoaded, load
 
     stand_in = session.trainer
+    if not (folder / SHARDS).is_dir() and not getattr(stand_in.accelerator, "is_fsdp2", False):
+        _load_whole(session, folder)
+        return
     try:
         loaded = load(
             folder, stand_in.model, stand_in.optimizer, scheduler=stand_in.lr_scheduler,
@@ -154,13 +160,37 @@ def _load(session: PlainSession, folder: Path) -> None:
     if place is None or place["number"] is None:
         session.note("resuming", f"{folder.name} does not say where the data stood: they begin anew")
         return
+    is_same = loaded.world_size == stand_in.args.world_size
+    _bring_to(session, place, loaded.random_state if is_same else None)
+
+
+def _load_whole(session: PlainSession, folder: Path) -> None:
+    """Load a checkpoint that one process has written, alone or because the others could not be waited for."""
+    stand_in = session.trainer
+    try:
+        place, random = load_checkpoint(stand_in, folder, session.also)
+    except (CheckpointDoesNotFitError, OSError) as error:
+        raise ConfigError(f"{folder} cannot be resumed from: {error}") from error
+    session.mark_saved(int(stand_in.state.global_step))
+    then = int((place or {}).get("world_size", 1))
+    session.note("resuming", f"goes on at {folder.name}, which one of {then} processes has written")
+    if place is not None and then != stand_in.args.world_size:
+        place = _place_of_all(session, place, then, int(place.get("accumulate", 1)))
+    if place is None or place["number"] is None:
+        session.note("resuming", f"{folder.name} does not say where the data stood: they begin anew")
+        return
+    _bring_to(session, place, random if stand_in.args.process_index == 0 else None)
+
+
+def _bring_to(session: PlainSession, place: dict[str, Any], random: Any) -> None:
+    """Have the data brought to where they stood."""
     where, left_out = place_from(place)
     session.returns.data.left_out |= left_out
-    is_same = loaded.world_size == stand_in.args.world_size
-    random = loaded.random_state if is_same else None
-    arrive = partial(_arrive, stand_in, Light.of(stand_in), random)
-    is_between = bool(place["is_between"])
-    session.returns.restart.entry = Entry(where, loaded.step, arrive, is_between=is_between, brings_data=False)
+    stand_in = session.trainer
+    session.returns.restart.entry = Entry(
+        where, int(stand_in.state.global_step), partial(_arrive, stand_in, Light.of(stand_in), random),
+        is_between=bool(place["is_between"]), brings_data=bool(place.get("brings_data")),
+    )  # fmt: skip
 
 
 def _place(session: PlainSession, loaded: Loaded) -> dict[str, Any] | None:
@@ -172,8 +202,15 @@ def _place(session: PlainSession, loaded: Loaded) -> dict[str, Any] | None:
             thing.load_state_dict(state)
         place: dict[str, Any] | None = own.get("place")
         return place
-    told = loaded.data.get("place")
-    _keep_rows(session, then, int(loaded.data.get("accumulate", 1)))
+    return _place_of_all(session, loaded.data.get("place"), then, int(loaded.data.get("accumulate", 1)))
+
+
+def _place_of_all(
+    session: PlainSession, told: dict[str, Any] | None, then: int, accumulate: int
+) -> dict[str, Any] | None:
+    """Return where the data stand now that another number of processes shares them, by where they stood for one of those."""
+    now = session.trainer.args.world_size
+    _keep_rows(session, then, accumulate)
     if told is None or told["number"] is None:
         return None
     batches = int(told["number"]) * then

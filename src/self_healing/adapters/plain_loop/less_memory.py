@@ -52,11 +52,11 @@ class LessMemory:
         if retry is None:
             return
         if self._is_sharded:
+            retry.is_together = True
             retry.finder = AgreedFinder(self._session.trainer, self._session.ranks.group)
         needed: dict[Shape, Tactic] = {}
         for lesson in (lesson for said in self.needed for lesson in said):
-            # Where all make the same passes a batch is cut by its number of rows, which is the same for all of them.
-            shape = Shape(int(lesson["rows"]), 0 if self._is_sharded else int(lesson["length"]))
+            shape = Shape(int(lesson["rows"]), int(lesson["length"]))
             tactic = Tactic(lesson["most_rows"], bool(lesson["checkpointing"]))
             if shape not in needed or needed[shape].strength < tactic.strength:
                 needed[shape] = tactic

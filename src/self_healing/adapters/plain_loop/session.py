@@ -399,13 +399,20 @@ class PlainSession(LoopFlow):
         place = None
         if self.returns.is_in_epochs:
             told = place_of(self.returns.place_now(), left_out_of(self.returns.data))
-            place = {**told, "is_between": self.returns.is_between, "brings_data": False}
+            place = {**told, "is_between": self.returns.is_between, "brings_data": False, **self._shared_by()}
         write_checkpoint(stand_in, folder, place, [thing.state_dict() for thing in self.also])
 
     def _write_place(self, folder: Path, place: Place, values: HostValues) -> None:
         """Write where the data stood at a state that was taken when its first batch had been fetched."""
         told = place_of(place, left_out_of(self.returns.data))
-        write_place(folder, {**told, "is_between": False, "brings_data": True}, values.random, values.also)
+        told = {**told, "is_between": False, "brings_data": True, **self._shared_by()}
+        write_place(folder, told, values.random, values.also)
+
+    def _shared_by(self) -> dict[str, int]:
+        """Return among how many processes the data are shared, and what each of them makes an update of."""
+        stand_in = self.trainer
+        accumulate = int(stand_in.current_gradient_accumulation_steps)
+        return {"world_size": stand_in.args.world_size, "accumulate": accumulate}
 
     def _must_know(self) -> bool:
         every = self.save_every

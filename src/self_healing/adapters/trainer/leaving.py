@@ -93,6 +93,8 @@ def save_from_memory(session: Session, *, within_s: float) -> tuple[str, bool]:
 
     The second value says whether everything up to that state is on disk now.
     """
+    if session.surroundings.is_one_of_several and session.trainer.args.process_index:
+        return "of several processes the first alone writes what its memory holds", False
     keeper = session.rollback.keeper
     found = newest_whole(keeper, within_s) if keeper is not None else None
     if found is None:
