@@ -13,7 +13,7 @@ from ..rollback.left_state import StateDoesNotFitError
 from ..rollback.shared_states import place_from
 from ..trainer.engines import Surroundings
 from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
-from .going_on_together import enter_together
+from .going_on_together import enter_together, was_restarted
 from .loop_returns import Entry, Light
 from .session import PlainSession
 from .stand_in import LoopStandIn
@@ -46,7 +46,7 @@ def begin_or_go_on(
     surroundings = Surroundings(stand_in, missing=())
     is_alone = not surroundings.is_one_of_several
     going_on = GoingOn(stand_in, config, resume, surroundings) if mode is Mode.HEAL and is_alone else None
-    resumes = going_on is not None and going_on.resumes
+    resumes = going_on.resumes if going_on is not None else not is_alone and resume is not False and was_restarted()
     session = PlainSession(
         stand_in, config, mode, save_every=save_every, also=also, resumes=resumes, starts_over=resume is False
     )
