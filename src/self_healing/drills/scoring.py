@@ -212,16 +212,16 @@ def ended_as(ended: Mapping[str, Any]) -> str:
     """Say in a few words how a run has ended."""
     step = ended.get("steps")
     if ended.get("is_hung"):
-        return "hangs for ever"
+        return "hangs"
     if ended.get("signal"):
         import signal
 
-        return f"dies of {signal.Signals(ended['signal']).name}"
+        return f"dies: {signal.Signals(ended['signal']).name}"
     if ended.get("raised"):
-        return f"dies at step {step}: {str(ended['raised']).partition(':')[0]}" if step else str(ended["raised"])
+        return f"{str(ended['raised']).partition(':')[0]} at {step}" if step else str(ended["raised"])
     if not ended.get("is_finite", True):
-        return "ends with NaN weights"
+        return "NaN weights"
     loss = ended.get("eval_loss")
     if loss is None:
         return "ends without a loss"
-    return f"ends with loss {loss:.2f}"
+    return f"loss {loss:.2f}" if loss < 1e5 else f"loss {loss:.0e}"

@@ -208,7 +208,7 @@ def _ranks(job: Job) -> dict[str, Any]:
             "planned": 1,
             "eval_loss": None,
             "is_finite": True,
-            "raised": "all ranks were ended: one of them does not answer",
+            "raised": "all ranks die",
             "began": began,
         }
     return json.loads(told.read_text()) | {"began": began, "restarts": attempt}

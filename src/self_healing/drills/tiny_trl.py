@@ -184,5 +184,5 @@ class Mishap:
         if self.calls == self.at_call:
             if not self.hangs:
                 raise ValueError("the judge is confused")
-            time.sleep(60)
+            time.sleep(3600)
         return self.function(**given)

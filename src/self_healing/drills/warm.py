@@ -22,8 +22,8 @@ from typing import Any
 
 RESULT = "result.json"
 LONGEST_S = 150.0
-BARE_S = 20.0
-"""How long an unprotected run may take before it counts as one that hangs."""
+IDLE_S = 6.0
+"""An unprotected run that uses no processor for as long hangs."""
 
 
 class Warm:
@@ -71,7 +71,7 @@ def serve(kind: str) -> None:
         child = os.fork()
         if not child:
             _do_and_exit(job)
-        answers.write(json.dumps(_waited(child, LONGEST_S if job["guarded"] else BARE_S)) + "\n")
+        answers.write(json.dumps(_waited(child, may_idle=job["guarded"] or job["stage"] == "ranks")) + "\n")
         answers.flush()
 
 
@@ -98,26 +98,33 @@ def _import(kind: str) -> None:
     from .tiny_training import tiny_trainer  # noqa: F401
 
 
-def _waited(child: int, longest_s: float) -> dict[str, Any]:
-    until = time.monotonic() + longest_s
+def _waited(child: int, *, may_idle: bool) -> dict[str, Any]:
+    until = time.monotonic() + LONGEST_S
     is_hung = False
+    used, since = -1, time.monotonic()
     while True:
         found, status = os.waitpid(child, os.WNOHANG)
         if found:
             with_signal = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
             return {"signal": with_signal, "is_hung": is_hung}
-        if not is_hung and (time.monotonic() > until or _is_stopped(child)):
+        now = time.monotonic()
+        state, ticks = _state(child)
+        if ticks != used:
+            used, since = ticks, now
+        is_idle = not may_idle and (state == "T" or now - since > IDLE_S)
+        if not is_hung and (now > until or is_idle):
             is_hung = True
             os.killpg(child, signal.SIGKILL)
         time.sleep(0.01)
 
 
-def _is_stopped(child: int) -> bool:
-    """Say whether a process was stopped: it will not go on by itself."""
+def _state(child: int) -> tuple[str, int]:
+    """Return what a process does, and the ticks of a processor that it has used; one that is stopped (T) does not go on."""
     try:
-        return Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
+        words = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()
+        return words[0], int(words[11]) + int(words[12])
+    except (OSError, IndexError, ValueError):
+        return "", 0
 
 
 def _do_and_exit(job: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 CONTEXT = {"allow_interspersed_args": False}
 """What stands behind the first word is the command's, whatever it looks like."""
 COLUMNS = (
-    "fault", "", "found after", "as", "what was done", "steps lost", "seconds lost", "loss / clean", "without the healer",
+    "fault", "", "found", "as", "done", "lost", "loss (clean)", "without the healer",
 )  # fmt: skip
 QUIET = frozenset({"alert", "wait"})
 
@@ -138,7 +138,7 @@ def _show(card: Scorecard, *, as_json: bool, kept: Path | None) -> None:
     if as_json:
         show_json(card.to_json())
         return
-    show_table("heal drill", COLUMNS, [_row(each) for each in card.scores], widest="what was done")
+    show_table("heal drill", COLUMNS, [_row(each) for each in card.scores])
     for each in card.scores:
         if each.passed is False:
             show(f"{each.fault} FAILED: {'; '.join(each.problems)}")
@@ -155,14 +155,14 @@ def _show(card: Scorecard, *, as_json: bool, kept: Path | None) -> None:
 
 def _row(line: Score) -> tuple[str, ...]:
     if line.passed is None:
-        return (line.fault, "-", "", "", line.problems[0], "", "", "", "")
+        return (line.fault, "-", "", "", line.problems[0], "", "", "")
     delay = "nothing to find" if line.passed and not line.detected else "not found"
     if line.detected:
         delay = "-" if line.delay_steps is None else "at once" if line.delay_steps == 0 else f"{line.delay_steps} steps"
     deeds = [name for name in line.actions if name not in QUIET] or list(line.actions)
     return (
-        line.fault, "ok" if line.passed else "FAILED", delay, line.cause or "-", ", ".join(deeds) or "-", str(line.steps_lost),
-        f"{line.seconds_lost:.1f}", _losses(line), line.unprotected or "-",
+        line.fault, "ok" if line.passed else "FAILED", delay, line.cause or "-", ", ".join(deeds) or "-",
+        f"{line.steps_lost} steps, {line.seconds_lost:.1f} s", _losses(line), line.unprotected or "-",
     )  # fmt: skip
 
 
@@ -170,5 +170,5 @@ def _losses(line: Score) -> str:
     if line.eval_loss is None or line.clean_eval_loss is None:
         return "-"
     if line.eval_loss == line.clean_eval_loss:
-        return f"{line.eval_loss:.3f}, exact"
-    return f"{line.eval_loss:.3f} / {line.clean_eval_loss:.3f}"
+        return f"{line.eval_loss:.3f} exact"
+    return f"{line.eval_loss:.3f} ({line.clean_eval_loss:.3f})"
