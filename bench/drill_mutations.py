@@ -34,7 +34,7 @@ MUTATIONS = (
     Mutation("nothing is done about memory", {"oom_action": "raise"}, ("oom-once-in-forward", "oom-once-in-backward", "oom-without-checkpointing", "host-memory")),
     Mutation("micro-batches are tried again, not split", {"oom_action": "retry"}, ("oom-above-two-rows",)),
     Mutation("no states in memory", {"snapshot_memory_fraction": 0.0}, ("weight-nan", "flipped-bits", "moments-corrupted", "attention-scaled")),
-    Mutation("gradient outliers are not clipped", {"zclip_mode": "off"}, ("poisoned-batch",)),
+    Mutation("gradient outliers are not clipped", {"zclip_enabled": False}, ("poisoned-batch",)),
     Mutation("the recipe may not be changed", {"max_effect": "time"}, ("raising-record", "wrong-shape-record", "collator-record", "learning-rate-too-high", "nan-record")),
     Mutation("no rule for a run that is dead from its start", {"ignore": ["dead-run"]}, ("learning-rate-too-high",)),
     Mutation("no rules for divergence and exploding gradients", {"ignore": ["loss-divergence", "gradient-explosion"]}, ("poisoned-batches",)),
@@ -68,6 +68,9 @@ def without(warm: Warm, folder: Path, mutations: tuple[Mutation, ...] = MUTATION
                 clean[stage] = warm.run(_job(folder / f"clean-{stage}", stage, None, Mutation("", {}, ())))
             place = folder / f"{number}-{name}"
             ended = warm.run(_job(place, kind.stage, name, mutation))
+            assert "ConfigError" not in str(ended.get("raised")), (
+                f"a drill must not fail of a wrong setting: {ended['raised']}"
+            )
             yield Verdict(mutation, name, score(name, kind.expected, found_in(place), ended, clean[stage]).problems)
 
 

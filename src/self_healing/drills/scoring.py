@@ -100,19 +100,18 @@ class _Book:
         self.story = Story(known_actions(), Cleaner())
         self.times: dict[int, list[float]] = {}
         """When steps were seen, of each attempt."""
-        resumed: list[Entry] = []
+        older: list[Entry] = []
         noted: list[Entry] = []
         for entry in entries:
             self.story.take(entry)
             if entry.kind == "signal":
                 self.times.setdefault(entry.attempt, []).append(entry.time)
-            if entry.kind == "note" and entry.name == "resuming":
-                resumed.append(entry)
+            if entry.kind == "note" and entry.name == "resuming" and "passed over" in str(entry.body.get("text")):
+                older.append(entry)
             if entry.kind == "note" and entry.name in NOTED:
                 noted.append(entry)
         told = [each for each in self.story.incidents if each["severity"] not in UNTOLD]
         deeds = [each for each in self.story.recovery_actions if not each["is_undo"]]
-        older = [note for note in resumed if "passed over" in str(note.body.get("text"))]
         acted: list[Mapping[str, Any]] = [each for each in deeds if set(_names(each)) - QUIET]
         classes = {str(each["name"]): str(each["class"] or each["failure"]) for each in told}
         self.causes = [
@@ -127,7 +126,7 @@ class _Book:
         self.steps = [*(_number(each["step"]) for each in (*acted, *told)), *(note.step for note in (*older, *noted))]
         self.actions = [name for each in deeds for name in _names(each)]
         self.actions += [
-            *("resume" for _ in resumed),
+            *("resume" for each in list(self.story.attempts)[1:] if each.has_begun and each.first_step > 0),
             *("resume_from_older" for _ in older),
             *(NOTED[note.name] for note in noted),
         ]
