@@ -19,6 +19,7 @@ class ClockJump(Fault):
     """Steps between the two."""
 
     is_transient = True
+    is_for_trainers = False  # what it changes is the whole process's, for good
     expected = Expected(cause=(), actions=(), excess=0.0)
 
     def plant(self, trainer: Any) -> None:
