@@ -26,6 +26,7 @@ from .loop_returns import Entry, Light
 
 if TYPE_CHECKING:
     from ..ranks.sharded_checkpoint import Loaded
+    from ..trainer.last_attempt import LastAttempt
     from .session import PlainSession
 
 SHARDS = "sharded"
@@ -75,14 +76,14 @@ def _agreed(
     """Return what all go on from: a state in shared memory, a checkpoint, or neither."""
     args = session.trainer.args
     own: dict[int, LeftState] = {}
-    goes_on = _goes_on(session, wanted)
-    if goes_on and session.config.shared_memory and not session.also:
+    is_gone_on_with = goes_on(session.before, wanted)
+    if is_gone_on_with and session.config.shared_memory and not session.also:
         own = {left.step: left for left in _left_states(session) if left.step not in passed_over}
     disk: tuple[str, int] | None = None
     if args.process_index == 0 and wanted is not False:
         disk = _on_disk(session, wanted)
     lessons = session.less_memory.told() if wanted is not False else []
-    said = {"goes_on": goes_on, "steps": sorted(own), "disk": disk, "lessons": lessons}
+    said = {"goes_on": is_gone_on_with, "steps": sorted(own), "disk": disk, "lessons": lessons}
     all_said = [json.loads(text) for text in session.ranks.group.exchange_texts(json.dumps(said))]
     folder = all_said[0]["disk"]
     session.less_memory.needed = [each["lessons"] for each in all_said]
@@ -100,13 +101,12 @@ def _agreed(
     return None, None if folder is None else Path(folder[0])
 
 
-def _goes_on(session: PlainSession, wanted: str | bool | Path | None) -> bool:
+def goes_on(before: LastAttempt | None, wanted: str | bool | Path | None) -> bool:
     """Say whether this process has reason to think that the run was cut short, or was told so."""
     if wanted is not None:
         return wanted is True or str(wanted) == AUTO
     if was_restarted():
         return True
-    before = session.before
     return before is not None and before.was_cut_short
 
 
