@@ -17,10 +17,12 @@ from ..core.run_directory import DRILL, VARIABLE, ledger_path
 from .drill import Scorecard
 from .fault import Fault
 from .outside import Permit
-from .scoring import found_in, score
+from .scoring import Score, found_in, score
 from .stages import faults
 
 LEAST_STEPS = 6
+SIGNALLED = "signalled"
+"""The file that says that a command was signalled."""
 LOSSES = 5
 """Of how many last steps the mean is the loss that runs are compared by."""
 EXCESS, WITHIN = 0.05, 10
@@ -65,21 +67,27 @@ def drill_command(
         at_step = clean["steps"] // 2
         for name, kind in wanted.items():
             if kind.stage != "command" and not is_guarded:
-                card.scores.append(_not_run(name))
+                card.scores.append(_not_run(name, _not_guarded()))
                 continue
             place = folder / name
             if kind.stage == "command":
-                ended = _run_signalled(command, place, name.upper(), seconds)
+                planted = permit.variables(place, name, at_step) if is_guarded else None
+                ended = _run_supervised(command, place, name.upper(), seconds, planted) | {
+                    "began": [at_step] if is_guarded else []
+                }
             else:
                 ended = _run(command, place, permit, name, at_step) | {"began": [at_step]}
             told(name)
+            if kind.stage == "command" and not is_guarded and not (place / SIGNALLED).exists():
+                card.scores.append(_not_run(name, "the command had ended before its signal came"))
+                continue
             card.scores.append(_scored(name, kind, place, ended, clean))
         return card
     finally:
         permit.withdraw()
 
 
-def _scored(name: str, kind: type[Fault], place: Path, ended: dict[str, Any], clean: dict[str, Any]) -> Any:
+def _scored(name: str, kind: type[Fault], place: Path, ended: dict[str, Any], clean: dict[str, Any]) -> Score:
     asked = kind.expected
     excess = None if asked.excess is None else max(EXCESS, asked.excess)
     ended["planned"] = clean["steps"]
@@ -87,10 +95,8 @@ def _scored(name: str, kind: type[Fault], place: Path, ended: dict[str, Any], cl
     return score(name, replace(asked, excess=excess, within=max(WITHIN, asked.within)), found_in(place), ended, clean)
 
 
-def _not_run(name: str) -> Any:
-    from .scoring import Score
-
-    return Score(fault=name, passed=None, problems=(f"not run: {_not_guarded()}",))
+def _not_run(name: str, why: str) -> Score:
+    return Score(fault=name, passed=None, problems=(f"not run: {why}",))
 
 
 def _not_guarded() -> str:
@@ -103,21 +109,17 @@ def _run(command: Sequence[str], place: Path, permit: Permit, fault: str | None,
     return _ended(place, _called(list(command), place, environ))
 
 
-def _run_signalled(command: Sequence[str], place: Path, name: str, seconds: float) -> dict[str, Any]:
-    """Run it under `heal run`, and have it signalled when a good part of its time is over."""
+def _run_supervised(
+    command: Sequence[str], place: Path, name: str, seconds: float, planted: dict[str, str] | None
+) -> dict[str, Any]:
+    """Run it under `heal run` and have it signalled: in a step where its run is guarded, else when half of its time is over."""
     place.mkdir(parents=True)
-    environ = {key: value for key, value in os.environ.items() if key != DRILL} | {VARIABLE: str(place)}
-    inner = [
-        sys.executable,
-        "-m",
-        "self_healing.drills.signalled",
-        f"{0.6 * seconds:.2f}",
-        name,
-        str(place / "signalled"),
-        "--",
-        *command,
-    ]
-    asked = ["--run-dir", str(place), "--hang-timeout", f"{max(10.0, seconds):.0f}", "--backoff", "0.1"]
+    environ = {key: value for key, value in os.environ.items() if key != DRILL} | (planted or {VARIABLE: str(place)})
+    inner = list(command)
+    if planted is None:
+        after = [f"{0.5 * seconds:.2f}", name, str(place / SIGNALLED), "--"]
+        inner = [sys.executable, "-m", "self_healing.drills.signalled", *after, *command]
+    asked = ["--run-dir", str(place), "--hang-timeout", f"{max(10.0, 2 * seconds):.0f}", "--backoff", "0.1"]
     return _ended(place, _called([sys.executable, "-m", "self_healing", "run", *asked, "--", *inner], place, environ))
 
 
