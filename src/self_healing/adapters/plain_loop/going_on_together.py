@@ -76,7 +76,9 @@ def _agreed(
     args = session.trainer.args
     own: dict[int, LeftState] = {}
     goes_on = _goes_on(session, wanted)
-    if goes_on and session.config.shared_memory and not session.also:
+    is_open = wanted is None or wanted is True or str(wanted) == AUTO
+    # Whether to go on is known to some of them alone: an agent whose processes were well counts no restart.
+    if is_open and session.config.shared_memory and not session.also:
         own = {left.step: left for left in _left_states(session) if left.step not in passed_over}
     disk: tuple[str, int] | None = None
     if args.process_index == 0 and wanted is not False:
