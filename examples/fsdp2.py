@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import os
 import signal
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -58,8 +59,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
 
     fault = arguments.fault if rank == 1 else "none"  # on one rank alone
-    is_restarted = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    waits = {fault} & {"nan", "weight", "kill"} if not is_restarted else set()  # what happens once
+    killed = Path(arguments.run_dir) / f"killed-{os.environ['TORCHELASTIC_RUN_ID']}"  # in this launch of torchrun
+    waits = {fault} & {"nan", "weight", "kill"} if not killed.exists() else set()  # what happens once
 
     def loss_fn(batch):
         inputs, labels = batch
@@ -77,7 +78,7 @@ def main() -> None:
             sampler.set_epoch(epoch)
             for batch in run.batches(loader):
                 if run.step_number == FAULT_AT and waits & {"weight", "kill"}:
-                    break_something(waits.pop(), model)
+                    break_something(waits.pop(), model, killed)
                 with run.step(batch) as s:  # <- and two: backward, clipping, optimizer and scheduler are in it
                     s.backward(loss_fn, batch)
                 if run.step_number % 20 == 0 and rank == 0:
@@ -90,12 +91,13 @@ def main() -> None:
     dist.destroy_process_group()
 
 
-def break_something(what: str, model: nn.Module) -> None:
+def break_something(what: str, model: nn.Module, killed: Path) -> None:
     """Break a weight of this rank's part, or its process."""
     if what == "weight":
         with torch.no_grad():
             next(model.parameters()).to_local()[0, 0] = float("nan")
     else:
+        killed.touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 

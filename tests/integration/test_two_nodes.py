@@ -38,7 +38,7 @@ def test_a_rank_that_is_killed_on_one_node_has_both_nodes_go_on(tmp_path):
     texts = [agent.communicate(timeout=150)[0] for agent in agents]
     assert [agent.returncode for agent in agents] == [0, 0], "\n=====\n".join(text[-3000:] for text in texts)
     gone_on = [re.findall(r"goes on at shared-memory-step-(\d+), as all", text) for text in texts]
-    assert gone_on[0] == gone_on[1] and int(gone_on[0][-1]) in (16, 24), [text[-3000:] for text in texts]
+    assert [set(steps) for steps in gone_on] == [{"24"}, {"24"}], [text[-3000:] for text in texts]
     assert any("weights sum to" in text for text in texts)
 
 

@@ -77,7 +77,9 @@ def _agreed(
     args = session.trainer.args
     own: dict[int, LeftState] = {}
     is_gone_on_with = goes_on(session.before, wanted)
-    if is_gone_on_with and session.config.shared_memory and not session.also:
+    is_open = wanted is None or wanted is True or str(wanted) == AUTO
+    # Whether to go on is known to some of them alone: an agent whose processes were well counts no restart.
+    if is_open and session.config.shared_memory and not session.also:
         own = {left.step: left for left in _left_states(session) if left.step not in passed_over}
     disk: tuple[str, int] | None = None
     if args.process_index == 0 and wanted is not False:
