@@ -120,7 +120,8 @@ def main() -> None:
     clean = {}
     print("| " + " | ".join(COLUMNS) + " |")
     print("|---" * len(COLUMNS) + "|")
-    faults = discover_classes("self_healing.drills.faults", Fault)
+    found = discover_classes("self_healing.drills.faults", Fault)
+    faults = {name: kind for name, kind in found.items() if kind.is_for_trainers}
     rows = [("none", None, {}), *((f"`{name}`", kind, kind.needs) for name, kind in faults.items())]
     rows.append(("`poisoned-batch`, recipe without clipping", faults["poisoned-batch"], UNCLIPPED))
     rows.append(("`raising-record`, 2 workers", faults["raising-record"], {"dataloader_num_workers": 2}))

@@ -1,6 +1,7 @@
 """What ranks cost each other and what they find out: `python bench/ranks.py [--ranks 2] [--interval 10]`.
 
-Prints microseconds per step of the vote at its default cadence beside the same loop without it, the time of one vote, what
+Prints microseconds per step of the vote at its default cadence beside the same loop without it, the time of one vote, what it
+takes in a guarded loop under DDP and how many collectives the bare and the guarded loop make in a step, what
 the check's thread costs, the seconds until a rank that was stopped (SIGSTOP) is named beside torch's own time limit, and how
 often the rule `rank-straggling` fires on ranks that are equals.
 """
@@ -16,13 +17,17 @@ import random
 import signal
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 from statistics import median, quantiles
 from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from self_healing import guard
+from self_healing.adapters.plain_loop.together import LoopRanks
 from self_healing.adapters.ranks.ranks_of_run import RanksOfRun, States
 from self_healing.adapters.trainer.run_desk import RunDesk
 from self_healing.config import HealingConfig
@@ -36,6 +41,7 @@ from self_healing.detectors.rank_straggling import RATIO, SLOWEST, RankStragglin
 
 STEPS = 1000
 ROUNDS = 5
+COUNTED, LOOP_STEPS = 80, 800
 
 
 def joined(folder, rank, world_size, interval_s):
@@ -81,6 +87,55 @@ def cost(rank, world_size, folder, interval_s):
         (folder / "cost.json").write_text(json.dumps({**told, "check": share}))
     ranks.close()
     desk.close()
+
+
+def ddp_loop(steps, run=None):
+    """Train a small model under DDP; return seconds per step."""
+    torch.manual_seed(0)
+    model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = torch.randn(steps, 32, 64)
+
+    def loss_fn(batch):
+        return model(batch).square().mean()
+
+    began = time.perf_counter()
+    if run is None:
+        for batch in batches:
+            loss_fn(batch).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    else:
+        with guard(model, optimizer, run_dir=run) as guarded:
+            for batch in guarded.batches(batches):
+                with guarded.step(batch) as step:
+                    step.backward(loss_fn, batch)
+    return (time.perf_counter() - began) / steps
+
+
+def in_a_loop(rank, world_size, folder, _interval_s):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world_size)
+    counts = {}
+    for name, run in (("bare", None), ("guarded", folder / "counted")):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            ddp_loop(COUNTED, run)
+        seen = Counter(event.name for event in profile.events() if event.name.startswith("c10d::"))
+        counts[name] = {each: number / COUNTED for each, number in sorted(seen.items())}
+    spent, votes, original = [], [], LoopRanks.step_ended
+
+    def step_ended(self, took_s):
+        began, before = time.perf_counter(), self.group.exchanges
+        original(self, took_s)
+        spent.append(time.perf_counter() - began)
+        votes.extend(spent[-1:] if self.group.exchanges > before else [])
+
+    LoopRanks.step_ended = step_ended
+    bare, guarded = ddp_loop(LOOP_STEPS), ddp_loop(LOOP_STEPS, folder / "timed")
+    if rank == 0:
+        told = {"counts": counts, "bare": bare, "guarded": guarded, "step": sum(spent) / len(spent)}
+        (folder / "loop.json").write_text(json.dumps({**told, "vote": median(votes), "votes": len(votes)}))
+    dist.barrier()
 
 
 def hang(rank, world_size, folder, interval_s):
@@ -153,6 +208,20 @@ def main():
                 f"  {of}: an all-reduce of the training {plain:.0f} us, the first after a vote {after:.0f} us, a vote {vote:.0f} us: {added:.0f} us a step"
             )
         print(f"  the check's thread             {100 * told['check']:8.3f} % of a core")
+        for process in together(in_a_loop, given.ranks, folder / "loop", given.interval):
+            process.join()
+        loop = json.loads((folder / "loop" / "loop.json").read_text())
+        print(
+            f"a loop under DDP               {1e6 * loop['bare']:8.1f} us a step, guarded {1e6 * loop['guarded']:.1f} us"
+        )
+        print(
+            f"  of that the vote               {1e6 * loop['step']:8.1f} us a step ({loop['votes']} votes, median {1e6 * loop['vote']:.0f} us)"
+        )
+        for name, counts in loop["counts"].items():
+            print(
+                f"  collectives a step, {name:8}   "
+                + ", ".join(f"{each} {number:.2f}" for each, number in counts.items())
+            )
         for stopped in (given.ranks - 1, 0):
             named, left, text, stood, codes = time_to_name(
                 given.ranks, folder / f"hang-{stopped}", given.interval, stopped

@@ -52,6 +52,9 @@ FENCES = {
     "adapters/trainer/tracker_runs.py": 3,  # a tracker refuses a run: said in the ledger, and what it raises anew is raised
     "adapters/trainer/trackers.py": 3,  # a report callback failed: said in the ledger and counted, or raised again; its page likewise
     "adapters/trainer/leaving.py": 2,  # an emergency checkpoint failed: said in the ledger, the first error stays
+    "drills/drill.py": 1,  # a thread of a drill fails: raised again by who waits for it
+    "drills/stages.py": 3,  # how a training with a fault ended is what a drill tells; a forked rank ends with its traceback
+    "drills/warm.py": 1,  # the child of a fork must not go on as its parent: becomes part of its result
     "api.py": 1,  # opening a run failed: the lock is given back and the error raised again
     "supervisor/wandb_runs/service.py": 1,  # whatever wandb raises is the answer: a line that says why a run is kept
     "tracking/alert_office.py": 1,  # a bug of ours: said in the log and the ledger, and no more alerts are sent
@@ -126,6 +129,7 @@ def is_about_tensors(path: Path) -> bool:
     """Say whether a module may import torch at its top: nothing that starts without a training run imports it."""
     return path.parent in (PACKAGE / "tensors", PACKAGE / "adapters" / "plain_loop") or relative(path) in (
         "adapters/trainer/step_guard.py", "adapters/trainer/trainer_guard.py", "adapters/plain_torch.py",
+        "drills/tiny_loop.py",
     )  # fmt: skip
 
 
@@ -204,7 +208,7 @@ def test_importing_the_package_and_every_room_imports_no_framework():
         "for name in self_healing.__all__:\n"
         "    if name not in ('ZClip', 'AdaGC', 'FiniteCheck', 'GuardedRun', 'guard'): getattr(self_healing, name)  # made of tensors\n"
         "for m in pkgutil.walk_packages(self_healing.__path__, 'self_healing.'):\n"
-        "    if m.name.endswith(('__main__', 'trainer_guard', 'step_guard', 'plain_torch')): continue\n"
+        "    if m.name.endswith(('__main__', 'trainer_guard', 'step_guard', 'plain_torch', 'tiny_loop')): continue\n"
         "    if '.tensors.' in m.name or '.plain_loop.' in m.name: continue\n"
         "    importlib.import_module(m.name)\n"
         f"bad = sorted(m for m in {FRAMEWORKS!r} if m in sys.modules)\n"

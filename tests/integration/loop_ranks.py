@@ -7,8 +7,11 @@ the output folder says that one has happened, so that a process that is started 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import signal
+import time
+from collections import Counter
 from pathlib import Path
 
 import torch
@@ -21,6 +24,8 @@ OUT_OF_MEMORY = "CUDA out of memory. Tried to allocate 2.00 GiB."
 ROWS, FEATURES, CLASSES, BATCH, EPOCHS = 96, 8, 3, 4, 3
 AT = 14
 """The pass of the model, counted from 1, in which a fault comes."""
+LONG_S = 30.0
+"""What a step takes that does not end in time."""
 
 
 class Records(Dataset):
@@ -77,10 +82,13 @@ class Fault:
     def __init__(self, name: str, mark: Path, rank: int) -> None:
         self.name, self.mark, self.rank = name, mark, rank
         self.passes = 0
+        self.at, self.most_rows, self.in_backward = AT, 2, False
 
     def __call__(self, net: Net, h: torch.Tensor) -> torch.Tensor:
         self.passes += 1
-        if self.passes < AT or self.mark.exists() or not net.training or not torch.is_grad_enabled():
+        if self.name == "oom-rows":
+            return self.oom_rows(h)
+        if self.passes < self.at or self.mark.exists() or not net.training or not torch.is_grad_enabled():
             return h
         self.mark.touch()
         return getattr(self, self.name.replace("-", "_"))(net, h)
@@ -91,7 +99,7 @@ class Fault:
     def oom_forward(self, net: Net, h: torch.Tensor) -> torch.Tensor:
         raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
-    def oom_backward(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+    def oom_backward(self, net: Net | None, h: torch.Tensor) -> torch.Tensor:
         def raising(_gradient: torch.Tensor) -> None:
             raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
@@ -99,6 +107,15 @@ class Fault:
         return h
 
     oom_everywhere = oom_backward
+
+    def oom_rows(self, h: torch.Tensor) -> torch.Tensor:
+        """Have memory for so many rows at a time and no more, from some step on and in every later process."""
+        if (self.passes < self.at and not self.mark.exists()) or h.shape[0] <= self.most_rows or not h.requires_grad:
+            return h
+        self.mark.touch()
+        if self.in_backward:
+            return self.oom_backward(None, h)
+        raise torch.OutOfMemoryError(OUT_OF_MEMORY)
 
     def kill(self, net: Net, h: torch.Tensor) -> torch.Tensor:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -108,11 +125,24 @@ class Fault:
         os.kill(os.getpid(), signal.SIGSTOP)
         return h
 
+    def term(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return h
+
+    term_all = term
+
+    def term_long(self, net: Net, h: torch.Tensor) -> torch.Tensor:
+        os.kill(os.getpid(), signal.SIGTERM)
+        until = time.monotonic() + LONG_S
+        while time.monotonic() < until:  # a signal ends a sleep
+            time.sleep(0.1)
+        return h
+
     def bug(self, net: Net, h: torch.Tensor) -> torch.Tensor:
         raise KeyError("a bug of one rank")
 
 
-EVERYWHERE = frozenset({"oom-everywhere", "jump"})
+EVERYWHERE = frozenset({"oom-everywhere", "jump", "term-all", "term-long"})
 DATA = frozenset({"record", "row"})
 """A record that cannot be read, and one that the model raises on."""
 BETWEEN = frozenset({"weight", "jump"})
@@ -145,15 +175,30 @@ def options(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--kind", default="ddp", choices=("ddp", "fsdp2"))
     parser.add_argument("--fault", default="")
     parser.add_argument("--bare", action="store_true")
+    parser.add_argument("--at", type=int, default=AT, help="the pass, or the step, in which the fault comes")
+    parser.add_argument("--record", type=int, default=7, help="which one cannot be read where the fault is `record`")
+    parser.add_argument("--count", action="store_true", help="count what the processes do together")
+    parser.add_argument("--grace", type=float, default=25.0)
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--save-every", type=int)
     parser.add_argument("--no-shared-memory", action="store_true")
+    parser.add_argument("--most-rows", type=int, default=2, help="what fault oom-rows leaves memory for")
     parser.add_argument("--die-at", type=int, default=0, help="all ranks are killed after this update, once")
     return parser.parse_args(argv)
 
 
 def train(args: argparse.Namespace) -> None:
     """Train on all ranks of the group there is, and leave weights, steps and losses of each in the output folder."""
+    if not args.count:
+        _train(args)
+        return
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        _train(args)
+    calls = Counter(event.name.partition("::")[2] for event in profile.events() if event.name.startswith("c10d::"))
+    (Path(args.out) / f"calls-{dist.get_rank()}.json").write_text(json.dumps(calls))
+
+
+def _train(args: argparse.Namespace) -> None:
     rank, world, out = dist.get_rank(), dist.get_world_size(), Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
@@ -162,6 +207,7 @@ def train(args: argparse.Namespace) -> None:
     mark = out / (f"happened-{rank}" if args.fault in EVERYWHERE else "happened")
     if is_here and args.fault not in BETWEEN | DATA:
         net.fault = Fault(args.fault, mark, rank)
+        net.fault.at, net.fault.most_rows, net.fault.in_backward = args.at, args.most_rows, args.kind == "ddp"
     if args.kind == "ddp":
         model: nn.Module = nn.parallel.DistributedDataParallel(net)
     else:
@@ -172,7 +218,7 @@ def train(args: argparse.Namespace) -> None:
         model = fully_shard(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 60)
-    data = Records(bad=7 if is_here and args.fault in DATA else None)
+    data = Records(bad=args.record if is_here and args.fault in DATA else None)
     data.too_large = args.fault == "row"
     sampler = DistributedSampler(data, world, rank, shuffle=True)
     loader = DataLoader(data, batch_size=BATCH, sampler=sampler)
@@ -187,7 +233,7 @@ def train(args: argparse.Namespace) -> None:
         from self_healing import HealingConfig, guard
 
         config = HealingConfig(
-            snapshot_every_steps=4, collective_check_interval_s=2.0, good_after=4,
+            snapshot_every_steps=4, collective_check_interval_s=2.0, good_after=4, grace_seconds=args.grace,
             shared_memory=not args.no_shared_memory,
         )  # fmt: skip
         with guard(
@@ -202,7 +248,7 @@ def train(args: argparse.Namespace) -> None:
             for epoch in range(EPOCHS):
                 sampler.set_epoch(epoch)
                 for batch in run.batches(loader):
-                    if is_here and args.fault in BETWEEN and run.step_number == AT and not mark.exists():
+                    if is_here and args.fault in BETWEEN and run.step_number == args.at and not mark.exists():
                         mark.touch()
                         spoil(model, args.fault)
                     with run.step(batch) as s:

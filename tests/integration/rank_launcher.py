@@ -59,8 +59,18 @@ def _rank(rank: int, world: int, folder: str, attempt: int, jobs: list[list[str]
     dist.destroy_process_group()
 
 
-def launch(folder: Path, *jobs: list[str], world: int = 2, restarts: int = 0) -> Launch:
-    """Run jobs one after the other on some ranks; where one fails, all are started again with all jobs."""
+def launch(
+    folder: Path,
+    *jobs: list[str],
+    world: int = 2,
+    restarts: int = 0,
+    grace_s: float = 0.0,
+    patience_s: float = PATIENCE_S,
+) -> Launch:
+    """Run jobs one after the other on some ranks; where one fails, all are started again with all jobs.
+
+    The others are ended at once where one fails, or given some time to leave by themselves.
+    """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,18 +81,18 @@ def launch(folder: Path, *jobs: list[str], world: int = 2, restarts: int = 0) ->
         ]
         for process in ranks:
             process.start()
-        told.codes.append(_wait(ranks))
+        told.codes.append(_wait(ranks, grace_s, patience_s))
         if told.is_done:
             break
     return told
 
 
-def _wait(ranks: list[multiprocessing.Process]) -> list[int | None]:
-    until = time.monotonic() + PATIENCE_S
+def _wait(ranks: list[multiprocessing.Process], grace_s: float, patience_s: float) -> list[int | None]:
+    until, has_failed = time.monotonic() + patience_s, False
     while any(process.is_alive() for process in ranks) and time.monotonic() < until:
-        if any(not process.is_alive() and process.exitcode for process in ranks):
-            break
-        time.sleep(0.05)
+        if not has_failed and any(not process.is_alive() and process.exitcode for process in ranks):
+            has_failed, until = True, time.monotonic() + grace_s
+        time.sleep(0.02)
     had_to_be_ended = [process.is_alive() for process in ranks]
     for process in ranks:
         if process.is_alive():

@@ -23,6 +23,12 @@ HEALED = {
     ("custom_hook.py", "weight"): "replaced roll-back by roll-back+look-closely",
 }
 
+ON_RANKS = {
+    "ddp.py": ("kill", "goes on at shared-memory-step-24, as all processes do"),
+    "fsdp2.py": ("memory", "pieces of at most 4 rows, on all of them"),
+}
+"""What costs a restart by torchrun; what is healed in place is tested on ranks that start faster (test_loop_ranks.py)."""
+
 
 @pytest.fixture(autouse=True)
 def as_a_script(monkeypatch):
@@ -46,7 +52,7 @@ def weights(text):
 
 def test_every_example_is_tested():
     names = {path.name for path in EXAMPLES.glob("*.py")} - {"story.py"}
-    assert names == {name for name, _ in HEALED}
+    assert names == {name for name, _ in HEALED} | set(ON_RANKS)
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in HEALED}))
@@ -70,3 +76,31 @@ def test_the_example_that_is_killed_goes_on(tmp_path, capsys):
     text = run("plain_loop.py", tmp_path / "killed", capsys)
     assert "training goes on after step 20" in text
     assert weights(text) == weights(clean)
+
+
+@pytest.mark.parametrize("name", ON_RANKS)
+def test_an_example_on_ranks_is_started_again_by_torchrun_and_goes_on(name, tmp_path):
+    fault, told = ON_RANKS[name]
+    launch = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+    ]
+    environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    started = [
+        subprocess.Popen(
+            [*launch, str(EXAMPLES / name), "--fault", each, "--run-dir", str(tmp_path / each)],
+            env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for each in ("none", fault)
+    ]  # fmt: skip
+    clean, healed = (process.communicate(timeout=110)[0] for process in started)
+    assert [process.returncode for process in started] == [0, 0], healed[-3000:]
+    assert told in healed
+    sums = [float(weights(text)[-1]) for text in (clean, healed)]
+    assert sums[0] == sums[1] if fault == "kill" else abs(sums[0] - sums[1]) < 1e-4

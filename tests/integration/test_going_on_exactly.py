@@ -44,7 +44,7 @@ def test_what_a_stock_checkpoint_leaves_out_is_gone_on_with_too(kind, trainings,
     assert result["first"] == 4
 
 
-@pytest.mark.parametrize("resume", ["auto", True, "checkpoint-6"])
+@pytest.mark.parametrize("resume", ["auto", pytest.param(True, marks=pytest.mark.soak), "checkpoint-6"])
 def test_so_it_is_where_resuming_is_asked_for(resume, trainings, undisturbed, tmp_path):
     job = {"kind": "sft", **ON_DISK}
     killed(trainings, tmp_path, "step", 8, **job)
@@ -52,7 +52,7 @@ def test_so_it_is_where_resuming_is_asked_for(resume, trainings, undisturbed, tm
     assert_same(gone_on(trainings, tmp_path, resume=wanted, **job), undisturbed("sft"))
 
 
-@pytest.mark.parametrize("harm", ["cut off", "another version", "gone"])
+@pytest.mark.parametrize("harm", ["cut off", pytest.param("another version", marks=pytest.mark.soak), "gone"])
 def test_a_checkpoint_whose_counts_cannot_be_read_is_still_a_checkpoint(harm, trainings, undisturbed, tmp_path):
     job = {"kind": "sft", **ON_DISK}
     killed(trainings, tmp_path, "step", 8, **job)
@@ -138,7 +138,13 @@ EVERY_3 = "log-every-3-evaluate-each-epoch"
 
 
 @pytest.mark.parametrize(
-    ("kind", "step"), [("sft", 5), ("sft", 9), ("accumulation-4", 5), ("dpo", 7), (EVERY_3, 7), (EVERY_3, 9)]
+    ("kind", "step"),
+    [
+        ("sft", 5),
+        ("accumulation-4", 5),
+        (EVERY_3, 7),
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in (("sft", 9), ("dpo", 7), (EVERY_3, 9))),
+    ],  # fmt: skip
 )
 def test_the_log_of_a_run_that_was_asked_to_end_has_all_its_entries(kind, step, trainings, undisturbed, tmp_path):
     """At the end of an epoch and in its middle, at a step that is logged and, by the last kind, at one that is not."""
@@ -164,7 +170,7 @@ def losses(trainings, tmp_path_factory):
     return [entry.body["values"]["loss"] for entry in signals(folder, "metrics") if "loss" in entry.body["values"]]
 
 
-@pytest.mark.parametrize("where", ["memory", "disk", "terminated"])
+@pytest.mark.parametrize("where", ["memory", "disk", pytest.param("terminated", marks=pytest.mark.soak)])
 def test_rules_go_on_with_the_past_of_the_state(where, trainings, losses, tmp_path):
     """Their past stands in the ledger, so that a replay decides as the run did."""
     job = ON_DISK if where == "disk" else {}

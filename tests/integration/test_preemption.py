@@ -130,6 +130,7 @@ def test_a_step_that_does_not_end_in_time_is_not_waited_for(how, clean, tmp_path
     assert goes_on_exactly(tmp_path, clean)
 
 
+@pytest.mark.soak
 def test_an_exception_that_comes_with_the_signal_is_put_down_to_it(clean, tmp_path):
     ended = run(tmp_path, "fail")
     assert ended.returncode == 75, ended.stderr
@@ -155,6 +156,7 @@ def test_other_ends_have_other_codes(how, settings, code, tmp_path):
     assert ended.returncode == code, ended.stderr
 
 
+@pytest.mark.soak
 def test_a_signal_that_is_sent_to_the_process_and_to_its_group_is_one_request(clean, tmp_path):
     """GNU timeout does so: the second one comes some milliseconds after the first, and is no impatience."""
     ended = run(tmp_path, "twice")
@@ -170,12 +172,14 @@ def test_a_request_to_end_that_follows_a_mere_warning_is_the_first_one(tmp_path)
     assert checkpoints(tmp_path) == ["checkpoint-14"]
 
 
+@pytest.mark.soak
 def test_ctrl_c_pressed_twice_does_not_wait_for_the_end_of_the_step(tmp_path):
     ended = run(tmp_path, "int-twice")
     assert ended.returncode == -signal.SIGINT, ended.stderr
     assert "in act" in ended.stderr, "it is raised where the step was"
 
 
+@pytest.mark.soak
 def test_a_signal_that_is_ignored_stays_ignored(tmp_path):
     ended = run(tmp_path, "int-ignored")
     assert ended.returncode == 0, ended.stderr

@@ -91,6 +91,7 @@ def test_a_policy_that_leaves_its_reference_is_brought_back(bench, tmp_path):
     assert trainer.beta == 1e-3
 
 
+@pytest.mark.soak
 def test_a_policy_that_stops_exploring_is_brought_back(bench, tmp_path):
     trainer = bench.entropy_collapse(1, 140)(str(tmp_path))
     SelfHealingTrainer(trainer).train()

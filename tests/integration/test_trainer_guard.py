@@ -109,7 +109,7 @@ TRANSIENT = [
     (name, variant)
     for name, fault in FAULTS.items()
     for variant in (VARIANTS if fault.steps_to_make_up else ["default"])
-    if fault.is_transient and not fault.needs_rollback
+    if fault.is_transient and not fault.needs_rollback and fault.is_for_trainers
 ]
 
 

@@ -20,7 +20,7 @@ from self_healing.readers.formats.tensorboard import _masked_crc
 from self_healing.readers.log_text import Block
 from self_healing.readers.source import Reading, Seen, open_source
 
-INPUTS = int(os.environ.get("SELF_HEALING_FUZZ", "20000"))
+INPUTS = int(os.environ.get("SELF_HEALING_FUZZ", "6000"))
 SHARDS = 4
 """Each is a test of its own, so that several processes can share them."""
 LONGEST_S = 1.0

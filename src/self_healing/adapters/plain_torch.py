@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from ..config.values import import_hook
 from ..core.failure import Mode
 from ..core.goodput import Spending
+from ..core.run_directory import DRILL
 from .given import shown
 from .plain_loop.feed import Feed
 from .plain_loop.going_on import begin_or_go_on
@@ -85,6 +86,10 @@ def guard(
     mode = known.effective_mode()
     if mode is Mode.OFF:
         return UnguardedRun(stand_in, dataloader, max_grad_norm=max_grad_norm, steps_scheduler=steps_scheduler)
+    if DRILL in os.environ:
+        from ..drills.outside import plant_as_asked
+
+        plant_as_asked(stand_in, os.environ)
     run = GuardedRun(stand_in, known, mode, dataloader, save_every=save_every, also=others, resume=resume)
     run.steps_scheduler = steps_scheduler
     return run

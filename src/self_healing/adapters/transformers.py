@@ -7,6 +7,7 @@ begins and are the originals again when it ends, also after an exception.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import DeviceLost, UnrecoverableError, give_up, say_given_up
 from ..core.failure import Mode
 from ..core.goodput import TimeAccount
+from ..core.run_directory import DRILL
 from .given import given_config, given_trainer
 from .own_loop.recognised import has_own_loop
 from .own_loop.train import train_own_loop
@@ -145,6 +147,10 @@ def train_guarded(
     if (args[1] if len(args) > 1 else kwargs.get("trial")) is not None:
         logger.warning(NOT_GUARDED)
         return train(*args, **kwargs)
+    if DRILL in os.environ:
+        from ..drills.outside import plant_as_asked
+
+        plant_as_asked(trainer, os.environ)
     if has_own_loop(trainer):
         _guarded_now.add(id(trainer))
         try:

@@ -16,7 +16,7 @@ from .faults.oom_once_in_backward import OomOnceInBackward
 from .faults.oom_without_checkpointing import OomWithoutCheckpointing
 from .faults.poisoned_batch import PoisonedBatch
 from .faults.weight_nan import WeightNan
-from .tiny_loop import LOOP, TinyLoop
+from .tiny_transformers_loop import LOOP, TinyTransformersLoop
 from .tiny_trl import GENERATING, TINY, share_expected
 from .trained import same, updates, weights
 
@@ -26,7 +26,7 @@ AT = 30
 ALLOWED = 1.01
 """What a run may end with, as a multiple of the clean run's loss, where what was done is not exact."""
 CLEAN, POISONED = "clean", "poisoned-batch"
-ROWS: Mapping[str, Any] = {**TINY, LOOP: TinyLoop}
+ROWS: Mapping[str, Any] = {**TINY, LOOP: TinyTransformersLoop}
 """Every trainer, and a loop of one's own."""
 
 
@@ -167,7 +167,7 @@ def _healed(run: Any) -> Mapping[str, Any]:
     """Train under guard; return the figures of healing."""
     from ..adapters.transformers import SelfHealingTrainer
 
-    if isinstance(run, TinyLoop):
+    if isinstance(run, TinyTransformersLoop):
         run.heal()
         return run.figures
     metrics: Mapping[str, Any] = SelfHealingTrainer(run).train().metrics

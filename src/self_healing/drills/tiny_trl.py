@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -165,3 +166,23 @@ TINY: Mapping[str, Callable[..., Any]] = {
     "cpo": _of("CPO", PAIRS),  # its two lengths depend on each other, otherwise in each version
 }
 """A trainer of each family, made anew and always the same; keyword arguments go to its settings."""
+
+
+class Mishap:
+    """A reward function one of whose calls raises or hangs."""
+
+    def __init__(self, function: Callable[..., list[float]], at_call: int, *, hangs: bool) -> None:
+        self.function = function
+        self.at_call = at_call
+        self.hangs = hangs
+        self.calls = 0
+        self.__name__ = "judge"
+
+    def __call__(self, **given: Any) -> list[float]:
+        """Reward, except for once."""
+        self.calls += 1
+        if self.calls == self.at_call:
+            if not self.hangs:
+                raise ValueError("the judge is confused")
+            time.sleep(3600)
+        return self.function(**given)

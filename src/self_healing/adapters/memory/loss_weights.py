@@ -181,7 +181,7 @@ class WeightFinder:
     ) -> list[AddingUp] | str:
         """Return the ways that explain some rows together by each of them alone, or say that none does."""
         parts = [layout.part(inputs, row, row + 1) for row in rows]
-        both = {name: _join([part[name] for part in parts], inputs[name]) for name in inputs}
+        both = joined_rows(parts, inputs)
         counters = [Counters.of(self.trainer, mode) for mode in ("train", "eval")]
         try:
             with _without_preparation():
@@ -213,7 +213,7 @@ class WeightFinder:
 
         if self._is_own and self._has_gradients and model.training:
             try:
-                with _as_it_was(model):
+                with left_as_it_was(model):
                     found = fitting(self._look(loss_of, (*parts, both)))
                     self.rows_run += 2 * len(rows)
                     if found[0]:
@@ -225,7 +225,7 @@ class WeightFinder:
             except RETRIABLE as error:
                 if not is_out_of_memory(error):
                     raise
-        with _as_it_was(model):
+        with left_as_it_was(model):
             model.eval()
             self.rows_run += 2 * len(rows)
             return fitting(self._look(loss_of, (*parts, both)))
@@ -280,6 +280,12 @@ def _explains(shares: tuple[float, ...], apart: list[_Seen], together: _Seen, ma
     return error <= margin * max(float(one.gradient.norm()) for one in apart)
 
 
+def explains_losses(trainer: Any, shares: tuple[float, ...], seen: list[_Seen]) -> bool:
+    """Say whether the losses of some rows, each alone and at last all together, are explained by what each counts for."""
+    *apart, together = seen
+    return _explains(shares, apart, together, tolerance(trainer))
+
+
 @contextmanager
 def _watching(model: Any) -> Iterator[list[Any]]:
     """Have gradients made for a few of the last parameters only, so that the passes keep hardly anything."""
@@ -315,7 +321,12 @@ def _flat(gradients: list[Any]) -> Any:
     return torch.cat([gradient.flatten().cpu().double() for gradient in gradients])
 
 
-def _join(values: list[Any], whole: Any) -> Any:
+def joined_rows(parts: list[dict[str, Any]], inputs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return several parts of a batch as one."""
+    return {name: _joined([part[name] for part in parts], inputs[name]) for name in inputs}
+
+
+def _joined(values: list[Any], whole: Any) -> Any:
     import torch
 
     first = values[0]
@@ -327,7 +338,7 @@ def _join(values: list[Any], whole: Any) -> Any:
 
 
 @contextmanager
-def _as_it_was(model: Any) -> Iterator[None]:
+def left_as_it_was(model: Any) -> Iterator[None]:
     """Put every module's mode, the random state, and buffers that a pass in training changes back."""
     import torch
 

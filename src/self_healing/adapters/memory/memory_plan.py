@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 
 QUIET_STEPS = 200
 """Optimizer steps without trouble after which a milder tactic is tried again."""
+NEVER = 2**62
+"""For what costs a restart of all processes where it fails."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +171,10 @@ class MemoryPlan:
         if tactic is not None:
             self._learn(shape, step, tactic)
         return tactic
+
+    def keep_to(self, shape: Shape, step: int, tactic: Tactic) -> None:
+        """Take over what was learned elsewhere, and never try anything milder."""
+        self.lessons[shape] = Lesson(tactic, step, NEVER)
 
     def _learn(self, seen: Shape, step: int, tactic: Tactic) -> None:
         shape = seen.bucket()

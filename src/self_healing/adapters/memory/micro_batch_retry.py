@@ -75,11 +75,14 @@ class MicroBatchRetry:
         self.whole_because = whole_because
         """Why no batch may go through in pieces, where the user says so; what is equal to the bit is tried all the same."""
         self.on_event = on_event
+        self.is_together = False
+        """All processes make each pass together: pieces are begun with or not at all, and by the number of rows alone."""
         self.extra_forwards = 0.0
         """Forward passes over micro-batches beyond one each, of the whole run."""
         self.splits = 0
         """Micro-batches that got through in pieces."""
-        self._finder = WeightFinder(trainer)
+        self.finder = WeightFinder(trainer)
+        """Finds out how a loss adds up its rows."""
         self._watch = AllocatorWatch()
         self._ddp: DdpAlone | None = None
         """Where the model shares its gradients with other processes."""
@@ -115,7 +118,7 @@ class MicroBatchRetry:
                 if not _can_be_tried_otherwise(error, PLAIN):
                     raise
                 failed = error
-        shape = Shape(*shape_of(micro_batch.inputs))
+        shape = self._shape(micro_batch.inputs)
         choice = FIRST_CHOICE
         if self.plan.lessons:  # empty in a run that never was out of memory
             choice = self.plan.choose(shape, self._step(), self._ladder(micro_batch.inputs, num_items))
@@ -151,14 +154,14 @@ class MicroBatchRetry:
 
     def use_less(self, inputs: Any) -> str | None:
         """Use less memory for a micro-batch like this one from now on; say how, None where nothing less is known."""
-        shape = Shape(*shape_of(inputs))
+        shape = self._shape(inputs)
         tactic = self.plan.shrink(shape, self._step(), self._ladder(inputs, None))
         return None if tactic is None else f"{tactic} for {shape} or more"
 
     def why_whole(self) -> str | None:
         """Say why half a batch has another loss than the whole: known of the trainer, or seen by trying."""
         known = why_loss_is_whole(self.trainer)
-        return known if isinstance(known, str) else self._finder.refused
+        return known if isinstance(known, str) else self.finder.refused
 
     # -- the ladder ----------------------------------------------------------------------------------
 
@@ -260,7 +263,7 @@ class MicroBatchRetry:
 
     def _in_pieces(self, run: _Run, most_rows: int) -> Any:
         if run.pieces is None:
-            run.pieces = LossInPieces(self.trainer, self._parameters[1], self._finder, run.num_items)
+            run.pieces = LossInPieces(self.trainer, self._parameters[1], self.finder, run.num_items)
         pieces = run.pieces
         before = pieces.passes
         try:
@@ -301,6 +304,10 @@ class MicroBatchRetry:
         failure.add_note(f"self-healing, for a micro-batch of {run.shape}: {text}\nfirst raised at\n{run.came_from}")
         raise failure
 
+    def _shape(self, inputs: Any) -> Shape:
+        rows, length = shape_of(inputs)
+        return Shape(rows, 0 if self.is_together else length)
+
     # -- what is possible ----------------------------------------------------------------------------
 
     def _why_not_here(self, run: _Run) -> str | None:
@@ -320,7 +327,9 @@ class MicroBatchRetry:
         no_checkpointing = why_not_checkpointing(self.trainer)
         if no_checkpointing is not None:
             cannot.setdefault("checkpointing", no_checkpointing)
-        final = self.whole_because or _why_backward_is_final(self.trainer, self._parameters[1])
+        final = self.whole_because or _why_backward_is_final(
+            self.trainer, self._parameters[1], is_undone=not self.is_together
+        )
         rule: LossRule | str = final or loss_rule(self.trainer, inputs, num_items=num_items)
         if isinstance(rule, str):
             cannot.setdefault("splitting", rule)
@@ -331,7 +340,7 @@ class MicroBatchRetry:
         """Use less memory where the allocator had to flush its cache in each of two steps."""
         import torch
 
-        if not torch.cuda.is_initialized():
+        if self.is_together or not torch.cuda.is_initialized():
             return
         step, shape = self._step(), Shape(*shape_of(inputs))
         if step != self._largest_of:
@@ -380,10 +389,10 @@ def _can_be_tried_otherwise(error: Exception, tactic: Tactic) -> bool:
     return does_not_suit or is_out_of_memory(error)
 
 
-def _why_backward_is_final(trainer: Any, parameters: list[Any]) -> str | None:
-    """Say why a backward pass cannot be undone; None where it can."""
+def _why_backward_is_final(trainer: Any, parameters: list[Any], *, is_undone: bool = True) -> str | None:
+    """Say why a backward pass cannot be undone, where it is, or be made in parts; None where it can."""
     kind = str(trainer.accelerator.distributed_type.value).lower()
-    if kind in ("deepspeed", "fsdp", "megatron_lm"):
+    if is_undone and kind in ("deepspeed", "fsdp", "megatron_lm"):
         return f"{kind} keeps gradients where a failed backward pass cannot be undone"
     is_fused = trainer.args.optim in ("lomo", "adalomo")
     if is_fused or any(getattr(p, "_post_accumulate_grad_hooks", None) for p in parameters):

@@ -13,7 +13,7 @@ from ..rollback.left_state import StateDoesNotFitError
 from ..rollback.shared_states import place_from
 from ..trainer.engines import Surroundings
 from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
-from .going_on_together import enter_together
+from .going_on_together import attempt_before, enter_together, goes_on
 from .loop_returns import Entry, Light
 from .session import PlainSession
 from .stand_in import LoopStandIn
@@ -46,7 +46,9 @@ def begin_or_go_on(
     surroundings = Surroundings(stand_in, missing=())
     is_alone = not surroundings.is_one_of_several
     going_on = GoingOn(stand_in, config, resume, surroundings) if mode is Mode.HEAL and is_alone else None
-    resumes = going_on is not None and going_on.resumes
+    before = None if is_alone else attempt_before(stand_in.args)
+    # What all of them go on from is agreed upon later: that it is the same run is known already.
+    resumes = going_on.resumes if going_on is not None else before is not None and goes_on(before, resume)
     session = PlainSession(
         stand_in, config, mode, save_every=save_every, also=also, resumes=resumes, starts_over=resume is False
     )

@@ -21,12 +21,16 @@ from ...snapshots.shared_reader import RefusedState, iter_states
 from ..rollback.left_state import LeftState, StateDoesNotFitError, StateLostError
 from ..rollback.shared_states import place_from
 from ..trainer.last_attempt import last_attempt, that_tells
+from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
 from .loop_returns import Entry, Light
 
 if TYPE_CHECKING:
     from ..ranks.sharded_checkpoint import Loaded
+    from ..trainer.last_attempt import LastAttempt
     from .session import PlainSession
 
+SHARDS = "sharded"
+"""What a checkpoint holds that all processes have written."""
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 """How often torchrun has started all processes again, as it tells each of them."""
 
@@ -57,6 +61,7 @@ def enter_together(session: PlainSession, wanted: str | bool | Path | None) -> N
         problems = [text for text in session.ranks.group.exchange_texts(problem) if text]
         if not problems:
             session.returns.restart.is_filled()
+            session.less_memory.begin()
             return
         session.note("resuming", f"{left.key if left else folder} is passed over: {problems[0]}")
         session.returns.restart.cancel()
@@ -71,15 +76,19 @@ def _agreed(
     """Return what all go on from: a state in shared memory, a checkpoint, or neither."""
     args = session.trainer.args
     own: dict[int, LeftState] = {}
-    goes_on = _goes_on(session, wanted)
-    if goes_on and session.config.shared_memory and not session.also:
+    is_gone_on_with = goes_on(session.before, wanted)
+    is_open = wanted is None or wanted is True or str(wanted) == AUTO
+    # Whether to go on is known to some of them alone: an agent whose processes were well counts no restart.
+    if is_open and session.config.shared_memory and not session.also:
         own = {left.step: left for left in _left_states(session) if left.step not in passed_over}
     disk: tuple[str, int] | None = None
     if args.process_index == 0 and wanted is not False:
         disk = _on_disk(session, wanted)
-    said = {"goes_on": goes_on, "steps": sorted(own), "disk": disk}
+    lessons = session.less_memory.told() if wanted is not False else []
+    said = {"goes_on": is_gone_on_with, "steps": sorted(own), "disk": disk, "lessons": lessons}
     all_said = [json.loads(text) for text in session.ranks.group.exchange_texts(json.dumps(said))]
     folder = all_said[0]["disk"]
+    session.less_memory.needed = [each["lessons"] for each in all_said]
     is_named = isinstance(wanted, str | Path) and str(wanted) != AUTO
     if is_named:
         if folder is None:
@@ -94,14 +103,18 @@ def _agreed(
     return None, None if folder is None else Path(folder[0])
 
 
-def _goes_on(session: PlainSession, wanted: str | bool | Path | None) -> bool:
+def goes_on(before: LastAttempt | None, wanted: str | bool | Path | None) -> bool:
     """Say whether this process has reason to think that the run was cut short, or was told so."""
     if wanted is not None:
         return wanted is True or str(wanted) == AUTO
-    if int(os.environ.get(RESTARTS, "0")) > 0 or (launch_of(os.environ) or 1) > 1:
+    if was_restarted():
         return True
-    before = session.before
     return before is not None and before.was_cut_short
+
+
+def was_restarted() -> bool:
+    """Say whether a launcher has started this process in the place of one that has failed."""
+    return int(os.environ.get(RESTARTS, "0")) > 0 or (launch_of(os.environ) or 1) > 1
 
 
 def _left_states(session: PlainSession) -> list[LeftState]:
@@ -132,6 +145,9 @@ def _load(session: PlainSession, folder: Path) -> None:
     from ..ranks.sharded_checkpoint import CheckpointNotLoaded, load
 
     stand_in = session.trainer
+    if not (folder / SHARDS).is_dir() and not getattr(stand_in.accelerator, "is_fsdp2", False):
+        _load_whole(session, folder)
+        return
     try:
         loaded = load(
             folder, stand_in.model, stand_in.optimizer, scheduler=stand_in.lr_scheduler,
@@ -146,13 +162,37 @@ def _load(session: PlainSession, folder: Path) -> None:
     if place is None or place["number"] is None:
         session.note("resuming", f"{folder.name} does not say where the data stood: they begin anew")
         return
+    is_same = loaded.world_size == stand_in.args.world_size
+    _bring_to(session, place, loaded.random_state if is_same else None)
+
+
+def _load_whole(session: PlainSession, folder: Path) -> None:
+    """Load a checkpoint that one process has written, alone or because the others could not be waited for."""
+    stand_in = session.trainer
+    try:
+        place, random = load_checkpoint(stand_in, folder, session.also)
+    except (CheckpointDoesNotFitError, OSError) as error:
+        raise ConfigError(f"{folder} cannot be resumed from: {error}") from error
+    session.mark_saved(int(stand_in.state.global_step))
+    then = int((place or {}).get("world_size", 1))
+    session.note("resuming", f"goes on at {folder.name}, which one of {then} processes has written")
+    if place is not None and then != stand_in.args.world_size:
+        place = _place_of_all(session, place, then, int(place.get("accumulate", 1)))
+    if place is None or place["number"] is None:
+        session.note("resuming", f"{folder.name} does not say where the data stood: they begin anew")
+        return
+    _bring_to(session, place, random if stand_in.args.process_index == 0 else None)
+
+
+def _bring_to(session: PlainSession, place: dict[str, Any], random: Any) -> None:
+    """Have the data brought to where they stood."""
     where, left_out = place_from(place)
     session.returns.data.left_out |= left_out
-    is_same = loaded.world_size == stand_in.args.world_size
-    random = loaded.random_state if is_same else None
-    arrive = partial(_arrive, stand_in, Light.of(stand_in), random)
-    is_between = bool(place["is_between"])
-    session.returns.restart.entry = Entry(where, loaded.step, arrive, is_between=is_between, brings_data=False)
+    stand_in = session.trainer
+    session.returns.restart.entry = Entry(
+        where, int(stand_in.state.global_step), partial(_arrive, stand_in, Light.of(stand_in), random),
+        is_between=bool(place["is_between"]), brings_data=bool(place.get("brings_data")),
+    )  # fmt: skip
 
 
 def _place(session: PlainSession, loaded: Loaded) -> dict[str, Any] | None:
@@ -164,8 +204,15 @@ def _place(session: PlainSession, loaded: Loaded) -> dict[str, Any] | None:
             thing.load_state_dict(state)
         place: dict[str, Any] | None = own.get("place")
         return place
-    told = loaded.data.get("place")
-    _keep_rows(session, then, int(loaded.data.get("accumulate", 1)))
+    return _place_of_all(session, loaded.data.get("place"), then, int(loaded.data.get("accumulate", 1)))
+
+
+def _place_of_all(
+    session: PlainSession, told: dict[str, Any] | None, then: int, accumulate: int
+) -> dict[str, Any] | None:
+    """Return where the data stand now that another number of processes shares them, by where they stood for one of those."""
+    now = session.trainer.args.world_size
+    _keep_rows(session, then, accumulate)
     if told is None or told["number"] is None:
         return None
     batches = int(told["number"]) * then
@@ -200,3 +247,9 @@ def _arrive(stand_in: Any, light: Light, random: Any) -> None:
 def attempt_before(args: Any) -> Any:
     """Return what the ledger of this process says of the attempt before this one; to be asked before it is opened."""
     return that_tells(last_attempt(ledger_path(args.output_dir, args.process_index)))
+
+
+def lessons_before(args: Any) -> list[dict[str, Any]]:
+    """Return what the ledger of this process says that batches need; to be asked before it is opened."""
+    last = last_attempt(ledger_path(args.output_dir, args.process_index))
+    return [] if last is None else [dict(lesson) for lesson in last.lessons]

@@ -21,10 +21,15 @@ def write_now(session: PlainSession) -> None:
     folder = Path(stand_in.args.output_dir) / f"checkpoint-{session.desk.step()}"
     place, unfinished, left_out = None, session.unfinished, left_out_of(returns.data)
     if unfinished is not None:  # the weights are those before it
-        place = {**place_of(unfinished.place, left_out), "is_between": False, "brings_data": True}
+        place = {
+            **place_of(unfinished.place, left_out),
+            "is_between": False,
+            "brings_data": True,
+            **_shared_by(session),
+        }
     elif returns.is_in_epochs:
         told = place_of(returns.place_now(), left_out)
-        place = {**told, "is_between": returns.is_between, "brings_data": False}
+        place = {**told, "is_between": returns.is_between, "brings_data": False, **_shared_by(session)}
     random = RandomState.capture() if unfinished is None else unfinished.light.random
     write_checkpoint(stand_in, folder, place, random, [thing.state_dict() for thing in session.also])
 
@@ -32,4 +37,12 @@ def write_now(session: PlainSession) -> None:
 def write_place_of(session: PlainSession, folder: Path, place: Place, values: HostValues) -> None:
     """Write where the data stood at a state that was taken when its first batch had been fetched."""
     told = place_of(place, left_out_of(session.returns.data))
-    write_place(folder, {**told, "is_between": False, "brings_data": True}, values.random, values.also)
+    told = {**told, "is_between": False, "brings_data": True, **_shared_by(session)}
+    write_place(folder, told, values.random, values.also)
+
+
+def _shared_by(session: PlainSession) -> dict[str, int]:
+    """Return among how many processes the data are shared, and what each of them makes an update of."""
+    stand_in = session.trainer
+    accumulate = int(stand_in.current_gradient_accumulation_steps)
+    return {"world_size": stand_in.args.world_size, "accumulate": accumulate}

@@ -44,7 +44,8 @@ from .doing_again import DoingAgain
 from .facts import facts_of_loop
 from .failing_together import FailingTogether
 from .flow import LoopFlow
-from .going_on_together import attempt_before
+from .going_on_together import attempt_before, lessons_before
+from .less_memory import LessMemory
 from .loop_returns import LoopReturns
 from .plain_guard import PlainGuard, can_be_run
 from .saving import write_now, write_place_of
@@ -123,6 +124,8 @@ class PlainSession(LoopFlow):
         self.is_open = False
         stand_in.write, stand_in.write_place = partial(write_now, self), partial(write_place_of, self)
         self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_several else None
+        self.lessons_before = lessons_before(stand_in.args) if self.ranks.is_several else []
+        self.less_memory = LessMemory(self)
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     def _make_care(self, *, acts: bool, may_act: bool) -> None:
@@ -335,6 +338,8 @@ class PlainSession(LoopFlow):
                 self.failing.goes_on(window, error) if self.ranks.is_several else self.again.raised(window, error)
             )
             if not is_tried_again:
+                if self.mode is Mode.HEAL and self.ranks.is_several:
+                    self.less_memory.failed_alone(window, error)
                 raised(self, error)
         finally:
             self.failed = None

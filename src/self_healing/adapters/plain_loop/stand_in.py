@@ -166,6 +166,7 @@ def unwrapped(model: Any) -> Any:
 class LoopStandIn:
     """One loop, as though it were a trainer's."""
 
+    is_loop = True
     resumes_by = 'guard(resume="auto")'
     starts_over_by = "guard(resume=False)"
     compute_loss_func = None

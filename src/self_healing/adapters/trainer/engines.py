@@ -16,6 +16,8 @@ class Engine:
 
     name: str
     sentence: str
+    of_loops: str = ""
+    """The sentence for a loop of one's own under `guard()`, where more can be done there."""
     is_limit: bool = True
     """False where everything works as without it."""
     steps_itself: bool = False
@@ -45,6 +47,8 @@ FSDP2 = Engine(
     "fsdp2",
     "under FSDP2 steps are measured, clipped, skipped and made up as always; there is no emergency checkpoint, "
     "since saving needs every process",
+    of_loops="under FSDP2 steps are measured, clipped, skipped and made up as always, states are kept by each process for its own "
+    "part, and checkpoints are written by all together; a step that has failed on one process alone ends all of them",
     saves_together=True,
 )
 GRAD_SCALER = Engine(
@@ -61,7 +65,10 @@ SEVERAL_PROCESSES = Engine(
     "several-processes",
     "several processes train together: all of them skip and make up the same steps, by the gradients they share; "
     "steps that stay unsound are replaced without an examination; all vote every few steps on what is done (rates, clipping, "
-    "a checkpoint, a stop), and nothing is returned to",
+    "a checkpoint, a return to an earlier state, a stop); after a restart they go on from a checkpoint",
+    of_loops="several processes train together: all of them skip and make up the same steps, by the gradients they share; all vote "
+    "every few steps on what is done, a return to an earlier state among it; what one of them cannot get through alone ends all, "
+    "and they go on from shared memory or from disk when a launcher has started them again",
 )
 
 
@@ -122,6 +129,7 @@ class Surroundings:
 
     def __init__(self, trainer: Any, missing: Sequence[ReliedOn] | None = None) -> None:
         self.engines = engines_of(trainer)
+        self._is_loop = bool(getattr(trainer, "is_loop", False))
         self.missing = missing_names(trainer) if missing is None else missing
         self.only_measures = any(engine.steps_itself for engine in self.engines) or any(
             needed.is_essential for needed in self.missing
@@ -147,4 +155,5 @@ class Surroundings:
         for needed in self.missing:
             yield "name-missing", needed.sentence(), logging.WARNING
         for engine in self.engines:
-            yield f"engine-{engine.name}", engine.sentence, logging.WARNING if engine.is_limit else logging.INFO
+            told = engine.of_loops if self._is_loop and engine.of_loops else engine.sentence
+            yield f"engine-{engine.name}", told, logging.WARNING if engine.is_limit else logging.INFO

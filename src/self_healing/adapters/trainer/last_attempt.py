@@ -12,6 +12,8 @@ from ...report.announcements import ENDED
 from .data_facts import fact_names
 
 KILLED = "killed"
+LESSONS = "memory-lessons"
+"""The note in a ledger of what batches need from now on."""
 FAILED = frozenset({"exception", "unrecoverable"})
 
 
@@ -32,6 +34,8 @@ class LastAttempt:
     """What was known of the run when it was first entered."""
     batch_size: int | None = None
     """Rows of a micro-batch at its end, which may be half of what its user has asked for."""
+    lessons: list[dict[str, object]] = field(default_factory=list)
+    """What its batches needed at its end, where memory has run out."""
     before: LastAttempt | None = None
     """The attempt before it, of the same run."""
 
@@ -76,13 +80,19 @@ def _read(ledger: Path, _size: int, _changed_ns: int) -> LastAttempt | None:
         if last is None or entry.attempt != last.number:
             began_s, facts = (entry.time, {}) if last is None else (last.run_began_s, last.facts)
             size = None if last is None else last.batch_size
+            lessons = [] if last is None else last.lessons
             last = LastAttempt(
-                entry.attempt, run_began_s=began_s, facts=facts, batch_size=size, before=that_tells(last)
-            )
+                entry.attempt, run_began_s=began_s, facts=facts, batch_size=size, lessons=lessons,
+                before=that_tells(last),
+            )  # fmt: skip
             knows_facts = False
         last.last_s = max(last.last_s, entry.time)
         if entry.kind == "config" and entry.body.get(CONTINUES) is False:
             last.run_began_s, last.facts, last.batch_size, last.before = entry.time, {}, None, None
+            last.lessons = []
+        if entry.kind == "note" and entry.name == LESSONS:
+            told = entry.body.get("lessons")
+            last.lessons = [dict(lesson) for lesson in told] if isinstance(told, list) else []
         if entry.kind == "note" and entry.name == ENDED:
             last.exit_reason = str(entry.body.get("exit_reason", KILLED))
         if entry.kind == "signal":

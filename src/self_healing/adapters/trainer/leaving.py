@@ -93,11 +93,9 @@ def save_from_memory(session: Session, *, within_s: float) -> tuple[str, bool]:
 
     The second value says whether everything up to that state is on disk now.
     """
+    if session.surroundings.is_one_of_several and session.trainer.args.process_index:
+        return "of several processes the first alone writes what its memory holds", False
     keeper = session.rollback.keeper
-    if session.surroundings.is_one_of_several:  # all write a checkpoint together, or nobody does
-        kept = session.rollback.kept_step()
-        where = "nowhere that outlives this process" if kept is None else f"in shared memory, as of step {kept}"
-        return f"the states of this process are {where}", kept is not None
     found = newest_whole(keeper, within_s) if keeper is not None else None
     if found is None:
         return "host memory holds no state that could be written", False

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, once_before_forward
+from ..fault import Expected, Fault, once_before_forward
 
 
 @dataclass(kw_only=True)
@@ -18,6 +18,7 @@ class AttentionScaled(Fault):
 
     is_transient = True
     needs_rollback = True
+    expected = Expected(cause=("unexplained-state",), actions=("rollback",), within=1, excess=0.0)
 
     def plant(self, trainer: Any) -> None:
         """Multiply them in place before a forward pass."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, once_before_forward
+from ..fault import Expected, Fault, once_before_forward
 
 
 @dataclass(kw_only=True)
@@ -24,6 +24,7 @@ class FlippedBits(Fault):
 
     is_transient = True
     needs_rollback = True
+    expected = Expected(cause=("unexplained-state", "step-not-finite"), actions=("rollback",), excess=0.0)
 
     def plant(self, trainer: Any) -> None:
         """Flip it before a forward pass, in the first weight of as many matrices of the layers."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from ..fault import Fault
+from ..fault import Expected, Fault
 from ..loopback_hub import LoopbackHub
 
 
@@ -20,6 +20,9 @@ class HubDown(Fault):
 
     is_transient = True
     needs: ClassVar[Mapping[str, Any]] = MappingProxyType({"save_strategy": "steps", "save_steps": 20})
+    stage = "trainer"
+    requires = ("transformers", "accelerate")
+    expected = Expected(cause=("network-error",), actions=("backoff",), within=99, excess=0.0)
 
     def plant(self, trainer: Any) -> None:
         """Let the trainer push to a server on this machine that is down at first."""

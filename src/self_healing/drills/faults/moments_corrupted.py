@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault
+from ..fault import Expected, Fault, once_before_forward
 
 
 @dataclass(kw_only=True)
@@ -21,19 +21,14 @@ class MomentsCorrupted(Fault):
 
     is_transient = True
     needs_rollback = True
+    from_outside = True
+    expected = Expected(cause=("unexplained-state",), actions=("rollback",), excess=0.0)
 
     def plant(self, trainer: Any) -> None:
         """Multiply them in place when a step begins."""
-        from transformers import TrainerCallback
 
-        fault = self
-        done: list[bool] = []
+        def harm(_model: Any) -> None:
+            for moments in trainer.optimizer.state.values():
+                moments["exp_avg"].mul_(self.factor)
 
-        class Harm(TrainerCallback):
-            def on_step_begin(self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any) -> None:
-                if state.global_step == fault.at_step and not done:
-                    done.append(True)
-                    for moments in optimizer.state.values():
-                        moments["exp_avg"].mul_(fault.factor)
-
-        trainer.add_callback(Harm())
+        once_before_forward(trainer, self.at_step, harm)

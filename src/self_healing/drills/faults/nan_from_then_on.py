@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, on_training_forward, with_loss_times
+from ..fault import Expected, Fault, on_training_forward, with_loss_times
 
 
 @dataclass(kw_only=True)
@@ -13,6 +13,7 @@ class NanFromThenOn(Fault):
     """Every loss is NaN from one step on, whatever is done."""
 
     is_transient = False
+    expected = Expected(cause=("step-not-finite",), actions=("stop",), excess=None, completes=False)
 
     def plant(self, trainer: Any) -> None:
         """Multiply every loss by NaN from that step on."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..fault import Fault, on_evaluation_forward, with_loss_times
+from ..fault import Expected, Fault, on_evaluation_forward, with_loss_times
 
 
 @dataclass(kw_only=True)
@@ -15,6 +15,9 @@ class NanInEval(Fault):
 
     is_transient = True
     needs = MappingProxyType({"eval_strategy": "steps", "eval_steps": 10})
+    stage = "trainer"
+    requires = ("transformers", "accelerate")
+    expected = Expected(cause=("eval-not-finite",), actions=("alert",), within=10, excess=0.0)
 
     def plant(self, trainer: Any) -> None:
         """Multiply the loss of one forward pass in evaluation by NaN."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, on_training_forward, with_loss_times
+from ..fault import Expected, Fault, on_training_forward, with_loss_times
 
 
 @dataclass(kw_only=True)
@@ -14,6 +14,8 @@ class NanLoss(Fault):
 
     is_transient = True
     steps_to_make_up = 1
+    from_outside = True
+    expected = Expected(cause=("step-not-finite",), actions=("skip_step",), excess=0.0)
 
     def plant(self, trainer: Any) -> None:
         """Multiply the loss of one forward pass by NaN."""

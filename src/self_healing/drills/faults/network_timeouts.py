@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault
+from ..fault import Expected, Fault
 
 
 @dataclass(kw_only=True)
@@ -17,6 +17,7 @@ class NetworkTimeouts(Fault):
     """The records whose first reading times out, once for each time they are named."""
 
     is_transient = True
+    expected = Expected(cause=("network-error",), actions=("backoff",), excess=0.0)
 
     def plant(self, trainer: Any) -> None:
         """Put a dataset that asks a silent server in the place of the trainer's."""

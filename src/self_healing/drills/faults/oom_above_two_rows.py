@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, on_training_forward
+from ..fault import Expected, Fault, on_training_forward, rows_of, run_out_of_memory
 
 
 @dataclass(kw_only=True)
@@ -19,15 +19,15 @@ class OomAboveTwoRows(Fault):
     """Rows that fit."""
 
     is_transient = False
+    from_outside = True
+    expected = Expected(cause=("out-of-memory",), actions=("split_micro_batch",))
 
     def plant(self, trainer: Any) -> None:
         """Raise what PyTorch raises, from a hook on the model."""
-        import torch
 
         def spoil(step: int, inputs: dict[str, Any], output: Any) -> Any:
-            rows = int(inputs["input_ids"].shape[0])
+            rows = len(rows_of(inputs))
             if step >= self.at_step and rows > self.most_rows:
-                told = f"CUDA out of memory. Tried to allocate {rows}.00 GiB. (a drill: {self.most_rows} rows fit)"
-                raise torch.OutOfMemoryError(told)
+                run_out_of_memory(rows_of(inputs), f"{rows}.00 GiB. (a drill: {self.most_rows} rows fit)")
 
         on_training_forward(trainer, spoil)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, on_training_forward
+from ..fault import Expected, Fault, on_training_forward
 
 
 @dataclass(kw_only=True)
@@ -21,6 +21,9 @@ class OomInPackedRows(Fault):
     """Rows that fit."""
 
     is_transient = False
+    stage = "trainer"
+    requires = ("transformers", "accelerate")
+    expected = Expected(cause=("crashed: oom_gpu",), actions=("halve_batch_size",))
 
     def plant(self, trainer: Any) -> None:
         """Mark the rows as packed, and raise what PyTorch raises from a hook on the model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, on_training_forward, with_gradient_times, with_loss_times
+from ..fault import Expected, Fault, on_training_forward, with_gradient_times, with_loss_times
 
 
 @dataclass(kw_only=True)
@@ -19,6 +19,8 @@ class PoisonedBatch(Fault):
     """Multiply the gradient and leave the value: a loss that saturates has no gradient left where it is large."""
 
     is_transient = False
+    from_outside = True
+    expected = Expected(cause=("gradient-outlier",), actions=("reclip",))
 
     def plant(self, trainer: Any) -> None:
         """Multiply the loss of one step, however often it is computed."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, on_training_forward, with_loss_times
+from ..fault import Expected, Fault, on_training_forward, with_loss_times
 
 
 @dataclass(kw_only=True)
@@ -25,6 +25,7 @@ class PoisonedBatches(Fault):
 
     is_transient = False
     needs_rollback = True
+    expected = Expected(cause=("gradient-outlier",), actions=("rollback", "skip_batch"), excess=0.15)
 
     def plant(self, trainer: Any) -> None:
         """Put noise into the batches as they are collated, and have the model know them."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from ..fault import Fault
+from ..fault import Expected, Fault
 from ..spoiled_data import SpoiledRecords
 
 
@@ -17,6 +17,7 @@ class RaisingRecord(Fault):
     """Its place in the dataset; the step in which it is drawn follows from the seed."""
 
     is_transient = False
+    expected = Expected(cause=("bad-record",), actions=("quarantine_records",))
 
     def plant(self, trainer: Any) -> None:
         """Put a dataset that cannot read one record in the place of the trainer's."""

@@ -6,7 +6,7 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault
+from ..fault import Expected, Fault
 
 
 @dataclass(kw_only=True)
@@ -14,6 +14,9 @@ class TrackerDown(Fault):
     """The server of an experiment tracker refuses every connection from one step on."""
 
     is_transient = True
+    stage = "trainer"
+    requires = ("transformers", "accelerate")
+    expected = Expected(cause=("tracker-down",), actions=("go_on_without_it",), excess=0.0)
 
     def plant(self, trainer: Any) -> None:
         """Add a tracker's callback that connects to a local port on which nobody listens."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..fault import Fault, once_before_forward
+from ..fault import Expected, Fault, once_before_forward
 
 
 @dataclass(kw_only=True)
@@ -14,6 +14,8 @@ class WeightNan(Fault):
 
     is_transient = True
     needs_rollback = True
+    from_outside = True
+    expected = Expected(cause=("weights-not-finite", "step-not-finite"), actions=("rollback",), excess=0.0)
 
     def plant(self, trainer: Any) -> None:
         """Write into the last of the matrices before a forward pass."""

@@ -1,0 +1,26 @@
+"""The fault `reward-raises`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from ..fault import Expected, Fault
+from ..tiny_trl import Mishap
+
+
+@dataclass(kw_only=True)
+class RewardRaises(Fault):
+    """A reward function raises once, as a judge does whose server answers with rubbish."""
+
+    at_step: int = 5
+
+    is_transient = True
+    is_for_trainers = False
+    stage = "grpo"
+    requires = ("trl", "transformers", "datasets")
+    expected = Expected(cause=("reward-function-failed",), actions=("backoff",), excess=0.0)
+
+    def plant(self, trainer: Any) -> None:
+        """Put a function with a mishap in the place of the trainer's."""
+        trainer.reward_funcs[0] = Mishap(trainer.reward_funcs[0], self.at_step + 1, hangs=False)
