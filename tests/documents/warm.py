@@ -12,8 +12,11 @@ What is printed goes to the file `out`.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import os
+import pkgutil
 import runpy
 import socket
 import sys
@@ -36,6 +39,7 @@ def main() -> None:
     if "--frameworks" in sys.argv:
         _import_frameworks()
     sys.path.insert(0, str(Path(__file__).parent))
+    gc.freeze()  # what is shared with the forks stays shared
     for line in sys.stdin:
         asked = json.loads(line)
         ranks = asked.get("ranks", 1)
@@ -58,8 +62,16 @@ def _import_frameworks() -> None:
 
     for name in "SFTTrainer DPOTrainer GRPOTrainer RLOOTrainer KTOTrainer RewardTrainer".split():
         getattr(trl, name)  # TRL imports what it has when it is asked for
-    from self_healing import SelfHealingTrainer  # noqa: F401
+    import datasets  # noqa: F401
+    import peft  # noqa: F401
+    from transformers.models.llama import modeling_llama  # noqa: F401
 
+    import self_healing
+
+    for room in ("adapters", "snapshots", "tensors", "tracking", "report"):  # else each fork would import them anew
+        folder = Path(self_healing.__file__).parent / room
+        for found in pkgutil.walk_packages([str(folder)], f"self_healing.{room}."):
+            importlib.import_module(found.name)
     transformers.logging.set_verbosity_error()
     _train_on_the_cpu(transformers.TrainingArguments)
 
