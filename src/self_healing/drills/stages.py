@@ -211,7 +211,8 @@ def _ranks(job: Job) -> dict[str, Any]:
             "raised": "all ranks die",
             "began": began,
         }
-    return json.loads(told.read_text()) | {"began": began, "restarts": attempt}
+    found: dict[str, Any] = json.loads(told.read_text())
+    return found | {"began": began, "restarts": attempt}
 
 
 def _forked(job: Job, rank: int, attempt: int) -> int:

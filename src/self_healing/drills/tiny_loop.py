@@ -35,8 +35,8 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return what each place has found."""
         rows, length, _ = x.shape
-        parts = (p(x).view(rows, length, HEADS, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
-        found = nn.functional.scaled_dot_product_attention(*parts, is_causal=True)
+        q, k, v = (p(x).view(rows, length, HEADS, -1).transpose(1, 2) for p in (self.q_proj, self.k_proj, self.v_proj))
+        found = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.o_proj(found.transpose(1, 2).reshape(rows, length, SIZE))  # type: ignore[no-any-return]
 
 
@@ -86,7 +86,7 @@ class TinyModel(nn.Module):
     def gradient_checkpointing_enable(self, gradient_checkpointing_kwargs: Any = None) -> None:
         """Have every layer computed again in the backward pass."""
         for layer in self.layers:
-            layer.gradient_checkpointing = True
+            layer.gradient_checkpointing = True  # type: ignore[assignment]  # of our own Layer
 
 
 def collate(rows: list[dict[str, list[int]]]) -> dict[str, torch.Tensor]:
