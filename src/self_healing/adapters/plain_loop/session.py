@@ -381,13 +381,6 @@ class PlainSession(LoopFlow):
             return super().emergency_checkpoint()
         return self.ranks.save(wait=True) if self.ranks.is_agreed else NOT_TOGETHER
 
-    def weights_are_finite_everywhere(self) -> bool:
-        """Say whether the weights are finite on every process."""
-        is_finite = self.weights_are_finite()
-        return (
-            all(said for (said,) in self.ranks.group.exchange([int(is_finite)])) if self.ranks.is_several else is_finite
-        )
-
     # -- saving --------------------------------------------------------------------------------------
 
     def save(self) -> str:

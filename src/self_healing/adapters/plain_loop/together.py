@@ -150,7 +150,8 @@ class LoopRanks:
 
         session, stand_in = self._session, self._session.trainer
         step, returns = session.desk.step(), session.returns
-        if not session.weights_are_finite_everywhere():
+        is_finite = int(session.weights_are_finite())
+        if not all(said for (said,) in self.group.exchange([is_finite])):  # of any of them
             return "the weights are not finite, no checkpoint was written"
         if self._saver is None:
             self._saver = ShardedCheckpoints(stand_in.args.output_dir)
