@@ -82,5 +82,7 @@ def test_every_rule_action_and_command_the_readme_names_exists():
 )
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-        if not target.startswith("http") and "reference/" not in target:  # those are generated: the site is built strictly
+        if (
+            not target.startswith("http") and "reference/" not in target
+        ):  # those are generated: the site is built strictly
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
