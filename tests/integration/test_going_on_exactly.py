@@ -144,7 +144,7 @@ EVERY_3 = "log-every-3-evaluate-each-epoch"
         ("accumulation-4", 5),
         (EVERY_3, 7),
         *(pytest.param(*each, marks=pytest.mark.soak) for each in (("sft", 9), ("dpo", 7), (EVERY_3, 9))),
-    ],  # fmt: skip
+    ],
 )
 def test_the_log_of_a_run_that_was_asked_to_end_has_all_its_entries(kind, step, trainings, undisturbed, tmp_path):
     """At the end of an epoch and in its middle, at a step that is logged and, by the last kind, at one that is not."""

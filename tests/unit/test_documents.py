@@ -82,7 +82,6 @@ def test_every_rule_action_and_command_the_readme_names_exists():
 )
 def test_links_lead_somewhere(path):
     for target in re.findall(r"\]\(([^)#]+)\)", path.read_text()):
-        if (
-            not target.startswith("http") and "reference/" not in target
-        ):  # those are generated: the site is built strictly
+        is_generated = "reference" in Path(target).parts  # by `make docs`, which fails where a link leads nowhere
+        if not target.startswith("http") and not is_generated:
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
