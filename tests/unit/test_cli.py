@@ -247,7 +247,7 @@ def test_everything_in_the_catalogue_can_be_explained(heal):
         assert (code, data["v"], data["name"]) == (0, 1, name)
         for page in data["entries"]:
             assert page["doc"]
-            assert "".join(explain._markdown(page))
+            assert "".join(explain.as_markdown(page))
             for option in page.get("options", ()):
                 assert option["doc"], f"{name}: {option['name']} has no docstring under its field"
 
@@ -256,7 +256,7 @@ def test_every_check_has_a_page():
     for name, check in catalogue.checks().items():
         page = explain._check(check)
         assert (page["kind"], page["name"]) == ("check", name)
-        assert "Something is found in" in "".join(explain._markdown(page)), name
+        assert "Something is found in" in "".join(explain.as_markdown(page)), name
 
 
 def test_a_page_holds_docs_options_remedy_and_examples(heal):
