@@ -19,7 +19,7 @@ PRELOADED = [
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "self_healing.adapters.plain_torch",
-    "loop_ranks",
+    f"{__package__}.loop_ranks",
 ]
 PATIENCE_S = 100.0
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parent))
 
-from rank_launcher import launch  # noqa: E402
+from .rank_launcher import launch  # noqa: E402
 
 PREEMPTED = 75
 KINDS = [pytest.param("ddp", marks=pytest.mark.soak), "fsdp2"]

@@ -8,15 +8,12 @@ from __future__ import annotations
 import os
 import random
 import shutil
-import sys
-from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
-sys.path.insert(0, str(Path(__file__).parents[1] / "integration"))
 
-from rank_launcher import launch  # noqa: E402
+from ..integration.rank_launcher import launch  # noqa: E402
 
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(7200)]
 RUNS = int(os.environ.get("SELF_HEALING_RANK_RUNS", "50"))
