@@ -44,6 +44,7 @@ def test_a_batch_is_drawn_by_its_epoch_and_its_place_alone(seeded):
         assert drawn(data, skip_first_batches(loader, skipped)) == first[skipped:]
 
 
+@pytest.mark.soak
 def test_so_it_is_in_workers_that_are_spawned(seeded):
     data, loader = seeded(default_data_collator, dataloader_multiprocessing_context="spawn")
     assert drawn(data, skip_first_batches(loader, 3)) == drawn(data, loader)[3:]

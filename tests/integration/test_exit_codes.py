@@ -89,7 +89,7 @@ def run(folder, how, around="plain"):
     [
         ("nan", "self_healing.core.errors.UnrecoverableError: "),
         ("bug", "self-healing gave up: "),
-        ("rehearsal", "self_healing.core.errors.UnrecoverableError: "),
+        pytest.param("rehearsal", "self_healing.core.errors.UnrecoverableError: ", marks=pytest.mark.soak),
     ],
 )
 def test_what_is_given_up_for_good_ends_with_78_and_its_own_traceback(how, last_line, tmp_path):
@@ -104,13 +104,14 @@ def test_what_is_given_up_for_good_ends_with_78_and_its_own_traceback(how, last_
     assert (told.ended, told.exit_code) == ("exception" if how == "bug" else "unrecoverable", 78)
 
 
+@pytest.mark.soak
 def test_a_callback_gives_up_with_the_same_code(tmp_path):
     ended = run(tmp_path, "nan", "callback")
     assert ended.returncode == 78, ended.stderr
     assert read_heartbeat(tmp_path).exit_code == 78
 
 
-@pytest.mark.parametrize("how", ["observed", "host-memory"])
+@pytest.mark.parametrize("how", ["observed", pytest.param("host-memory", marks=pytest.mark.soak)])
 def test_an_exception_that_another_process_may_fare_better_with_keeps_its_own_code(how, tmp_path):
     """Nothing was decided about the one; the other asks for a new process, which this one cannot begin itself."""
     ended = run(tmp_path, how)
@@ -124,7 +125,7 @@ def test_an_exception_that_another_process_may_fare_better_with_keeps_its_own_co
     ("around", "code", "said"),
     [
         ("hook", 78, "shown by the program: UnrecoverableError"),
-        ("wrapped", 78, "RuntimeError: the job has failed"),
+        pytest.param("wrapped", 78, "RuntimeError: the job has failed", marks=pytest.mark.soak),
         ("caught", 3, ""),
         pytest.param("other", 1, "RuntimeError: something else", marks=pytest.mark.soak),
     ],

@@ -178,6 +178,7 @@ def script(folder: Path, run_dir: str) -> list[str]:
     return [sys.executable, str(path)]
 
 
+@pytest.mark.soak
 def test_a_script_of_ones_own_meets_a_fault_from_outside(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = script(tmp_path, f'os.environ.get("{VARIABLE}", "out")')

@@ -217,6 +217,7 @@ def test_a_preempted_process_says_that_it_wants_to_be_started_again(tmp_path):
     assert (process.returncode, told.ended, told.exit_code) == (75, "sigterm", 75)
 
 
+@pytest.mark.soak
 def test_a_supervisor_that_starts_a_failed_run_again_has_it_go_on_exactly(tmp_path):
     """Without one a person looks at an exception first, and the same script starts over."""
     import torch

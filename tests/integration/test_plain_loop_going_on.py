@@ -52,7 +52,14 @@ def test_a_killed_loop_ends_as_if_nothing_had_happened(kind, where, loops, bare_
     assert ("shared memory" in told) == (where == "memory")
 
 
-@pytest.mark.parametrize(("form", "where"), [(1, "memory"), (1, "disk"), (3, "memory"), (3, "disk")])
+@pytest.mark.parametrize(
+    ("form", "where"),
+    [
+        (1, "memory"),
+        (3, "disk"),
+        *(pytest.param(*each, marks=pytest.mark.soak) for each in ((1, "disk"), (3, "memory"))),
+    ],
+)
 @pytest.mark.parametrize(
     "kill",
     [("body", 1), ("behind", PER_EPOCH), ("between", 0), ("body", PER_EPOCH), ("between", 1), ("behind", 14)],

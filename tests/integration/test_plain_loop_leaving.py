@@ -101,7 +101,7 @@ def test_another_batch_size_is_refused(where, loops, bare_loops, tmp_path):
 
 
 @pytest.mark.parametrize("form", [1, 3])
-@pytest.mark.parametrize("at", [3, PER_EPOCH, 8, 3 * PER_EPOCH])
+@pytest.mark.parametrize("at", [3, PER_EPOCH, *(pytest.param(at, marks=pytest.mark.soak) for at in (8, 3 * PER_EPOCH))])
 def test_a_machine_that_is_taken_away_leaves_the_last_step_on_disk(at, form, loops, bare_loops, tmp_path):
     """Also where that is the last one of an epoch, and of the run."""
     result = loops.run(tmp_path, kill=["SIGTERM", at], form=form, **ON_DISK_ALONE)

@@ -144,9 +144,9 @@ def test_an_exception_that_comes_with_the_signal_is_put_down_to_it(clean, tmp_pa
 @pytest.mark.parametrize(
     ("how", "settings", "code"),
     [
-        ("later", {}, -signal.SIGTERM),
+        pytest.param("later", {}, -signal.SIGTERM, marks=pytest.mark.soak),
         ("term", {"preemption_signals": ()}, -signal.SIGTERM),
-        ("fork", {"grace_seconds": 0.5}, 0),
+        pytest.param("fork", {"grace_seconds": 0.5}, 0, marks=pytest.mark.soak),
         ("lose-device", {}, 77),
     ],
     ids=["a second signal ends at once, later", "no preemption", "a signal to a forked child", "a lost device"],

@@ -201,6 +201,7 @@ def test_a_tracker_that_is_killed_leaves_training_and_the_other_trackers_alone(t
     assert [step for step, _ in scalars["healing/goodput"]] == [10, 20, 30, 40, 50, 60, 60]
 
 
+@pytest.mark.soak
 def test_a_tracker_that_is_killed_does_not_end_a_run_of_grpo_which_reports_in_the_middle_of_its_steps(tmp_path):
     arguments = {"max_steps": 8, "log_completions": True}
     clean = TINY["grpo"](tmp_path / "clean", **arguments)

@@ -142,7 +142,17 @@ KINDS = {
 }
 
 
-LONG = frozenset({"sft-accumulation-4", "persistent-workers", "grpo-short-epochs", "scheduler-and-sgd"})
+LONG = frozenset(
+    {
+        "sft-accumulation-4",
+        "persistent-workers",
+        "grpo-short-epochs",
+        "scheduler-and-sgd",
+        "accumulation-2",
+        "epochs",
+        "grpo",
+    }
+)
 """What others that stay cover in part."""
 
 

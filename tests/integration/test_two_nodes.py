@@ -23,6 +23,7 @@ def free_port():
         return listener.getsockname()[1]
 
 
+@pytest.mark.soak
 def test_a_rank_that_is_killed_on_one_node_has_both_nodes_go_on(tmp_path):
     options = ["--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2", "--rdzv-id", "two", "--rdzv-backend", "c10d",
                "--rdzv-endpoint", f"localhost:{free_port()}", "--local-addr", "localhost"]  # fmt: skip

@@ -96,6 +96,7 @@ def assert_resumed(heal, reached):
 
 @pytest.mark.torch
 @pytest.mark.timeout(300)
+@pytest.mark.soak
 def test_killed_five_times_it_ends_as_if_it_had_been_left_alone(heal, undisturbed):
     began = time.monotonic()
     code, reached, err = kill_at_random(heal, 5, random.Random(3))

@@ -196,6 +196,7 @@ def asked_in_vain(tmp_path, environ, **settings):
 
 
 @needs_wandb
+@pytest.mark.soak
 def test_nobody_who_listens_is_a_line(tmp_path):
     with refusing() as address:
         reasons, seconds = asked_in_vain(tmp_path, {"WANDB_BASE_URL": address}, limit_s=20.0)
