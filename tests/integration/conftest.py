@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import tempfile
 from pathlib import Path
 
@@ -21,6 +22,17 @@ def quiet_frameworks():
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
+
+
+@pytest.fixture(autouse=True)
+def own_signal_handlers():
+    """Put back the handlers that a test has left: a run that it never closes holds on to its own."""
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+    before = {number: signal.getsignal(number) for number in numbers}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler and handler is not None:
+            signal.signal(number, handler)
 
 
 @pytest.fixture(autouse=True, scope="module")

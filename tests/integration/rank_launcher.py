@@ -40,12 +40,13 @@ class Launch:
         return bool(self.codes) and set(self.codes[-1]) == {0}
 
 
-def _rank(rank: int, world: int, folder: str, attempt: int, jobs: list[list[str]]) -> None:
+def _rank(rank: int, world: int, folder: str, attempt: int, jobs: list[list[str]], environ: dict[str, str]) -> None:  # noqa: PLR0917
     import torch
     import torch.distributed as dist
 
     from . import loop_ranks
 
+    os.environ.update(environ)  # the server that this process was forked from may be of another test
     os.environ.update(TORCHELASTIC_RESTART_COUNT=str(attempt), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(world))
     with (Path(folder) / f"output-{attempt}-{rank}.txt").open("w") as file:
         os.dup2(file.fileno(), 1)
@@ -77,7 +78,8 @@ def launch(
     told = Launch()
     for attempt in range(restarts + 1):
         ranks = [
-            context.Process(target=_rank, args=(rank, world, str(folder), attempt, list(jobs))) for rank in range(world)
+            context.Process(target=_rank, args=(rank, world, str(folder), attempt, list(jobs), dict(os.environ)))
+            for rank in range(world)
         ]
         for process in ranks:
             process.start()

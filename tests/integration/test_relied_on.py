@@ -73,6 +73,7 @@ def test_every_private_name_the_adapter_uses_is_in_the_table():
         "_calculate_rewards",
         "_total_train_tokens",
         "_do_sync",
+        "_sync_buffers",  # of torch's DistributedDataParallel
     }
     returning = {"_run_epoch", "_load_rng_state"}  # which is done only where `_run_epoch` is as known
     assert used - {needed.name for needed in RELIED_ON} == asked_for_before_it_is_used | returning

@@ -25,6 +25,8 @@ class SharedAbilities:
 
     def __init__(self, abilities: Any, keeper: StateKeeper | None = None) -> None:
         self._abilities = abilities
+        if hasattr(abilities, "save_checkpoint"):
+            self.save_checkpoint = self._save_checkpoint
         if keeper is not None:
             self._keeper = keeper
             self.roll_back, self.skip_batches = self._roll_back, abilities.skip_batches
@@ -33,7 +35,7 @@ class SharedAbilities:
             if method is not None:
                 setattr(self, name, method)
 
-    def save_checkpoint(self) -> str:
+    def _save_checkpoint(self) -> str:
         """Ask for a checkpoint of this step, which all write together: what has proved itself is each rank's own opinion."""
         return LoopAbilities.save_checkpoint(self._abilities)
 

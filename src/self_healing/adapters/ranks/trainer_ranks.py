@@ -33,7 +33,7 @@ class TrainerRanks:
         is_asked = not self.is_one_of_several or SideGroup.is_possible()
         return mode if is_asked or mode is not Mode.HEAL else Mode.ADVISE
 
-    def abilities_of(self, abilities: Any, keeper: StateKeeper | None) -> Any:
+    def abilities_of(self, abilities: Any, keeper: StateKeeper | None = None) -> Any:
         """Return what plans may be carried out with."""
         return SharedAbilities(abilities, keeper) if self.is_one_of_several else abilities
 
@@ -42,7 +42,7 @@ class TrainerRanks:
         if self.is_one_of_several:
             self._own_time.attach(accelerator, changes)
 
-    def meet(self, desk: RunDesk, config: HealingConfig, keeper: StateKeeper | None) -> None:
+    def meet(self, desk: RunDesk, config: HealingConfig, keeper: StateKeeper | None = None) -> None:
         """Meet the others, once: all of them begin to train at this moment."""
         if not self.is_one_of_several or self._ranks is not None:
             return
