@@ -54,11 +54,11 @@ class Interrupts:
         self._process = os.getpid()
 
     def restore(self) -> None:
-        """Put the former handlers back."""
+        """Put the former handlers back, but for signals that somebody has taken since: those keep theirs."""
         while self._before:
             number, handler = self._before.popitem()
-            # None stands for a handler that was not installed from Python and cannot be put back from there.
-            signal.signal(number, handler if handler is not None else signal.SIG_DFL)
+            if signal.getsignal(number) == self._note:
+                signal.signal(number, _still_there(handler, number))
 
     def take(self) -> signal.Signals | None:
         """Return the signal that has come, once."""
@@ -67,11 +67,11 @@ class Interrupts:
 
     def is_warning(self, number: signal.Signals) -> bool:
         """Say whether a signal only announces an end, or means something to the program: training goes on after it."""
-        return number in FREE_FOR_USE and (number not in self.preempting or callable(self._former.get(number)))
+        return number in FREE_FOR_USE and (number not in self.preempting or callable(self._of_program(number)))
 
     def is_preemption(self, number: signal.Signals) -> bool:
         """Say whether a signal takes the machine away from a program that has nothing to say about it itself."""
-        return number in self.preempting and self._former.get(number, signal.SIG_DFL) in (signal.SIG_DFL, None)
+        return number in self.preempting and self._of_program(number) == signal.SIG_DFL
 
     @property
     def ending(self) -> list[signal.Signals]:
@@ -80,20 +80,31 @@ class Interrupts:
 
     def pass_on(self, number: signal.Signals) -> None:
         """Let the former handler have the signal, as if we had not been there; a mere warning only to a real one."""
-        handler = self._before.get(number)
-        if self.is_warning(number):
-            if callable(handler):
-                handler(number, None)
-            return
-        self.restore()
-        os.kill(os.getpid(), number)
+        if not self.is_warning(number):
+            self._end_at_once(number, None)
+        elif callable(handler := self._before.get(number)):
+            handler(number, None)
+
+    def holds(self, number: int) -> bool:
+        """Say whether a signal comes to this run: it was taken, and not given back."""
+        return number in self._before
+
+    def former(self, number: int) -> Any:
+        """Return the handler that was there when the signal was taken."""
+        return self._former.get(signal.Signals(number))
+
+    def _of_program(self, number: signal.Signals) -> Any:
+        """Return the handler that the program itself has, whatever other runs have put over it."""
+        return _still_there(self.former(number), number, is_ours_too=False)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if os.getpid() != self._process:  # a child that was forked during training: the signal is its own
-            self.restore()
-            os.kill(os.getpid(), number)
+        if not self.holds(number):  # the run is over, and a handler that was put over ours passes the signal on
+            _hand_over(_still_there(self._note, number), number, frame)
             return
         came = signal.Signals(number)
+        if os.getpid() != self._process:  # a child that was forked during training: the signal is its own
+            self._end_at_once(came, frame)
+            return
         if not self.is_warning(came):
             if self._asked is None:
                 self._asked = (came, time.monotonic())
@@ -115,12 +126,9 @@ class Interrupts:
         return came == first and came != signal.SIGINT and time.monotonic() - at < SAME_REQUEST_SECONDS
 
     def _end_at_once(self, came: signal.Signals, frame: FrameType | None) -> None:
-        handler = self._before.get(came)
+        handler = self._before.get(came, signal.getsignal(came))  # another rank may have heard what is ignored here
         self.restore()
-        if callable(handler):
-            handler(came, frame)
-            return
-        os.kill(os.getpid(), came)
+        _hand_over(_still_there(handler, came), came, frame)
 
 
 def signals_left_to_us(args: Any, preempting: Iterable[signal.Signals] = ()) -> list[signal.Signals]:
@@ -128,6 +136,28 @@ def signals_left_to_us(args: Any, preempting: Iterable[signal.Signals] = ()) -> 
     taken = {signal.SIGTERM} if getattr(args, "enable_jit_checkpoint", False) else set()
     wanted = dict.fromkeys((signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, *preempting))
     return [number for number in wanted if number not in taken]
+
+
+def _still_there(handler: Any, number: int, *, is_ours_too: bool = True) -> Any:
+    """Return a handler that was there before, or the one before that where it belongs to a run that is over.
+
+    Runs may be guarded one after the other without being closed, or two at once, and end in any order.
+    """
+    while isinstance(owner := getattr(handler, "__self__", None), Interrupts):
+        if is_ours_too and owner.holds(number):
+            break
+        handler = owner.former(number)
+    # None stands for a handler that was not installed from Python and cannot be put back from there.
+    return signal.SIG_DFL if handler is None else handler
+
+
+def _hand_over(handler: Any, number: int, frame: FrameType | None) -> None:
+    """Let a former handler have a signal, or what the system does where there is none."""
+    if callable(handler):
+        handler(number, frame)
+    elif handler == signal.SIG_DFL:
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
 
 
 def nobody_listens(_number: int) -> None:
