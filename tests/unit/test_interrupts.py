@@ -71,7 +71,8 @@ def test_a_handler_that_was_put_over_ours_keeps_the_signal_and_can_pass_it_on_wh
     assert run.received == TERM
     assert heard == []
     run.pass_on(TERM)
-    assert heard == [TERM] and over == [TERM], "the handler over ours had the signal already"
+    assert heard == [TERM]
+    assert over == [TERM], "the handler over ours had the signal already"
     assert signal.getsignal(TERM) is chained
     ask()
     assert heard == [TERM, TERM]
