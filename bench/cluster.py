@@ -273,7 +273,7 @@ def sensitivity_table(assumed: Assumed) -> str:
         "a step takes 30 s": {"step_s": 30.0}, "a step takes 0.5 s": {"step_s": 0.5}, "ranks come together at 50 a second": {"ranks_per_s": 50.0},
         "5 s a checkpoint": {"save_s": 5.0}, "120 s a checkpoint": {"save_s": 120.0},
     }  # fmt: skip
-    sizes, strategies = (1024, 16_384), (figures.OURS_TODAY, figures.OURS_A_THIRD, figures.OURS_ALL)
+    sizes, strategies = (1024, 16_384), (figures.OURS_RESTARTED, figures.OURS_A_THIRD, figures.OURS_ALL)
     heads = " | ".join(f"{strategy.name}, {gpus:,}" for gpus in sizes for strategy in strategies)
     rows = [f"| | {heads} |", "|---" * (1 + len(sizes) * len(strategies)) + "|"]
     for what, values in changes.items():
@@ -285,7 +285,7 @@ def sensitivity_table(assumed: Assumed) -> str:
 
 def swarms_table(assumed: Assumed, rng: random.Random, failures: int) -> str:
     """What it is worth that failures come one by one: drawn, all failures, the largest size."""
-    strategies = (figures.SCHEDULER, figures.OURS_TODAY, figures.OURS_ALL)
+    strategies = (figures.SCHEDULER, figures.OURS_RESTARTED, figures.OURS_ALL)
     rows = [
         f"| gaps between failures | {' | '.join(each.name for each in strategies)} |",
         "|---" * (1 + len(strategies)) + "|",

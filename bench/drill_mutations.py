@@ -9,10 +9,12 @@ from __future__ import annotations
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from self_healing.drills.drill import WITH_TRANSFORMERS, clean_stage
 from self_healing.drills.scoring import found_in, score
 from self_healing.drills.stages import faults
 from self_healing.drills.warm import Warm
@@ -44,6 +46,9 @@ MUTATIONS = (
     Mutation("no states in memory, on ranks", {"snapshot_memory_fraction": 0.0}, ("rank-disagrees",)),
     Mutation("no states outside of the process", {"shared_memory": False}, ("sigkill", "sigstop", "rank-killed")),
     Mutation("the command is not started again", {}, ("sigterm",), ("--max-retries", "0")),
+    Mutation("nothing is done about memory", {"oom_action": "raise"}, ("oom-in-packed-rows",)),
+    Mutation("no rule for evaluations", {"ignore": ["eval-not-finite"]}, ("nan-in-eval",)),
+    Mutation("nothing is done, only told", {"mode": "advise"}, ("tracker-down", "hub-down", "reward-raises", "reward-hangs")),
 )  # fmt: skip
 
 
@@ -57,13 +62,20 @@ class Verdict:
     """Why it failed; empty where it passed all the same."""
 
 
-def without(warm: Warm, folder: Path, mutations: tuple[Mutation, ...] = MUTATIONS) -> Iterator[Verdict]:
+def without(folder: Path, mutations: tuple[Mutation, ...] = MUTATIONS) -> Iterator[Verdict]:
     """Run each drill without what its mutation takes away."""
+    with ExitStack() as stack:
+        warms = {kind: stack.enter_context(closing(Warm(kind))) for kind in ("loop", "trainer")}
+        yield from _without(warms, folder, mutations)
+
+
+def _without(warms: dict[str, Warm], folder: Path, mutations: tuple[Mutation, ...]) -> Iterator[Verdict]:
     clean: dict[str, dict[str, Any]] = {}
     for number, mutation in enumerate(mutations):
         for name in mutation.drills:
             kind = faults()[name]
-            stage = "ranks" if kind.stage == "ranks" else "loop"
+            stage = clean_stage(kind)
+            warm = warms["trainer" if kind.stage in WITH_TRANSFORMERS else "loop"]
             if stage not in clean:
                 clean[stage] = warm.run(_job(folder / f"clean-{stage}", stage, None, Mutation("", {}, ())))
             place = folder / f"{number}-{name}"
@@ -86,20 +98,16 @@ def main() -> int:
     passed = 0
     print("| taken away | drill | fails, because |")
     print("|---|---|---|")
-    warm = Warm("loop")
-    try:
-        with tempfile.TemporaryDirectory() as folder:
-            for each in without(warm, Path(folder)):
-                passed += not each.problems
-                how = ", ".join(f"`{key} = {value!r}`" for key, value in each.mutation.config.items()) or " ".join(
-                    each.mutation.run_options
-                )
-                print(
-                    f"| {each.mutation.what} ({how}) | `{each.drill}` | {'; '.join(each.problems) or '**it passes**'} |",
-                    flush=True,
-                )
-    finally:
-        warm.close()
+    with tempfile.TemporaryDirectory() as folder:
+        for each in without(Path(folder)):
+            passed += not each.problems
+            how = ", ".join(f"`{key} = {value!r}`" for key, value in each.mutation.config.items()) or " ".join(
+                each.mutation.run_options
+            )
+            print(
+                f"| {each.mutation.what} ({how}) | `{each.drill}` | {'; '.join(each.problems) or '**it passes**'} |",
+                flush=True,
+            )
     return 1 if passed else 0
 
 

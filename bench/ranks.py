@@ -2,8 +2,9 @@
 
 Prints microseconds per step of the vote at its default cadence beside the same loop without it, the time of one vote, what it
 takes in a guarded loop under DDP and how many collectives the bare and the guarded loop make in a step, what
-the check's thread costs, the seconds until a rank that was stopped (SIGSTOP) is named beside torch's own time limit, and how
-often the rule `rank-straggling` fires on ranks that are equals.
+the check's thread costs, the seconds until a rank that was stopped (SIGSTOP) is named beside torch's own time limit, the seconds
+from the kill of a rank (SIGKILL) to the first new step where torchrun starts all of them again, and how often the rule
+`rank-straggling` fires on ranks that are equals.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import multiprocessing
 import os
 import random
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections import Counter
@@ -42,6 +45,8 @@ from self_healing.detectors.rank_straggling import RATIO, SLOWEST, RankStragglin
 STEPS = 1000
 ROUNDS = 5
 COUNTED, LOOP_STEPS = 80, 800
+RESTARTS = 3
+EXAMPLE = Path(__file__).parents[1] / "examples" / "ddp.py"
 
 
 def joined(folder, rank, world_size, interval_s):
@@ -174,6 +179,20 @@ def time_to_name(world_size, folder, interval_s, stopped):
     return max(at for at, _ in named) - sent, left, named[0][1], stood, [each.exitcode for each in others]
 
 
+def time_to_restart(world_size, folder):
+    """Kill a rank of `examples/ddp.py` under torchrun; return the seconds to the first new step, and what is said of it."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world_size), "--max-restarts", "1",
+               str(EXAMPLE), "--fault", "kill", "--run-dir", str(folder)]  # fmt: skip
+    environ = {**os.environ, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    subprocess.run(command, env=environ, check=True, capture_output=True, timeout=300)
+    (mark,) = folder.glob("killed-*")
+    killed = mark.stat().st_mtime
+    later = [entry for entry in read_ledger(folder / "healing" / "ledger.jsonl").entries if entry.time > killed]
+    (said,) = [entry.body["text"] for entry in later if entry.name == "resuming"]
+    steps = [entry for entry in later if entry.name == "metrics" and "loss" in entry.body["values"]]
+    return steps[0].time - killed, said
+
+
 def false_alarms(ranks, spread, votes=200_000):
     """Count firings on ranks whose steps take times of the same distribution."""
     rule, past, draw, fired = RankStraggling(), History(), random.Random(0), 0
@@ -230,6 +249,9 @@ def main():
                 f"rank {stopped} stopped (SIGSTOP): named by all others after {named:.1f} s, all had left after {left:.1f} s {codes}"
             )
             print(f"  {text}\n  with its stack: {bool(stood)}")
+        for number in range(RESTARTS):
+            took_s, said = time_to_restart(given.ranks, folder / f"kill-{number}")
+            print(f"a rank killed (SIGKILL) under torchrun: first new step after {took_s:.1f} s; {said}")
         print(f"torch's own time limit: {dist.distributed_c10d.default_pg_timeout} (gloo), "
               f"{getattr(dist.distributed_c10d, 'default_pg_nccl_timeout', None) or '0:10:00'} (nccl)")  # fmt: skip
     for ranks, spread in ((2, 0.3), (2, 1.0), (8, 0.3), (8, 1.0)):

@@ -96,7 +96,7 @@ def drill(
             card.scores.append(Score(fault=name, passed=None, problems=(f"not run: needs {', '.join(missing(kind))}",)))
             continue
         place, ended = results[_Run(kind.stage, name, "", guarded=True)]
-        _, clean = results[_Run(_clean_stage(kind), None, "", guarded=True)]
+        _, clean = results[_Run(clean_stage(kind), None, "", guarded=True)]
         line = score(name, kind.expected, found_in(place), ended, clean)
         if unprotected:
             line.unprotected = ended_as(results[_Run(kind.stage, name, "", guarded=False)][1])
@@ -104,14 +104,15 @@ def drill(
     return card
 
 
-def _clean_stage(kind: type[Fault]) -> str:
+def clean_stage(kind: type[Fault]) -> str:
+    """Return the stage whose run without a fault one with this fault is compared with."""
     return kind.stage if kind.stage in ("ranks", "trainer", "grpo") else "loop"
 
 
 def _planned(kinds: Mapping[str, type[Fault]], *, unprotected: bool) -> list[_Run]:
     """Return all trainings, the longest first, so that none of them is waited for alone."""
     order = {"command": 0, "ranks": 1, "grpo": 2, "resumed": 3}
-    runs = [_Run(_clean_stage(kind), None, "", guarded=True) for kind in kinds.values()]
+    runs = [_Run(clean_stage(kind), None, "", guarded=True) for kind in kinds.values()]
     for name, kind in sorted(kinds.items(), key=lambda item: order.get(item[1].stage, 9)):
         runs += [_Run(kind.stage, name, "", guarded=guarded) for guarded in ((True, False) if unprotected else (True,))]
     return sorted(dict.fromkeys(runs), key=lambda run: order.get(run.stage, 9))
