@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import nn
+
+from self_healing import Effect
+from self_healing.core.action import Action, Done
 
 from .plain_loops import (
     BATCH,
@@ -296,6 +301,34 @@ def test_a_hook_may_veto_a_return(tmp_path):
     assert run.figures().get("healing/rollbacks", 0) == 0
     assert run.step_number == 30, "whoever vetoes everything is not kept at one step for ever"
     assert notes(tmp_path, "step-left-out")
+
+
+def test_a_hook_may_have_something_else_done_than_a_return(tmp_path):
+    loop = make(norm=False)
+    plant(loop.net, 18, weight_nan)
+
+    @dataclass(frozen=True, kw_only=True)
+    class SetToZero(Action):
+        """Put zeros where weights are not finite."""
+
+        effect: ClassVar[Effect] = Effect.NOTHING
+
+        def apply(self, run):
+            with torch.no_grad():
+                for weight in loop.net.parameters():
+                    weight.nan_to_num_(0.0)
+            return Done(text="weights that were not finite are zero")
+
+    def hook(incident, plan, run):
+        return plan.instead(SetToZero()) if incident.name == "weights-not-finite" else None
+
+    run = guarded(loop, tmp_path, wrap=lambda run: run.on_instability(hook))
+    done = [result["action"] for entry in entries(tmp_path) for result in entry.body.get("results", ())]
+    assert done == ["set-to-zero"]
+    assert any("set-to-zero" in text for text in notes(tmp_path, "hook-replaced"))
+    assert run.figures().get("healing/rollbacks", 0) == 0
+    assert run.step_number == 30
+    assert all(bool(torch.isfinite(weight).all()) for weight in loop.net.parameters())
 
 
 def test_a_hook_is_asked_for_its_kind_alone(tmp_path):

@@ -254,6 +254,10 @@ class RollbackCare:
         if self.keeper is not None and path != self.keeper.loop.restart.path:
             self.keeper.loop.restart.cancel()
 
+    def host_bytes(self) -> int:
+        """Return what this process keeps of the host's memory in order to return."""
+        return self.keeper.loop.private_bytes if self.keeper is not None else 0
+
     def figures(self) -> dict[str, float]:
         """Return how often the run has returned and what that has cost; nothing where it has not."""
         returns = self.returns()

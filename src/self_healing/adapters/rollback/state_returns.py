@@ -77,6 +77,12 @@ class StateReturns:
         self._on_return = on_return
         self._epoch: EpochData | None = None
 
+    @property
+    def private_bytes(self) -> int:
+        """How much of this process's own memory states and kept batches take; shared memory is not its own."""
+        own: int = sum(each.nbytes for each in self.snapshots if each.slot.backing is None)
+        return self.data.nbytes + own
+
     def attach(self, wrapping: Wrapping) -> None:
         """Stand around the loop, where it is somebody else's."""
 

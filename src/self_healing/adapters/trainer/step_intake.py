@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...core.failure import Mode
+from ..memory.memory_gauge import MemoryGauge
 from .calm import TOGETHER, Calm
 from .leaving import answer_interrupt
 from .reflexes import clipping_of
@@ -25,6 +26,7 @@ class StepIntake:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._calm = Calm()
+        self._gauge = MemoryGauge(session.rollback.host_bytes)
         self._unusual: list[StepReading] = []
         """What was read of steps that cannot wait."""
         self._step_time_s = 0.0
@@ -102,5 +104,5 @@ class StepIntake:
             values = {"loss": loss, **values}
         if norm is not None:
             values["grad_norm"] = norm
-        values |= self._session.ranks.take_figures()
+        values |= self._gauge.figures(step) | self._session.ranks.take_figures()
         self._session.desk.look_later(step, values)
