@@ -44,7 +44,7 @@ class Measured:
     """What a recovery costs us, where it was measured: one machine, small models. What that leaves out is in `Assumed`."""
 
     restart_s: float = measured(
-        11.3, "docs/measured.md", "QUOTE",
+        7.2, "docs/measured.md", "after 6.0, 7.2 and 9.8 s (median 7.2 s)",
         "from SIGKILL of a rank to the first new step of all, torchrun, from shared memory",
     )  # fmt: skip
     disk_restart_s: float = measured(
@@ -56,7 +56,7 @@ class Measured:
         "the same, a stock Trainer, from a checkpoint",
     )  # fmt: skip
     hang_s: float = measured(
-        20.5, "docs/measured.md", "the other had left with code 76 after HANG",
+        16.1, "docs/measured.md", "the other had left with code 76 after 16.1 s",
         "from SIGSTOP of a rank until all others have left, having named it",
     )  # fmt: skip
     again_steps: float = measured(
