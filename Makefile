@@ -54,7 +54,7 @@ test: $(VENV)/.test tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 -m "not soak"
+	$(BIN)/python -m pytest -q -n 3 -m "not soak"  # on two cores: a third of the tests wait for processes of their own
 
 # The oldest versions that are supported, beside the newest ones that `make test` installs.
 OLDEST := .venv-oldest

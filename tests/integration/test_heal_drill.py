@@ -1,6 +1,6 @@
-"""`heal drill`: what its scorecard says is what the ledgers say, and a script of one's own can be drilled too.
+"""`heal drill`: every fault is healed, what the scorecard says is what the ledgers say, and a script of one's own can be drilled too.
 
-The drills of all faults take longer: `tests/soak/test_every_drill.py`.
+Other seeds, unprotected runs of all faults and drills without what they prove: `tests/soak/test_every_drill.py`.
 """
 
 from __future__ import annotations
@@ -50,6 +50,15 @@ def test_every_fault_is_healed_and_nothing_is_found_where_nothing_was(drilled):
     assert {each.fault: each.problems for each in drilled[1].scores} == dict.fromkeys(sorted(SHORT), ())
     assert drilled[1].false_alarms == 0
     assert drilled[1].is_passed
+
+
+@pytest.mark.timeout(900)
+def test_there_is_no_other_fault_that_is_not_healed(tmp_path):
+    others = sorted(set(faults()) - set(SHORT))
+    card = drill(tmp_path, only=others, unprotected=False)
+    assert {each.fault: each.problems for each in card.scores} == dict.fromkeys(others, ())
+    assert all(each.passed for each in card.scores), "none was left out"
+    assert card.false_alarms == 0
 
 
 def test_the_json_has_exactly_the_keys_that_are_documented(drilled):
