@@ -14,11 +14,22 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import self_healing
+
+ROOT = Path(self_healing.__file__).parent
+ROOMS = ("actions", "causes", "detectors", "patterns", "snapshots", "tensors", "adapters.families")
+"""Whose files are loaded when a run begins."""
 PRELOADED = [
     "torch",
+    "torch._dynamo",  # which FSDP2 and the optimizers load when they are first used: a third of a short run
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "self_healing.adapters.plain_torch",
+    *(
+        f"self_healing.{room}.{path.stem}"
+        for room in ROOMS
+        for path in (ROOT / room.replace(".", "/")).glob("[a-z]*.py")
+    ),
     f"{__package__}.loop_ranks",
 ]
 PATIENCE_S = 100.0
