@@ -53,6 +53,8 @@ class Fault:
     """False where it needs what a trainer of transformers does not have, or more than one process."""
     expected: ClassVar[Expected]
     """What the ledger of a run that has met it must say."""
+    hangs: ClassVar[bool] = False
+    """True where a command that meets it is silent for good: only then is it soon taken to hang. Others may start slowly."""
     from_outside: ClassVar[bool] = False
     """True where it can be planted into whatever model a user's script trains."""
 

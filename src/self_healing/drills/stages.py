@@ -20,7 +20,7 @@ from ..core.discover import discover_classes
 from .fault import Fault
 
 SAVE_EVERY, STOP_AT = 20, 45
-HANG_S, WORLD, MOST_RESTARTS = 4.0, 2, 2
+HANG_S, PATIENCE_S, WORLD, MOST_RESTARTS = 6.0, 120.0, 2, 2
 RANK_PATIENCE_S = 60.0
 Job = Mapping[str, Any]
 BEGUN = threading.Event()
@@ -153,7 +153,10 @@ def _command(job: Job) -> dict[str, Any]:
     if not job["guarded"]:
         return drilled(inner)
     script = [sys.executable, "-m", "self_healing.drills.warm", "--once", json.dumps(inner)]
-    asked = ["--run-dir", str(folder), "--hang-timeout", str(HANG_S), "--backoff", "0.1", *job.get("run_options", ())]
+    fault = made(job)
+    patience_s = HANG_S if fault is not None and fault.hangs else PATIENCE_S
+    options = job.get("run_options", ())
+    asked = ["--run-dir", str(folder), "--hang-timeout", str(patience_s), "--backoff", "0.1", *options]
     with (folder / "output.txt").open("a") as output:
         code = subprocess.run(  # noqa: S603  # our own module
             [sys.executable, "-m", "self_healing", "run", *asked, "--", *script],

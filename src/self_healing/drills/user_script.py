@@ -119,7 +119,8 @@ def _run_supervised(
     if planted is None:
         after = [f"{0.5 * seconds:.2f}", name, str(place / SIGNALLED), "--"]
         inner = [sys.executable, "-m", "self_healing.drills.signalled", *after, *command]
-    asked = ["--run-dir", str(place), "--hang-timeout", f"{max(10.0, 2 * seconds):.0f}", "--backoff", "0.1"]
+    patience_s = max(10.0, 2 * seconds) if faults()[name.lower()].hangs else max(120.0, 10 * seconds)
+    asked = ["--run-dir", str(place), "--hang-timeout", f"{patience_s:.0f}", "--backoff", "0.1"]
     return _ended(place, _called([sys.executable, "-m", "self_healing", "run", *asked, "--", *inner], place, environ))
 
 

@@ -18,6 +18,7 @@ class Sigstop(Fault):
     is_transient = True
     is_for_trainers = False
     stage = "command"
+    hangs = True
     from_outside = True
     expected = Expected(cause=("exited: hang",), actions=("restart", "resume"), excess=0.0)
 
