@@ -12,7 +12,7 @@ help:
 	@echo "make test    set up and run the test suite (what CI runs)"
 	@echo "make test-oldest  the drills against the oldest supported transformers and trl, in an environment of its own"
 	@echo "make test-ppo  PPO trainings met by faults, with the last trl that has a PPOTrainer, in an environment of its own"
-	@echo "make check   lint, types and the tests that need no torch, in seconds"
+	@echo "make check   lint, types and the tests that need no torch, in about a minute"
 	@echo "make drills  heal drill, every trainer met by every kind of fault, as a table, and all drills"
 	@echo "make bench   the speed and detection figures"
 	@echo "make docs    the documentation as a site, in build/site (open index.html; no server, no network)"

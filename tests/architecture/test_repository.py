@@ -34,11 +34,12 @@ def test_torch_is_pinned_for_every_install():
         assert "pip install" not in line or "constraints.txt" in line, line
 
 
-def test_core_dependencies_hold_no_framework_and_the_extras_exist():
+def test_core_dependencies_hold_no_framework_and_readme_names_the_extras_there_are():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not any(dep.startswith(("torch", "numpy", "transformers")) for dep in project["dependencies"])
-    wanted = "torch hf gpu hydra tui web browser wandb trackio tensorboard notify test docs".split()
-    assert set(wanted) <= set(project["optional-dependencies"])
+    readme = (ROOT / "README.md").read_text()
+    told = readme[readme.index("Extras:") : readme.index("Install with `-c constraints.txt`")]
+    assert set(re.findall(r"`(\w+)`", told)) == set(project["optional-dependencies"])
 
 
 def test_ci_is_the_readme_test_command():

@@ -56,7 +56,7 @@ def guard(
     """Return a run that guards a loop of one's own.
 
     Args:
-        model: As the loop calls it: plain, compiled, or wrapped by DistributedDataParallel.
+        model: As the loop calls it: plain, compiled, wrapped by DistributedDataParallel, or sharded by `fully_shard` (FSDP2).
         optimizer: Its optimizer.
         scheduler: Its learning rate scheduler: part of every state, and stepped with each update that `run.step` applies.
         dataloader: What `run.batches()` iterates over where it is given nothing.

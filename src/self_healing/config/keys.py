@@ -133,7 +133,7 @@ class HealingConfig(LayeredConfig):
     reward_timeout_s: Annotated[float, Field(ge=0, le=86_400)] = 600.0
     """Seconds that a reward function may take for the completions of one generation; 0 sets no limit."""
     collective_check_interval_s: Annotated[float, Field(ge=0, le=86_400)] = 10.0
-    """Seconds by which several processes check on each other: one that is gone or hangs is named after about two; 0 never."""
+    """Seconds by which several processes check on each other: one that is gone, stopped or cut off is named after about two; 0 never."""
     quarantine_fraction: Annotated[float, Field(ge=0, le=1)] = 0.001
     """Share of the records that may be left out as bad; more, and more than `quarantine_records`, stops the run."""
     quarantine_records: CountOrZero = 10

@@ -100,7 +100,18 @@ def _agreed(
     newest = max(common, default=-1)
     if newest >= 0 and (folder is None or newest >= folder[1]):
         return own[newest], None
+    if folder is None:
+        session.note("resuming", _nothing_in_common([each["steps"] for each in all_said]))
     return None, None if folder is None else Path(folder[0])
+
+
+def _nothing_in_common(steps: list[list[int]]) -> str:
+    """Say why a run that was to go on begins anew, with what each process has found."""
+    found = "; ".join(f"rank {rank}: {', '.join(map(str, held)) or 'none'}" for rank, held in enumerate(steps))
+    return (
+        f"there is nothing to go on from, and training begins anew: no state in shared memory that every process has found "
+        f"(by their steps, {found}), and no whole checkpoint on disk"
+    )
 
 
 def goes_on(before: LastAttempt | None, wanted: str | bool | Path | None) -> bool:
