@@ -21,9 +21,10 @@ from .core.errors import ActionFailed, CapabilityMissing, ConfigError
 from .core.execute import execute
 from .core.failure import FailureType, Severity
 from .core.ledger import CONTINUES, Book, Entry, Ledger, iter_ledger
+from .core.memory import BY_HAND
 from .core.plan import Outcome, Plan
 from .core.run_directory import VARIABLE, ledger_path, lock_run_directory, run_directory_of
-from .core.secrets import secrets_of_url
+from .core.secrets import secrets_of_urls
 
 if TYPE_CHECKING:
     from .config import HealingConfig
@@ -62,7 +63,7 @@ class OpenRun:
             path = ledger_path(run_dir, rank)
             # Read as a stream while the healer is built.
             past = iter_ledger(path) if continues and path.exists() else ()
-            secrets = [secret for url in config.alert_urls for secret in secrets_of_url(url)]
+            secrets = secrets_of_urls(config.alert_urls)
             self.ledger = Ledger(path, rank=rank, environ=environ, secrets=secrets, on_entry=on_entry)
             self.healer = build_healer(
                 config,
@@ -144,7 +145,7 @@ class HealingActions:
         if needed is not None and needed not in capabilities_of(self.run):
             raise CapabilityMissing(f"{action.name()}: this run ({type(self.run).__name__}) has no {needed}")
         plan = Plan(
-            step=self.step, incident="by-hand", failure=FailureType.OTHER, severity=Severity.INFO,
+            step=self.step, incident=BY_HAND, failure=FailureType.OTHER, severity=Severity.INFO,
             actions=(action,), because="called by hand", rung=action.name(),
         )  # fmt: skip
         outcome = execute(plan, self.run, self._clock)
@@ -158,4 +159,4 @@ class HealingActions:
         if self.ledger is None:
             return
         body = {**outcome.to_json(), "actions": outcome.plan.to_json()["actions"]}
-        self.ledger.append("outcome", "by-hand", step=self.step, time_s=time.time(), body=body)
+        self.ledger.append("outcome", BY_HAND, step=self.step, time_s=time.time(), body=body)

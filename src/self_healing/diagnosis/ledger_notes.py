@@ -29,7 +29,7 @@ _ENDS = {
     "sigint": ("user_interrupt", "was interrupted"), "killed": ("killed_unknown", "ended without a word"),
     "device_lost": ("gpu_hardware", "lost its device"), "hang": ("hang", "waited in vain for another rank"),
 }  # fmt: skip
-_TOLD = {"tracker-down": "tracker_error", "push-given-up": "hub_server_error", "checkpoint-unwritten": "disk_full"}
+_TOLD = {"tracker-down": "tracker_error", "push-given-up": "hub_server_error"}
 """Notes that are troubles of their own, and their class."""
 
 

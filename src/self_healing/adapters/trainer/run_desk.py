@@ -20,7 +20,7 @@ from ...core.ledger import Entry, LedgerReading
 from ...core.plan import Outcome, Plan
 from ...core.run_directory import ledger_path, run_directory_of, supervisor_ledger_path
 from ...core.run_ledgers import iter_run
-from ...core.secrets import secrets_of_url
+from ...core.secrets import secrets_of_urls
 from ...core.signal import Fact, Facts, Metrics, Resumed, ReturnDropped, Signal
 from ...core.voting import Voting
 from ...report.announcements import ENDED
@@ -78,7 +78,7 @@ class RunDesk:
         self.last_metrics: dict[str, float] = {}
         self.seconds_acting = 0.0
         """The time that plans and reflexes have taken."""
-        self._secrets = [secret for url in config.alert_urls for secret in secrets_of_url(url)]
+        self._secrets = secrets_of_urls(config.alert_urls)
         self._rank = int(args.process_index)
         is_first = self._rank == 0  # the others see the same, and would say it again
         run_name = Path(args.output_dir).resolve().name
