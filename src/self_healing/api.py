@@ -16,7 +16,6 @@ from .actions.tighten_clipping import TightenClipping
 from .assembly import build_healer
 from .core.action import Action
 from .core.capability import capabilities_of
-from .core.consensus import Transport
 from .core.errors import ActionFailed, CapabilityMissing, ConfigError
 from .core.execute import execute
 from .core.failure import FailureType, Severity
@@ -36,8 +35,7 @@ class OpenRun:
     `with OpenRun("out", config, run) as opened: plan = opened.healer.observe(signal)`. Closing it writes what is
     left of the ledger and gives the lock back. Without a folder it is the one that a supervisor has named in
     `SELF_HEALING_RUN_DIR`. One that `continues` nothing is another run in the same folder: it
-    writes to the same ledger and knows nothing of what is in there. A `transport` is for a run of several processes in which
-    all of them call `healer.agree` at the same moments.
+    writes to the same ledger and knows nothing of what is in there.
     """
 
     def __init__(
@@ -50,7 +48,6 @@ class OpenRun:
         continues: bool = True,
         environ: Mapping[str, str] | None = None,
         on_entry: Callable[[Entry], None] | None = None,
-        transport: Transport | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         environ = os.environ if environ is None else environ
@@ -72,7 +69,6 @@ class OpenRun:
                 settings=config.settings(environ),
                 past=past,
                 hooks=config.hooks(),
-                transport=transport,
             )
             self.healer.begin({**_described(config), CONTINUES: continues}, clock())
         except BaseException:  # whatever went wrong, the directory must not stay locked

@@ -81,7 +81,7 @@ class RanksOfRun:
         voting = Voting(
             desk.healer, rank=group.rank, actions=actions, acts=acts, every=every, done=desk.was_done, note=desk.note
         )
-        ranks = cls(desk, group, GlooTransport(group, actions), voting, states or States())
+        ranks = cls(desk, group, GlooTransport(group), voting, states or States())
         ranks.check = CollectiveCheck.join(
             group, config.collective_check_interval_s, folder=healing_folder(desk.args.output_dir), step=desk.step,
             tell=desk.note, leave=ranks.leave if acts else None,

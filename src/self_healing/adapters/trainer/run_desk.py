@@ -204,13 +204,13 @@ class RunDesk:
             self.voting.wish(wish)
             return wish
         healer = self.healer
-        plan = last = healer.agree(wish)
+        plan = last = wish
         while plan is not None:
             last = plan
             outcome = healer.act(plan, self.abilities, time.perf_counter)
             if outcome is not None:
                 self.was_done(outcome, plan)
-            plan = None if outcome is None else healer.agree(healer.next_plan(outcome))
+            plan = None if outcome is None else healer.next_plan(outcome)
         return last
 
     def was_done(self, outcome: Outcome, plan: Plan | None = None) -> None:
