@@ -45,6 +45,7 @@ logger = logging.getLogger("self_healing.loop")
 class PlainSession(LoopFlow):
     """Emits the signals of one loop, and has plans carried out by what it can do."""
 
+    ranks: LoopRanks
     failed: Window | None = None
     """The step that has raised, while that is answered."""
 
@@ -69,8 +70,9 @@ class PlainSession(LoopFlow):
         self.guard.updated = self._updated
         self.may_leave_out = self._may_change
         self.ranks = LoopRanks(self)
-        may_act = acts and LoopRanks.may_plan(mode, is_several=self.ranks.is_several) is Mode.HEAL
-        kinds = KINDS_TOGETHER if self.ranks.is_several else KINDS
+        planned = self.ranks.mode_of(mode)
+        may_act = planned is Mode.HEAL
+        kinds = KINDS_TOGETHER if self.ranks.is_one_of_several else KINDS
         self.rollback = RollbackCare(
             stand_in, self.guard, config, may_act=may_act, kind=LoopReturns, abilities=kinds
         )  # fmt: skip
@@ -78,7 +80,6 @@ class PlainSession(LoopFlow):
         self.returns = self._returns()
         self.abilities = self.rollback.abilities(self.emergency_checkpoint, self._may_change)
         self.pending = self.abilities.pending
-        planned = LoopRanks.may_plan(mode, is_several=self.ranks.is_several)
         self._set_desk(
             RunDesk(
                 stand_in.args, config, self.abilities, mode=planned, step=self._step, account=self.spent.account,
@@ -87,7 +88,7 @@ class PlainSession(LoopFlow):
         )  # fmt: skip
         # Passes of one process alone are possible where only gradients are shared.
         is_sharded = bool(getattr(stand_in.accelerator, "is_fsdp2", False))
-        is_alone = not self.ranks.is_several
+        is_alone = not self.ranks.is_one_of_several
         self._make_care(leaves_rows_out=may_act and not is_sharded, keeps_checkpoints=may_act and is_alone)
         if self.guard.bad_rows is not None:
             self.guard.bad_rows.alone = self.memory.micro_batches.alone
@@ -99,8 +100,8 @@ class PlainSession(LoopFlow):
         self.failing = FailingTogether(self)
         self.is_open = False
         stand_in.write, stand_in.write_place = partial(write_now, self), partial(write_place_of, self)
-        self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_several else None
-        self.lessons_before = lessons_before(stand_in.args) if self.ranks.is_several else []
+        self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_one_of_several else None
+        self.lessons_before = lessons_before(stand_in.args) if self.ranks.is_one_of_several else []
         self.less_memory = LessMemory(self)
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
@@ -122,7 +123,7 @@ class PlainSession(LoopFlow):
             self.checkpoints.attach(self._changes)
         self.interrupts.while_waiting = self.spent.stalled
         self.spent.attach(stand_in, self.rollback.keeper, self._changes)
-        self.ranks.meet()
+        self.ranks.meet(self.desk, self.config, self.rollback.keeper)
         enter(self)
         self.ranks.begins_at(self._step())
         self.intake.ended.clear()
@@ -228,7 +229,7 @@ class PlainSession(LoopFlow):
         """Have skipped steps made up, by us or by the loop itself."""
         applied = super().make_up(unsound) if self._some_can_be_run() else self._leave_all_to_the_loop()
         left, self.guard.left_to_the_loop = self.guard.left_to_the_loop, []
-        if left and self.ranks.is_several:
+        if left and self.ranks.is_one_of_several:
             self._look_at_weights_together()
         if left and self.guard.hands_out_again:
             self.again.unsound(left[0])
@@ -264,10 +265,12 @@ class PlainSession(LoopFlow):
         window = self.failed = self.guard.at_hand
         try:
             is_tried_again = self.mode is Mode.HEAL and (
-                self.failing.goes_on(window, error) if self.ranks.is_several else self.again.raised(window, error)
+                self.failing.goes_on(window, error)
+                if self.ranks.is_one_of_several
+                else self.again.raised(window, error)
             )
             if not is_tried_again:
-                if self.mode is Mode.HEAL and self.ranks.is_several:
+                if self.mode is Mode.HEAL and self.ranks.is_one_of_several:
                     self.less_memory.failed_alone(window, error)
                 raised(self, error)
         finally:
@@ -296,17 +299,13 @@ class PlainSession(LoopFlow):
         """Take note that all processes are at this place, because a vote has brought them there."""
         self.ranks.is_agreed = True
 
-    def has_returned(self, to_step: int) -> None:
-        """Take note that all processes are at an earlier step."""
-        self.ranks.returned(to_step)
-
     def may_be_interrupted(self) -> bool:
         """Say whether a signal can be answered here: all processes end at the same step, or none."""
-        return not self.ranks.is_several or self.ranks.is_agreed
+        return not self.ranks.is_one_of_several or self.ranks.is_agreed
 
     def emergency_checkpoint(self) -> str:
         """Write a checkpoint of the last complete step; by all processes, where all are here."""
-        if not self.ranks.is_several:
+        if not self.ranks.is_one_of_several:
             return super().emergency_checkpoint()
         return self.ranks.save(wait=True) if self.ranks.is_agreed else NOT_TOGETHER
 
@@ -315,7 +314,7 @@ class PlainSession(LoopFlow):
     def save(self) -> str:
         """Write a checkpoint of this step, once everything about it is known."""
         self.know_everything()
-        said = self.ranks.save(wait=False) if self.ranks.is_several else self.emergency_checkpoint()
+        said = self.ranks.save(wait=False) if self.ranks.is_one_of_several else self.emergency_checkpoint()
         logger.info("%s", said)
         return said
 

@@ -37,6 +37,7 @@ from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ..ranks.session_ranks import SessionRanks
     from ..rollback.rollback_care import RollbackCare
     from ..rollback.state_returns import Arrival
     from .abilities import TrainerAbilities
@@ -73,7 +74,7 @@ class Session:
     profile: StepProfile
     log_figures: LogFigures
     intake: StepIntake
-    ranks: Any
+    ranks: SessionRanks
     """The other processes, where there are any."""
     note: Any
     _examiner: Examiner
@@ -259,9 +260,6 @@ class Session:
         """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
         return emergency_checkpoint(self)
 
-    def has_returned(self, to_step: int) -> None:
-        """Tell whoever else must know that the run is at an earlier step."""
-
     def may_be_interrupted(self) -> bool:
         """Say whether a signal can be answered at this place."""
         return True
@@ -310,7 +308,7 @@ class Session:
         self.figures.returned(to_step)
         if self.checkpoints is not None:
             self.checkpoints.returned(to_step)
-        self.has_returned(to_step)
+        self.ranks.begins_at(to_step, has_returned=True)
         self.pending.arrived(arrival.move, step=to_step, from_step=arrival.from_step)
         self._step_began = time.perf_counter()
 

@@ -159,10 +159,6 @@ class TrainerSession(Session):
         if self.ranks.step_ended(self.desk, began_s=began) and self._must_know():
             self.know_everything()
 
-    def has_returned(self, to_step: int) -> None:
-        """Take note that all processes are at an earlier step."""
-        self.ranks.begins_at(to_step, has_returned=True)
-
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
         if self.interrupted_by is not None:  # it is saved and ends
