@@ -16,14 +16,14 @@ from .actions.tighten_clipping import TightenClipping
 from .assembly import build_healer
 from .core.action import Action
 from .core.capability import capabilities_of
-from .core.consensus import Transport
 from .core.errors import ActionFailed, CapabilityMissing, ConfigError
 from .core.execute import execute
 from .core.failure import FailureType, Severity
 from .core.ledger import CONTINUES, Book, Entry, Ledger, iter_ledger
+from .core.memory import BY_HAND
 from .core.plan import Outcome, Plan
 from .core.run_directory import VARIABLE, ledger_path, lock_run_directory, run_directory_of
-from .core.secrets import secrets_of_url
+from .core.secrets import secrets_of_urls
 
 if TYPE_CHECKING:
     from .config import HealingConfig
@@ -35,8 +35,7 @@ class OpenRun:
     `with OpenRun("out", config, run) as opened: plan = opened.healer.observe(signal)`. Closing it writes what is
     left of the ledger and gives the lock back. Without a folder it is the one that a supervisor has named in
     `SELF_HEALING_RUN_DIR`. One that `continues` nothing is another run in the same folder: it
-    writes to the same ledger and knows nothing of what is in there. A `transport` is for a run of several processes in which
-    all of them call `healer.agree` at the same moments.
+    writes to the same ledger and knows nothing of what is in there.
     """
 
     def __init__(
@@ -49,7 +48,6 @@ class OpenRun:
         continues: bool = True,
         environ: Mapping[str, str] | None = None,
         on_entry: Callable[[Entry], None] | None = None,
-        transport: Transport | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         environ = os.environ if environ is None else environ
@@ -62,7 +60,7 @@ class OpenRun:
             path = ledger_path(run_dir, rank)
             # Read as a stream while the healer is built.
             past = iter_ledger(path) if continues and path.exists() else ()
-            secrets = [secret for url in config.alert_urls for secret in secrets_of_url(url)]
+            secrets = secrets_of_urls(config.alert_urls)
             self.ledger = Ledger(path, rank=rank, environ=environ, secrets=secrets, on_entry=on_entry)
             self.healer = build_healer(
                 config,
@@ -71,7 +69,6 @@ class OpenRun:
                 settings=config.settings(environ),
                 past=past,
                 hooks=config.hooks(),
-                transport=transport,
             )
             self.healer.begin({**_described(config), CONTINUES: continues}, clock())
         except BaseException:  # whatever went wrong, the directory must not stay locked
@@ -144,7 +141,7 @@ class HealingActions:
         if needed is not None and needed not in capabilities_of(self.run):
             raise CapabilityMissing(f"{action.name()}: this run ({type(self.run).__name__}) has no {needed}")
         plan = Plan(
-            step=self.step, incident="by-hand", failure=FailureType.OTHER, severity=Severity.INFO,
+            step=self.step, incident=BY_HAND, failure=FailureType.OTHER, severity=Severity.INFO,
             actions=(action,), because="called by hand", rung=action.name(),
         )  # fmt: skip
         outcome = execute(plan, self.run, self._clock)
@@ -158,4 +155,4 @@ class HealingActions:
         if self.ledger is None:
             return
         body = {**outcome.to_json(), "actions": outcome.plan.to_json()["actions"]}
-        self.ledger.append("outcome", "by-hand", step=self.step, time_s=time.time(), body=body)
+        self.ledger.append("outcome", BY_HAND, step=self.step, time_s=time.time(), body=body)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from .core.cause import Cause
-from .core.consensus import Transport
 from .core.discover import discover_classes, discover_patterns
 from .core.healer import Healer
 from .core.hook import Hook
@@ -27,7 +26,6 @@ def build_healer(
     past: Iterable[Entry] = (),
     memory: Memory | None = None,
     hooks: Iterable[tuple[str | None, Hook]] = (),
-    transport: Transport | None = None,
 ) -> Healer:
     """Return a healer with the configured rules and every cause and pattern there is."""
     return Healer(
@@ -40,5 +38,4 @@ def build_healer(
         past=past,
         memory=memory,
         hooks=hooks,
-        transport=transport,
     )

@@ -28,7 +28,6 @@ READ = [
             "log_figures",
         )
     ),
-    ADAPTERS / "rehearsal" / "trainer_state.py",
 ]
 """Modules that read a trainer and serve a loop without one as well."""
 

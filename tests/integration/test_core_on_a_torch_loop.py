@@ -105,12 +105,10 @@ class Loop:
         self.step += 1
         broken = sum(not p.isfinite().all() for p in self.model.parameters())
         values = {"loss": loss.item(), "grad_norm": norm.item(), "weights_nonfinite": float(broken)}
-        plan = self.healer.agree(
-            self.healer.observe(Metrics(step=self.step, time_s=float(self.position), values=values))
-        )
+        plan = self.healer.observe(Metrics(step=self.step, time_s=float(self.position), values=values))
         while plan is not None:
             outcome = self.healer.act(plan, self, lambda: float(self.position))
-            plan = None if outcome is None else self.healer.agree(self.healer.next_plan(outcome))
+            plan = None if outcome is None else self.healer.next_plan(outcome)
 
     def final_loss(self):
         with self.torch.no_grad():

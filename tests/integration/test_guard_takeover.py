@@ -37,7 +37,7 @@ def test_the_guard_goes_on_with_what_another_one_has_learned(tmp_path):
     for scale in (1.0, 1.1, 0.9):
         old.gate.judge([gradient * scale for gradient in gradients], torch.tensor(2.0))
     old.rate_scale.kept, old.rate_scale.ramps = 0.5, [Ramp(0.25, 8, 3)]
-    old.making_up._borrowed = 2
+    old.making_up.borrowed = 2
     old.making_up.spare = Window(4, 7, Counters(), None, micro_batches=[MicroBatch({"x": torch.arange(3)}, None)])
     copies = HostCopies(HostSlot())
     state = GuardState(old, copies)
@@ -50,7 +50,7 @@ def test_the_guard_goes_on_with_what_another_one_has_learned(tmp_path):
     assert new.gate.state.abs().sum() > 0
     assert str(new.gate.state_dict()) == str(old.gate.state_dict())
     assert (new.rate_scale.kept, new.rate_scale.ramps) == (0.5, [Ramp(0.25, 8, 3)])
-    assert new.making_up._borrowed == 2
+    assert new.making_up.borrowed == 2
     assert new.making_up.spare.num_items == 7
     assert torch.equal(new.making_up.spare.inputs[0]["x"], torch.arange(3))
 

@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from self_healing import SelfHealingTrainer
-from self_healing.adapters.rehearsal.trainer_state import counted_names
 from self_healing.adapters.rollback.memory_snapshots import MemorySnapshots, SnapshotDamagedError
+from self_healing.adapters.rollback.trainer_capture import counted_names
 from self_healing.drills.tiny_training import tiny_trainer
 
 from .rehearsed import quick_collections, same, weights  # noqa: F401

@@ -171,3 +171,14 @@ def test_a_disk_that_is_full_ends_no_loop(loops, bare_loops, tmp_path):
             assert not [path for path in Path(folder).iterdir() if path.name.startswith(".unfinished")]
     except CannotMountError as error:
         pytest.skip(str(error))
+
+
+def test_a_loop_that_could_save_nothing_says_how_a_loop_is_gone_on_with(loops, tmp_path):
+    folder = tmp_path / "small"
+    try:
+        with small_disk(folder, 200_000):
+            gone_on(loops, folder, width=512, save_every=2)
+            (told,) = notes(folder, "checkpoints-not-written")
+    except CannotMountError as error:
+        pytest.skip(str(error))
+    assert 'is left in shared memory, for a day at most: make room, and guard(resume="auto") goes on from it' in told

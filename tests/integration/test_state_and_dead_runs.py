@@ -138,12 +138,12 @@ class Loop:
 
     def _tell(self, values):
         signal = Metrics(step=self.step, time_s=float(self.trained), values=values)
-        plan = self.healer.agree(self.healer.observe(signal))
+        plan = self.healer.observe(signal)
         while plan is not None:
             if plan.effect > Effect.NOTHING:
                 self.plans.append(plan)
             outcome = self.healer.act(plan, self, lambda: 0.0)
-            plan = None if outcome is None else self.healer.agree(self.healer.next_plan(outcome))
+            plan = None if outcome is None else self.healer.next_plan(outcome)
 
     def rungs(self):
         return ["+".join(action.name() for action in plan.actions) for plan in self.plans]

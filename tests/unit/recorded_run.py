@@ -115,11 +115,11 @@ def _train(healer, run, clock, steps, last_words):
         return clock[0]
 
     def handle(signal):
-        plan = healer.agree(healer.observe(signal))
+        plan = healer.observe(signal)
         while plan is not None:
             plans.append(plan)
             outcome = healer.act(plan, run, tick)
-            plan = None if outcome is None else healer.agree(healer.next_plan(outcome))
+            plan = None if outcome is None else healer.next_plan(outcome)
 
     handle(Facts(step=0, facts={"max_steps": steps}))
     while run.step < steps and not run.stopped and (most := most - 1):

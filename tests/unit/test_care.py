@@ -118,10 +118,10 @@ class Run:
             self.signal(Metrics(step=self.step, time_s=float(self.step), values={"loss": 1.0, **values}))
 
     def signal(self, signal):
-        plan = self.healer.agree(self.healer.observe(signal))
+        plan = self.healer.observe(signal)
         while plan is not None:
             outcome = self.healer.act(plan, self.able, lambda: 0.0)
-            plan = None if outcome is None else self.healer.agree(self.healer.next_plan(outcome))
+            plan = None if outcome is None else self.healer.next_plan(outcome)
 
     def names(self, kind):
         return [entry.name for entry in self.ledger.entries if entry.kind == kind]

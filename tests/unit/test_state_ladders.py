@@ -91,11 +91,11 @@ class Run:
         bad = {"loss": 9.0, "grad_norm": 40.0, "weights_nonfinite": float(self.nan)}
         good = {"loss": 2.5 + 0.1 * calm, "grad_norm": 1.2 * math.exp(0.2 * calm), "weights_nonfinite": 0.0}
         signal = Metrics(step=self.step, time_s=float(self.step), values=bad if self.harmed else good)
-        plan = self.healer.agree(self.healer.observe(signal))
+        plan = self.healer.observe(signal)
         while plan is not None:
             self.plans.append(plan)
             outcome = self.healer.act(plan, self, lambda: 0.0)
-            plan = None if outcome is None else self.healer.agree(self.healer.next_plan(outcome))
+            plan = None if outcome is None else self.healer.next_plan(outcome)
 
     def rungs(self):
         return ["+".join(action.name() for action in plan.actions) for plan in self.plans]

@@ -53,6 +53,10 @@ class Family:
     """Methods inside which the model's own `generate` is called."""
     scored_by: ClassVar[tuple[str, ...]] = ()
     """Attributes with the functions that score what was generated."""
+    live_kl_weight: ClassVar[str] = ""
+    """The attribute with the weight of the KL penalty, where the trainer reads it anew for each loss or each generation."""
+    judgement_column: ClassVar[str] = ""
+    """The column of the data that says whether an answer is wanted."""
     stale_marks: ClassVar[Mapping[str, int]] = NONE
     """Attributes that say which weights others hold a copy of, and the value by which they are sent anew."""
 

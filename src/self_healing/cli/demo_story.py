@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..adapters.trainer.reflexes import NOTE as REFLEX
+from ..core.notes import ENDED, REFLEX
 
 if TYPE_CHECKING:
     from ..core.ledger import Entry
@@ -21,7 +21,7 @@ ENDS = {
     "worse": "it got worse",
     "rewound": "rolled back over",
 }
-UNTOLD = frozenset({"run-ended", "signals-thinned", "killed"})
+UNTOLD = frozenset({ENDED, "signals-thinned", "killed"})
 """Notes about the record itself."""
 IN_SHORT = {"network-retried": "network-error", "record-left-out": "bad-record"}
 """Notes that a reflex of the same step sums up."""

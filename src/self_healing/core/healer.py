@@ -1,8 +1,9 @@
 """The data flow of the whole product: signal, incident, diagnosis, plan, outcome, verdict. Read this first.
 
-* `wish = healer.observe(signal)` is pure: same signals, same plans.
-* `plan = healer.agree(wish)` makes one plan for all ranks. Where there are several, `core/voting.py` calls the parts of it.
+* `plan = healer.observe(signal)` is pure: same signals, same plans.
 * `outcome = healer.act(plan, run, clock)` is the one place where something is done.
+
+Where several ranks train together a plan is only a wish: `core/voting.py` makes one plan of all of them, and calls the parts of `act`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from dataclasses import replace
 from .action import Ladder
 from .care import Care
 from .cause import Cause, Pattern
-from .consensus import LocalTransport, Transport
 from .detect import RuleSet, crashed
 from .detector import Detector
 from .diagnosis import Diagnosis, classify, diagnose
@@ -27,7 +27,7 @@ from .incident import Incident
 from .ledger import Book, Entry
 from .lifecycle import Case
 from .memory import Memory
-from .plan import Outcome, Plan, merge
+from .plan import Outcome, Plan
 from .policy import Circumstances, Policy
 from .settings import Settings
 from .signal import (
@@ -65,7 +65,6 @@ class Healer:
         capabilities: Iterable[str] = (),
         past: Iterable[Entry] = (),
         memory: Memory | None = None,
-        transport: Transport | None = None,
         hooks: Iterable[tuple[str | None, Hook]] = (),
     ) -> None:
         self.settings = settings
@@ -74,7 +73,6 @@ class Healer:
         self.patterns = tuple(patterns)
         self.ledger = ledger
         self.capabilities = frozenset(capabilities)
-        self.transport = transport or LocalTransport()
         self.hooks = Hooks(hooks)
         self.history = History(self._needs())
         self.policy = Policy(settings)
@@ -152,13 +150,6 @@ class Healer:
         """Say whether the mode allows it: advice is shown, and only what asks nothing of the run is done."""
         asks_nothing = all(action.needs is None for action in plan.actions)
         return self.settings.mode is Mode.HEAL or (self.settings.mode is Mode.ADVISE and asks_nothing)
-
-    def agree(self, wish: Plan | None) -> Plan | None:
-        """Turn every rank's wish into one plan. All ranks call this at the same step boundary."""
-        agreed = merge(self.transport.gather(wish))
-        if wish is not None and agreed != wish:
-            self.care.wish_not_granted(wish, ask_again=True)
-        return agreed
 
     # -- doing ---------------------------------------------------------------------------------------
 
@@ -239,7 +230,7 @@ class Healer:
     def next_plan(self, outcome: Outcome) -> Plan | None:
         """Return what else is to be done at once: the next plan where one failed, else what must be taken back.
 
-        The caller agrees and acts on it as before.
+        The caller acts on it, or has it voted on, as before.
         """
         wish = self.care.take_back(self._now.step) if outcome.succeeded else self.care.ask_again(outcome.plan)
         if wish is not None:

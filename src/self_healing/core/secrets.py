@@ -313,6 +313,11 @@ def secrets_of_url(url: str) -> Iterator[str]:
     yield from _PARTS.split(unquote(login))
 
 
+def secrets_of_urls(urls: Iterable[str]) -> list[str]:
+    """Return what must not be seen of some addresses."""
+    return [secret for url in urls for secret in secrets_of_url(url)]
+
+
 # --- what people see --------------------------------------------------------------------------------------------
 
 _UNSHOWN = re.compile(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from ..core.discover import discover_patterns
 from ..core.failure import Severity
 from ..core.ledger import CONTINUES, Entry
+from ..core.notes import ENDED, REFLEX
 from ..core.signal import Signal, from_json
 from .finding import Finding, public_class
 from .rules import RuleNotes
@@ -29,7 +30,7 @@ _ENDS = {
     "sigint": ("user_interrupt", "was interrupted"), "killed": ("killed_unknown", "ended without a word"),
     "device_lost": ("gpu_hardware", "lost its device"), "hang": ("hang", "waited in vain for another rank"),
 }  # fmt: skip
-_TOLD = {"tracker-down": "tracker_error", "push-given-up": "hub_server_error", "checkpoint-unwritten": "disk_full"}
+_TOLD = {"tracker-down": "tracker_error", "push-given-up": "hub_server_error"}
 """Notes that are troubles of their own, and their class."""
 
 
@@ -61,9 +62,9 @@ class LedgerNotes:
 
     def _take_note(self, entry: Entry) -> None:
         body = entry.body
-        if entry.name == "run-ended":
+        if entry.name == ENDED:
             self._end = body
-        elif entry.name == "reflex":
+        elif entry.name == REFLEX:
             text = f"{body['because']}"
             fine = _named(text) or _CLASS_OF.get(str(body["failure"]), "script_error")
             severity = Severity.INFO if body.get("helped") else Severity.WARNING
@@ -118,7 +119,7 @@ class LedgerNotes:
         fix = (
             "Start the same script again with resume_from_checkpoint='auto': it goes on from the newest intact state.",
         )
-        return [Finding(name="run-ended", fine=fine, severity=severity, step=self._last_step, because=because, fix=fix)]
+        return [Finding(name=ENDED, fine=fine, severity=severity, step=self._last_step, because=because, fix=fix)]
 
 
 def _named(text: str) -> str:

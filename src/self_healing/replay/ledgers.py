@@ -16,7 +16,7 @@ from ..core.discover import discover_classes
 from ..core.failure import Mode
 from ..core.healer import Healer
 from ..core.ledger import Entry, LedgerReading
-from ..core.memory import Memory
+from ..core.memory import BY_HAND, Memory
 from ..core.plan import ActionResult, Outcome, Plan, plan_from_json
 from ..core.signal import Metrics, Signal, from_json
 from ..readers import LedgerRecording
@@ -25,7 +25,6 @@ from .result import ReplayResult, Transcript
 
 MOST_DIFFERENCES = 100
 _UNWRITABLE = "ledger-unwritable"
-_BY_HAND = "by-hand"
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError)
 """What a line that was changed by hand may raise while it is taken in."""
 
@@ -116,7 +115,7 @@ class LedgerReplay:
         attempt = self._attempt
         if attempt is None:
             return
-        if entry.kind == "outcome" and entry.name != _BY_HAND:  # the healer was not told of those either
+        if entry.kind == "outcome" and entry.name != BY_HAND:  # the healer was not told of those either
             self._hand_over(attempt, entry)
         elif entry.kind == "plan" and attempt.last is not None:
             last, attempt.last = attempt.last, None

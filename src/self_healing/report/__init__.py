@@ -1,1 +1,1 @@
-"""What is left to people when a run has ended: `postmortem.json`, from the ledger, without torch."""
+"""What a run tells people, from its ledger and without torch: the postmortem, the report as a page or as Markdown, what is announced."""

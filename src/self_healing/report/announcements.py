@@ -14,6 +14,7 @@ from typing import Any
 from ..core.diagnosis import CONVINCING
 from ..core.failure import Effect, Severity
 from ..core.ledger import Entry
+from ..core.notes import ENDED, REFLEX
 from .clean import as_text, number_of
 
 GATHER_S = 1.0
@@ -77,8 +78,6 @@ _OF_NOTE = {
 """The remarks in a ledger that are decisions, or that a person wants to hear of."""
 _OF_VERDICT = {"recovered": Level.INFO, "relapsed": Level.WARN, "worse": Level.WARN}
 _ENDED_WELL = frozenset({"completed", "pruned"})
-ENDED = "run-ended"
-"""Name of the note that every attempt ends with, unless it is killed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,7 +203,7 @@ class Announcer:
                 return self._of_outcome(entry)
             case "verdict":
                 return self._of_verdict(entry)
-            case "note" if entry.name == "reflex":
+            case "note" if entry.name == REFLEX:
                 return self._of_reflex(entry)
             case "note" if entry.name == ENDED:
                 return _of_end(entry)

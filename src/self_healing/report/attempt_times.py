@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core import notes
 from ..core.goodput import CLASS_OF, Spending, TimeClass
 from ..core.ledger import Entry
-from .announcements import ENDED
 from .clean import seconds_of, step_of
-from .spent_time import NOTE, has_trained, trained_in_vain
+from .spent_time import has_trained, trained_in_vain
 
 _BLOCK = 16
 """Steps that are timed together: a guarded training tells of usual ones up to eight at a time."""
@@ -112,9 +112,9 @@ class AttemptTimes:
         self.first_s = entry.time if self.first_s is None else self.first_s
         self.last_s = max(self.last_s, entry.time)
         match entry.kind, entry.name:
-            case "note", name if name == NOTE:
+            case "note", notes.SPENT:
                 self._take_account(entry)
-            case "note", name if name == ENDED:
+            case "note", notes.ENDED:
                 self.is_finished = True
             case "signal", "metrics":
                 self.steps.done(entry.step, entry.time)

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core import notes
 from ..core.heartbeat import Heartbeat
 from ..core.ledger import CONTINUES, Entry
 from .changes import known_actions
@@ -264,7 +265,7 @@ class RunStory:
     def _take_note(self, entry: Entry) -> None:
         body = entry.body
         match entry.name:
-            case "run-ended":
+            case notes.ENDED:
                 self.ended = self.clean.line(body.get("exit_reason") or "ended")
                 self.attempt_ends[entry.attempt] = self.ended
             case "killed":

@@ -10,9 +10,6 @@ from ..core.goodput import Spending
 from ..core.ledger import Entry
 from .clean import seconds_of, step_of
 
-NOTE = "goodput"
-"""The name of what a process writes of itself."""
-
 
 def has_trained(seconds: Mapping[Spending, float]) -> bool:
     """Say whether an account tells of steps: before its first one a process does not know where it will go on."""

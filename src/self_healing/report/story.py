@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..core import notes
 from ..core.action import Action
 from ..core.diagnosis import CONVINCING
 from ..core.failure import Effect, Severity
@@ -278,7 +279,7 @@ class Story:
 
     def _take_note(self, entry: Entry, attempt: Attempt) -> None:
         match entry.name:
-            case "reflex":
+            case notes.REFLEX:
                 self._take_reflex(entry, attempt)
             case "record-left-out" | "records-still-left-out" | "row-left-out" | "rows-not-listed":
                 said = self._clean.line(entry.body.get("text", ""))
@@ -286,7 +287,7 @@ class Story:
             case "batch-still-halved":
                 said = self._clean.line(entry.body.get("text", ""))
                 self.changes.take(entry, "halve-batch-size", {}, said, is_recipe=False)
-            case "goodput":
+            case notes.SPENT:
                 self.spent.take(entry)
             case "tracker-page":
                 self.pages[self._clean.line(entry.body.get("tracker", ""))] = self._clean.line(

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any
 
+from ..core import notes
 from ..core.action import Action
 from ..core.failure import Severity
 from ..core.ledger import Entry
@@ -61,7 +62,7 @@ class Timeline:
                 self._take_verdict(entry)
             case "signal", "returned" | "return-dropped":
                 self._take_return(entry)
-            case "note", "reflex":
+            case "note", notes.REFLEX:
                 self._take_reflex(entry)
             case "note", "decided":
                 self._take_restart(entry)

@@ -8,13 +8,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from ..core.errors import ExitCode
 from ..core.ledger import LedgerReading
 from ..core.run_directory import ledger_path, supervisor_ledger_path
 from ..core.run_ledgers import iter_last_job, iter_run
 from ..report.environment import hardware, versions
 from ..report.postmortem import ExitReason, build_postmortem, postmortem_path
 from ..report.write import write_json_atomically
-from .outcome import GIVEN_UP, EndedBy, Outcome
+from .outcome import EndedBy, Outcome
 
 _BY_SIGNAL = {
     signal.SIGINT: ExitReason.SIGINT, signal.SIGTERM: ExitReason.SIGTERM, signal.SIGHUP: ExitReason.SIGHUP,
@@ -51,7 +52,7 @@ def exit_reason(last: Outcome, asked_to_end: int | None) -> ExitReason:
         return ExitReason.COMPLETED
     if last.attempt.ended_by is EndedBy.SIGNAL and asked_to_end is not None:
         return _BY_SIGNAL[signal.Signals(asked_to_end)]
-    if last.attempt.status == GIVEN_UP or last.attempt.ended_by in (EndedBy.NAN, EndedBy.HANG):
+    if last.attempt.status == ExitCode.GAVE_UP or last.attempt.ended_by in (EndedBy.NAN, EndedBy.HANG):
         return ExitReason.UNRECOVERABLE
     if last.attempt.status is None or last.attempt.status < 0:
         return ExitReason.KILLED

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..core.errors import ConfigError, Preempted
+from ..core.notes import ENDED
 from ..core.run_directory import lock_run_directory
 from ..core.run_ledgers import OVER
-from ..report.announcements import ENDED
 from .attempting import Attempts, Job, put_away
 from .decide import WITHOUT_PROGRESS, Again, Decision, Done, Stop, Wish, decide, is_stuck
 from .last_words import exit_reason, write_last_words

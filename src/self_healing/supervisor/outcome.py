@@ -8,15 +8,13 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ..core.discover import discover_patterns
-from ..core.errors import DeviceLost, Preempted
+from ..core.errors import ExitCode
 from ..core.failure import Severity
 from ..diagnosis.text import text_findings
 from ..diagnosis.text_finding import TextFinding
 from ..readers.log_text import Line
 from .torchrun import RankFailure
 
-STALLED = 76
-GIVEN_UP = 78
 SHELL = 128
 """What a shell adds to the number of the signal that a program died of."""
 
@@ -81,11 +79,11 @@ class Outcome:
     """When it began to go wrong, where that is known: a checkpoint of later is not trusted."""
 
 
-_BY_CODE = {
-    Preempted.exit_code: ("preempted", "the run was asked to end and has saved its state"),
-    STALLED: ("hang", "the run has found itself stalled"),
-    DeviceLost.exit_code: ("gpu_hardware", "the process could no longer use its device; another one can"),
-    GIVEN_UP: ("given_up", "the healer inside the run has given up: the same would happen again"),
+_BY_CODE: dict[int, tuple[str, str]] = {
+    ExitCode.PREEMPTED: ("preempted", "the run was asked to end and has saved its state"),
+    ExitCode.STALLED: ("hang", "the run has found itself stalled"),
+    ExitCode.DEVICE_LOST: ("gpu_hardware", "the process could no longer use its device; another one can"),
+    ExitCode.GAVE_UP: ("given_up", "the healer inside the run has given up: the same would happen again"),
 }
 _BY_CODE_OF_SHELL = {
     126: ("permission_error", "exit code 126: a shell was not allowed to run the command"),

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from ..core.ledger import Entry
-from ..core.secrets import Masker, label_of_url, secrets_of_url, strip_control
+from ..core.secrets import Masker, label_of_url, secrets_of_urls, strip_control
 from ..report.announcements import Announcement, Announcer, Level
 from .courier import Courier, Parcel, close_all
 from .message import Message
@@ -61,8 +61,7 @@ class AlertOffice:
         self._note = note
         """Writes a remark into the ledger and the log."""
         urls = tuple(urls)
-        secrets = [secret for url in urls for secret in secrets_of_url(url)]
-        self._masker = Masker(dict(os.environ) if environ is None else environ, secrets)
+        self._masker = Masker(dict(os.environ) if environ is None else environ, secrets_of_urls(urls))
         self.pages: dict[str, str] = {}
         """Addresses where the run is to be seen, by tracker."""
         self.sinks: list[Sink] = []

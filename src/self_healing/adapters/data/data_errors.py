@@ -6,7 +6,7 @@ import errno
 
 from ...core.cause import Pattern
 from ...patterns import cuda_memory, filesystem, gpu_hardware, host_memory, shared_memory
-from ..trainer.exceptions import describe
+from ..trainer.exceptions import is_known_to
 from .network import may_pass
 
 _BUGS = (ImportError, NameError, NotImplementedError, SyntaxError)
@@ -26,5 +26,4 @@ def may_be_the_record(error: Exception) -> bool:
         return False
     if isinstance(error, OSError) and error.errno in _MACHINE:
         return False
-    told = describe(error)
-    return not any(row.evidence(told["exception"], told["bases"], told["message"]) for row in _PATTERNS)
+    return not is_known_to(_PATTERNS, error)

@@ -19,6 +19,7 @@ class Grpo(Generating):
     """Group-relative policy optimisation."""
 
     handles = ("GRPOTrainer",)
+    live_kl_weight = "beta"
 
     def why_whole(self, trainer: Any) -> str | None:
         """Refuse a loss that picks its tokens from the whole batch, and one that is not known."""

@@ -15,6 +15,7 @@ class Kto(Family):
     """Preferences as single answers, wanted or not."""
 
     handles = ("KTOTrainer",)
+    judgement_column = "label"
     whole_fields = ("ref_KL_logps",)
     whole_batch_call = "_compute_kl_logps"
     metric_lists = ("_metrics", "_stored_metrics")  # the second up to trl 0.24

@@ -12,6 +12,7 @@ class Rloo(Generating):
     """REINFORCE with the others of a group as the baseline."""
 
     handles = ("RLOOTrainer",)
+    live_kl_weight = "beta"
 
     def weight(self, trainer: Any, *, num_items: Any) -> Weight | None:
         """Return a mean over completions."""

@@ -7,7 +7,7 @@ import traceback
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from ..trainer.exceptions import chain, describe
+from ..trainer.exceptions import chain, is_known_to
 
 if TYPE_CHECKING:
     from ...core.cause import Pattern
@@ -33,8 +33,7 @@ def _patterns() -> tuple[Pattern, ...]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Ask the catalogue of patterns whether an allocation has failed."""
-    seen = describe(error)
-    return any(row.evidence(seen["exception"], seen["bases"], seen["message"]) is not None for row in _patterns())
+    return is_known_to(_patterns(), error)
 
 
 def phase_of(error: BaseException) -> Phase:

@@ -13,7 +13,7 @@ from ...core.goodput import Spending, TimeAccount
 from ...core.signal import Raised, SnapshotDropped, SnapshotTaken
 from ..memory.memory_errors import RETRIABLE, is_out_of_memory, let_go
 from ..trainer.exceptions import describe
-from ..trainer.interrupts import Interrupts, signals_left_to_us
+from ..trainer.interrupts import interrupts_of
 from ..trainer.log_figures import GOODPUT
 from ..trainer.logged_health import LoggedHealth
 from ..trainer.moves import ReturnTo
@@ -61,8 +61,7 @@ class OwnLoopSession:
         )  # fmt: skip
         self.pending.tell, self.pending.step = self.desk.tell_of_move, self.step
         self.saving = Saving(trainer, self.guard, self.state)
-        preempting = [signal.Signals[name] for name in config.preemption_signals]
-        self.interrupts = Interrupts(signals_left_to_us(trainer.args, preempting), preempting)
+        self.interrupts = interrupts_of(config, trainer.args)
         self.interrupted_by: signal.Signals | None = None
         self.repeats = 0
         """Updates that were begun anew."""

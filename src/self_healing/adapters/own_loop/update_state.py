@@ -9,7 +9,7 @@ from ..family import weights_were_changed
 from ..rollback.memory_snapshots import MemorySnapshots, SnapshotDamagedError
 
 if TYPE_CHECKING:
-    from ..rehearsal.trainer_state import TrainerCapture
+    from ..rollback.trainer_capture import TrainerCapture
 
 
 class UpdateState:

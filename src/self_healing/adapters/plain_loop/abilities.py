@@ -9,10 +9,9 @@ from ...core.capability import ReturnAsked
 from ...core.errors import ActionFailed
 from ..rollback.abilities import RollbackAbilities
 from ..trainer.abilities import TrainerAbilities
-from ..trainer.moves import ReturnTo
 
 
-class _OwnLoop(TrainerAbilities):
+class _WrittenLoop(TrainerAbilities):
     """What a loop cannot be made to do, and why; and what it can do besides."""
 
     hand_out_again: Callable[[], str] | None = None
@@ -43,36 +42,24 @@ class _OwnLoop(TrainerAbilities):
         self.wait(wait_s)
         return f"{self.hand_out_again()} after {wait_s:.1f} s"
 
-    def _nothing_in_memory(self) -> ActionFailed:
-        return ActionFailed(
+    def _return_to_checkpoint(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
+        """Say that there is nothing to return to."""
+        raise ActionFailed(
             "no state in memory will do, and a loop cannot be taken back to a checkpoint while it runs: "
             "run the script again with guard(resume='auto')"
         )
 
 
-class PlainAbilities(_OwnLoop):
+class PlainAbilities(_WrittenLoop):
     """Of a loop whose states are not kept."""
-
-    def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
-        """Say that there is nothing to return to."""
-        raise self._nothing_in_memory()
 
     def save_checkpoint(self) -> str:
         """Have a checkpoint of this step written."""
         return self._save_now()
 
 
-class PlainRollbackAbilities(_OwnLoop, RollbackAbilities):
+class PlainRollbackAbilities(_WrittenLoop, RollbackAbilities):
     """Of a loop whose states are kept: it returns to those in memory."""
-
-    def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
-        """Ask for a return to a state in memory."""
-        self._blame(before_step)
-        chosen = self.keeper.choose(before_step=before_step, depth=depth, min_steps=min_steps)
-        if chosen is None:
-            raise self._nothing_in_memory()
-        self.pending.ask(ReturnTo(chosen.key, onset=before_step))
-        return ReturnAsked(chosen.key, chosen.step)
 
 
 class TogetherAbilities(PlainRollbackAbilities):

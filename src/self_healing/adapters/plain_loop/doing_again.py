@@ -53,7 +53,9 @@ class DoingAgain:
     def unsound(self, window: Window) -> None:
         """Have a step done again that was not finite; with other data where it never is."""
         session, step = self._session, window.step + 1
-        if not can_be_run(window) and not session.ranks.is_several:  # else that was done when we have run it again
+        if (
+            not can_be_run(window) and not session.ranks.is_one_of_several
+        ):  # else that was done when we have run it again
             session.look_at_weights()
         if session.pending.asked is not None:  # it goes further back than that
             return

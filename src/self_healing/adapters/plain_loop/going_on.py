@@ -10,17 +10,14 @@ from ...core.errors import ConfigError
 from ...core.failure import Mode
 from ..rollback.going_on import GoingOn
 from ..rollback.left_state import StateDoesNotFitError
-from ..rollback.shared_states import place_from
 from ..trainer.engines import Surroundings
 from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
-from .going_on_together import attempt_before, enter_together, goes_on
-from .loop_returns import Entry, Light
+from .going_on_together import attempt_before, bring_to, enter_together, goes_on
 from .session import PlainSession
 from .stand_in import LoopStandIn
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from ...tensors.random_state import RandomState
 
 
 def begin_or_go_on(
@@ -85,24 +82,8 @@ def _load(session: PlainSession, folder: Path) -> None:
         raise ConfigError(
             f"{folder} cannot be resumed from: {error}. Use guard(resume=False) to start over, or name another checkpoint."
         ) from error
-    step = int(session.trainer.state.global_step)
-    if place is None or place["number"] is None:
-        session.note("resuming", f"{folder.name} does not say where the data stood: they begin anew")
-    else:
-        where, left_out = place_from(place)
-        session.returns.data.left_out |= left_out
-        is_between = bool(place["is_between"])
-        arrive = partial(_arrive, session.trainer, Light.of(session.trainer), random)
-        session.returns.restart.entry = Entry(
-            where, step, arrive, is_between=is_between, brings_data=bool(place["brings_data"])
-        )
+    bring_to(session, folder, place, random)
     if session.checkpoints is not None:
         session.checkpoints.enters_from(str(folder))
         session.checkpoints.training_begins()
-    session.mark_saved(step)
-
-
-def _arrive(stand_in: LoopStandIn, light: Light, random: RandomState) -> None:
-    """Put back what the loop may have changed on its way to where it goes on."""
-    light.restore(stand_in, with_random=False)
-    random.restore()
+    session.mark_saved(int(session.trainer.state.global_step))

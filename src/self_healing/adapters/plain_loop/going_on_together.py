@@ -25,9 +25,11 @@ from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
 from .loop_returns import Entry, Light
 
 if TYPE_CHECKING:
+    from ...tensors.random_state import RandomState
     from ..ranks.sharded_checkpoint import Loaded
     from ..trainer.last_attempt import LastAttempt
     from .session import PlainSession
+    from .stand_in import LoopStandIn
 
 SHARDS = "sharded"
 """What a checkpoint holds that all processes have written."""
@@ -169,12 +171,8 @@ def _load(session: PlainSession, folder: Path) -> None:
     stand_in.state.global_step = loaded.step
     session.mark_saved(loaded.step)
     session.note("resuming", f"goes on at {folder.name}, which {loaded.world_size} processes have written")
-    place = _place(session, loaded)
-    if place is None or place["number"] is None:
-        session.note("resuming", f"{folder.name} does not say where the data stood: they begin anew")
-        return
     is_same = loaded.world_size == stand_in.args.world_size
-    _bring_to(session, place, loaded.random_state if is_same else None)
+    bring_to(session, folder, _place(session, loaded), loaded.random_state if is_same else None)
 
 
 def _load_whole(session: PlainSession, folder: Path) -> None:
@@ -189,14 +187,14 @@ def _load_whole(session: PlainSession, folder: Path) -> None:
     session.note("resuming", f"goes on at {folder.name}, which one of {then} processes has written")
     if place is not None and then != stand_in.args.world_size:
         place = _place_of_all(session, place, then, int(place.get("accumulate", 1)))
+    bring_to(session, folder, place, random if stand_in.args.process_index == 0 else None)
+
+
+def bring_to(session: PlainSession, folder: Path, place: dict[str, Any] | None, random: RandomState | None) -> None:
+    """Have the data brought to where they stood when a checkpoint was written, if it says that."""
     if place is None or place["number"] is None:
         session.note("resuming", f"{folder.name} does not say where the data stood: they begin anew")
         return
-    _bring_to(session, place, random if stand_in.args.process_index == 0 else None)
-
-
-def _bring_to(session: PlainSession, place: dict[str, Any], random: Any) -> None:
-    """Have the data brought to where they stood."""
     where, left_out = place_from(place)
     session.returns.data.left_out |= left_out
     stand_in = session.trainer
@@ -249,7 +247,8 @@ def _keep_rows(session: PlainSession, then: int, accumulate: int) -> None:
     )
 
 
-def _arrive(stand_in: Any, light: Light, random: Any) -> None:
+def _arrive(stand_in: LoopStandIn, light: Light, random: RandomState | None) -> None:
+    """Put back what the loop may have changed on its way to where it goes on."""
     light.restore(stand_in, with_random=False)
     if random is not None:
         random.restore()

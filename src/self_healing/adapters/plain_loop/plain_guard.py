@@ -327,11 +327,7 @@ class PlainGuard(StepGuard):
 
     def make_up(self) -> int:
         """Run skipped steps again where the loop has told us how; what is left is handed out again by the loop."""
-        rest = self.ring.drain()
-        assert all(values[2] < 0.5 for _, values in rest), "an update was applied behind a skipped one"
-        windows = list(self.kept)
-        self.kept.clear()
-        self.gate.release()
+        windows = self._take_skipped()
         making_up, applied = self.making_up, []
         interrupted, self._window = self._window, None
         while windows and can_be_run(windows[0]):

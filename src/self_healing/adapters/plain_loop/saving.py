@@ -10,8 +10,8 @@ from ..rollback.shared_states import left_out_of, place_of
 from .checkpoints import write_checkpoint, write_place
 
 if TYPE_CHECKING:
-    from ..rehearsal.trainer_state import HostValues
     from ..rollback.data_windows import Place
+    from ..rollback.trainer_capture import HostValues
     from .session import PlainSession
 
 

@@ -3,42 +3,25 @@
 from __future__ import annotations
 
 import logging
-import signal
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import say_given_up
-from ...core.failure import Effect, Mode
+from ...core.failure import Mode
 from ...core.goodput import TimeAccount
-from ...core.run_directory import healing_folder
-from ..data.bad_rows import BadRows
-from ..data.quarantine import Limit
-from ..data.trainer_data import TrainerData
-from ..memory.memory_care import MemoryCare, why_whole
 from ..memory.memory_errors import let_go
-from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
 from ..trainer.device_errors import is_device_lost
 from ..trainer.engines import Surroundings
-from ..trainer.examination import Examiner
-from ..trainer.grace import GraceWatch
 from ..trainer.gradient_gate import gate_of
-from ..trainer.interrupts import Interrupts, nobody_listens, signals_left_to_us
-from ..trainer.leaving import answer_interrupt, leave_at_once, lose_device, secure_in_time
-from ..trainer.log_figures import LogFigures
+from ..trainer.leaving import answer_interrupt, lose_device
 from ..trainer.make_up import AppliedStep
 from ..trainer.raising import raised
 from ..trainer.run_desk import RunDesk
-from ..trainer.run_figures import RunFigures
-from ..trainer.step_intake import StepIntake
-from ..trainer.step_profile import StepProfile
 from ..trainer.time_spent import TimeSpent
-from ..trainer.unwritten import unwritten_checkpoints
 from ..trainer.window import Window
-from ..trainer.wrapping import Wrapping
 from .abilities import KINDS, KINDS_TOGETHER
 from .doing_again import DoingAgain
 from .facts import facts_of_loop
@@ -62,6 +45,7 @@ logger = logging.getLogger("self_healing.loop")
 class PlainSession(LoopFlow):
     """Emits the signals of one loop, and has plans carried out by what it can do."""
 
+    ranks: LoopRanks
     failed: Window | None = None
     """The step that has raised, while that is answered."""
 
@@ -82,40 +66,33 @@ class PlainSession(LoopFlow):
         self.surroundings = Surroundings(stand_in, missing=())
         self.mode = mode
         acts = mode is Mode.HEAL
-        self.guard = PlainGuard(stand_in, gate_of(config, acts=acts), acts=acts)
-        self.guard.making_up.on_unsound = self._examine
-        may_change = config.settings().max_effect is Effect.RECIPE
-        self.guard.making_up.may_replace = may_change
-        self.may_leave_out = may_change
-        self.guard.lets_through = config.nan_action == "warn"
+        self._set_guard(PlainGuard(stand_in, gate_of(config, acts=acts), acts=acts))
         self.guard.updated = self._updated
-        self._examiner = Examiner(stand_in)
+        self.may_leave_out = self._may_change
         self.ranks = LoopRanks(self)
-        may_act = acts and LoopRanks.may_plan(mode, is_several=self.ranks.is_several) is Mode.HEAL
-        kinds = KINDS_TOGETHER if self.ranks.is_several else KINDS
+        planned = self.ranks.mode_of(mode)
+        may_act = planned is Mode.HEAL
+        kinds = KINDS_TOGETHER if self.ranks.is_one_of_several else KINDS
         self.rollback = RollbackCare(
             stand_in, self.guard, config, may_act=may_act, kind=LoopReturns, abilities=kinds
         )  # fmt: skip
         self.rollback.on_return = self._returned
         self.returns = self._returns()
-        self.abilities = self.rollback.abilities(self.emergency_checkpoint, may_change)
+        self.abilities = self.rollback.abilities(self.emergency_checkpoint, self._may_change)
         self.pending = self.abilities.pending
-        planned = LoopRanks.may_plan(mode, is_several=self.ranks.is_several)
-        self.desk = RunDesk(
-            stand_in.args, config, self.abilities, mode=planned, step=self._step, account=self.spent.account, heals=acts,
-            **past,
+        self._set_desk(
+            RunDesk(
+                stand_in.args, config, self.abilities, mode=planned, step=self._step, account=self.spent.account,
+                heals=acts, **past,
+            )
         )  # fmt: skip
-        self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
-        self.note = self.abilities.note = self.desk.note
-        self._make_care(acts=acts, may_act=may_act)
-        self._changes = Wrapping()
-        self.figures = RunFigures(self)
-        folder = healing_folder(stand_in.args.output_dir)
-        self.profile = StepProfile(config.profile_steps if stand_in.args.process_index == 0 else (), folder)
-        self.log_figures = LogFigures(stand_in, self.guard, self.rollback.figures, self.spent.goodput)
-        self._step_began = time.perf_counter()
-        self.intake = StepIntake(self)
-        self._saved_steps = set()
+        # Passes of one process alone are possible where only gradients are shared.
+        is_sharded = bool(getattr(stand_in.accelerator, "is_fsdp2", False))
+        is_alone = not self.ranks.is_one_of_several
+        self._make_care(leaves_rows_out=may_act and not is_sharded, keeps_checkpoints=may_act and is_alone)
+        if self.guard.bad_rows is not None:
+            self.guard.bad_rows.alone = self.memory.micro_batches.alone
+        self._make_figures()
         self.save_every = save_every
         self.also = also
         self._loaders = []
@@ -123,38 +100,10 @@ class PlainSession(LoopFlow):
         self.failing = FailingTogether(self)
         self.is_open = False
         stand_in.write, stand_in.write_place = partial(write_now, self), partial(write_place_of, self)
-        self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_several else None
-        self.lessons_before = lessons_before(stand_in.args) if self.ranks.is_several else []
+        self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_one_of_several else None
+        self.lessons_before = lessons_before(stand_in.args) if self.ranks.is_one_of_several else []
         self.less_memory = LessMemory(self)
         self.desk.open()  # last: whoever fails to make a session has nothing to close
-
-    def _make_care(self, *, acts: bool, may_act: bool) -> None:
-        """Make what looks after memory, checkpoints, signals and data."""
-        stand_in, config = self.trainer, self.config
-        folder = healing_folder(stand_in.args.output_dir)
-        self.memory = MemoryCare(
-            stand_in, folder, on_reflex=self.desk.reflex, note=self.note, whole_because=why_whole(config)
-        )
-        self.guard.retry = self.memory.micro_batches if acts and config.oom_action != "raise" else None
-        self.abilities.why_whole = self.memory.micro_batches.why_whole
-        self.checkpoints = (
-            CheckpointCare(stand_in, self.desk, folder, self.weights_are_finite, self.guard)
-            if may_act and not self.ranks.is_several
-            else None
-        )
-        preempting = [signal.Signals[name] for name in config.preemption_signals]
-        self.interrupts = Interrupts(signals_left_to_us(stand_in.args, preempting), preempting)
-        self.grace = GraceWatch(config.grace_seconds, partial(secure_in_time, self), partial(leave_at_once, self))
-        self.data = TrainerData(
-            stand_in, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
-            backoff_base_s=config.backoff_base_s, max_effect=config.settings().max_effect if acts else Effect.NOTHING,
-            tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts,
-        )  # fmt: skip
-        # Passes of one process alone are possible where only gradients are shared.
-        is_sharded = bool(getattr(stand_in.accelerator, "is_fsdp2", False))
-        if may_act and self.data.records.leaves_out and not is_sharded:
-            self.guard.bad_rows = BadRows(stand_in, self.data.records.rows_raised, self.guard.making_up)
-            self.guard.bad_rows.alone = self.memory.micro_batches.alone
 
     # -- life ----------------------------------------------------------------------------------------
 
@@ -168,15 +117,13 @@ class PlainSession(LoopFlow):
         self.rollback.attach(self.desk, partial(raised, self))
         way = self.guard.attach()
         if self.mode is Mode.HEAL:
-            self.interrupts.install()
-            self.interrupts.on_signal = self.grace.came
-            self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
+            self._listen()
         if self.checkpoints is not None:
             self.checkpoints.audit = self.rollback.audit_checkpoint
             self.checkpoints.attach(self._changes)
         self.interrupts.while_waiting = self.spent.stalled
         self.spent.attach(stand_in, self.rollback.keeper, self._changes)
-        self.ranks.meet()
+        self.ranks.meet(self.desk, self.config, self.rollback.keeper)
         enter(self)
         self.ranks.begins_at(self._step())
         self.intake.ended.clear()
@@ -192,36 +139,19 @@ class PlainSession(LoopFlow):
         self.is_open, self.is_over = False, True
         try:
             self.ranks.close(error)
-            self._say_ended(exit_reason, error)
+            self.desk.finish()
+            self.pending.dropped(f"the run has ended ({exit_reason})")
+            self._write_end(exit_reason, error)
         finally:
             self._close()
-
-    def _say_ended(self, exit_reason: str, error: BaseException | None) -> None:
-        self.desk.finish()
-        self.pending.dropped(f"the run has ended ({exit_reason})")
-        not_listed = self.data.records.not_listed()
-        if not_listed is not None:
-            self.note("rows-not-listed", not_listed)
-        unwritten = unwritten_checkpoints(self)
-        if unwritten is not None:
-            self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
-        self.rollback.ended(exit_reason, is_unsaved=unwritten is not None and unwritten.is_unsaved)
-        self.spent.account.steps_over()
-        self.spent.tell(self.desk)
-        self.desk.ended(exit_reason, error, self._counted())
 
     def all_figures(self) -> dict[str, float]:
         """Return every figure of healing there is; nothing where the run is over."""
         figures = self.figures.all({})
         return {**figures, **self._counted(), **self.data.figures()} if figures else {}
 
-    def _counted(self) -> dict[str, float]:
-        return {**self.log_figures.figures(), **self.memory.figures(), **self.figures_of_saving()}
-
     def _close(self) -> None:
-        self.grace.end()
-        self.interrupts.restore()
-        self.interrupts.on_signal, self.interrupts.while_waiting = nobody_listens, nullcontext
+        self._listen_no_more()
         self.abilities.put_back()
         self.guard.detach()
         self.rollback.detach()
@@ -299,7 +229,7 @@ class PlainSession(LoopFlow):
         """Have skipped steps made up, by us or by the loop itself."""
         applied = super().make_up(unsound) if self._some_can_be_run() else self._leave_all_to_the_loop()
         left, self.guard.left_to_the_loop = self.guard.left_to_the_loop, []
-        if left and self.ranks.is_several:
+        if left and self.ranks.is_one_of_several:
             self._look_at_weights_together()
         if left and self.guard.hands_out_again:
             self.again.unsound(left[0])
@@ -335,10 +265,12 @@ class PlainSession(LoopFlow):
         window = self.failed = self.guard.at_hand
         try:
             is_tried_again = self.mode is Mode.HEAL and (
-                self.failing.goes_on(window, error) if self.ranks.is_several else self.again.raised(window, error)
+                self.failing.goes_on(window, error)
+                if self.ranks.is_one_of_several
+                else self.again.raised(window, error)
             )
             if not is_tried_again:
-                if self.mode is Mode.HEAL and self.ranks.is_several:
+                if self.mode is Mode.HEAL and self.ranks.is_one_of_several:
                     self.less_memory.failed_alone(window, error)
                 raised(self, error)
         finally:
@@ -367,17 +299,13 @@ class PlainSession(LoopFlow):
         """Take note that all processes are at this place, because a vote has brought them there."""
         self.ranks.is_agreed = True
 
-    def has_returned(self, to_step: int) -> None:
-        """Take note that all processes are at an earlier step."""
-        self.ranks.returned(to_step)
-
     def may_be_interrupted(self) -> bool:
         """Say whether a signal can be answered here: all processes end at the same step, or none."""
-        return not self.ranks.is_several or self.ranks.is_agreed
+        return not self.ranks.is_one_of_several or self.ranks.is_agreed
 
     def emergency_checkpoint(self) -> str:
         """Write a checkpoint of the last complete step; by all processes, where all are here."""
-        if not self.ranks.is_several:
+        if not self.ranks.is_one_of_several:
             return super().emergency_checkpoint()
         return self.ranks.save(wait=True) if self.ranks.is_agreed else NOT_TOGETHER
 
@@ -386,7 +314,7 @@ class PlainSession(LoopFlow):
     def save(self) -> str:
         """Write a checkpoint of this step, once everything about it is known."""
         self.know_everything()
-        said = self.ranks.save(wait=False) if self.ranks.is_several else self.emergency_checkpoint()
+        said = self.ranks.save(wait=False) if self.ranks.is_one_of_several else self.emergency_checkpoint()
         logger.info("%s", said)
         return said
 

@@ -214,14 +214,16 @@ class LoopStandIn:
         self.backward_s = time.perf_counter()
         assert self.source is not None, "a loss is computed inside of a step"
         self.source.value = loss.detach()
+        return self.backward_from(loss)
+
+    def backward_from(self, loss: Tensor) -> Tensor:
+        """Run backward from the share that a loss has in its update; return that share, without its graph."""
         pieces = self.current_gradient_accumulation_steps
         share = loss if pieces == 1 else loss / pieces
-        self.accelerator.backward(share if not self.divides() else loss)
-        return share.detach()  # type: ignore[no-any-return]
-
-    def divides(self) -> bool:
-        """Say whether the accelerator divides losses by the accumulation itself, as accelerate's does."""
-        return getattr(self.accelerator, "gradient_accumulation_steps", 1) > 1
+        # Accelerate's own divides losses by the accumulation itself.
+        divides = getattr(self.accelerator, "gradient_accumulation_steps", 1) > 1
+        self.accelerator.backward(loss if divides else share)
+        return share.detach()
 
     @staticmethod
     def _save(folder: str, weights: dict[str, Any]) -> None:

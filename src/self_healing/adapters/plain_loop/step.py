@@ -81,11 +81,9 @@ class Step:
         return self._loss
 
     def _backward_from(self, loss: Tensor) -> Tensor:
-        guard, stand_in = self._session.guard, self._session.trainer
-        pieces = stand_in.current_gradient_accumulation_steps
-        stand_in.accelerator.backward(loss if pieces == 1 or stand_in.divides() else loss / pieces)
+        share = self._session.trainer.backward_from(loss)
         self._loss = loss.detach()
-        guard.saw_loss(self._loss / pieces)
+        self._session.guard.saw_loss(share)
         return self._loss
 
     def __exit__(

@@ -10,27 +10,23 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import RanksParted
-from ...core.failure import Mode
-from ..ranks.agreed_states import AgreedStates
-from ..ranks.ranks_of_run import RanksOfRun
-from ..ranks.side_group import SideGroup
+from ..ranks.session_ranks import SessionRanks
 from ..rollback.shared_states import left_out_of, place_of
 
 if TYPE_CHECKING:
     from ..ranks.sharded_checkpoint import ShardedCheckpoints
+    from ..ranks.side_group import SideGroup
     from .session import PlainSession
 
 NOT_TOGETHER = "no emergency checkpoint: every process must take part in saving, and the others do not know of it"
 
 
-class LoopRanks:
+class LoopRanks(SessionRanks):
     """The other processes, as the session of one sees them."""
 
     def __init__(self, session: PlainSession) -> None:
+        super().__init__(is_one_of_several=session.surroundings.is_one_of_several)
         self._session = session
-        self.is_several = session.surroundings.is_one_of_several
-        self._ranks: RanksOfRun | None = None
-        self._states: AgreedStates | None = None
         self._saver: ShardedCheckpoints | None = None
         self._last_noted: Any = None
         self.is_agreed = False
@@ -42,60 +38,26 @@ class LoopRanks:
         assert self._ranks is not None, "the others were met"
         return self._ranks.group
 
-    @staticmethod
-    def may_plan(mode: Mode, *, is_several: bool) -> Mode:
-        """Return what may be done about plans: where the others cannot be asked, they are only shown."""
-        return mode if not is_several or mode is not Mode.HEAL or SideGroup.is_possible() else Mode.ADVISE
-
-    # -- life ----------------------------------------------------------------------------------------
-
-    def meet(self) -> None:
-        """Meet the others: all of them begin at this moment."""
-        session = self._session
-        if not self.is_several:
-            return
-        keeper = session.rollback.keeper
-        if keeper is not None:
-            self._states = AgreedStates(keeper, session.desk.step)
-        said = None if self._states is None else self._states.said()
-        try:
-            self._ranks = RanksOfRun.join(
-                session.desk, session.config, acts=session.desk.mode is Mode.HEAL, states=said
-            )
-        except RanksParted as error:
-            session.desk.only_show(f"{error}; plans are only shown, and nobody is named who does not answer")
-        if self._states is not None:
-            self._states.ranks = self._ranks
-
     def close(self, error: BaseException | None) -> None:
         """Leave the others, in good order or with an error."""
         saver, self._saver = self._saver, None
         if saver is not None and error is None:
             self._note_saved(saver)
-        ranks, self._ranks = self._ranks, None
-        if ranks is not None:
-            ranks.close(error if isinstance(error, Exception) else None)
+        super().close(error)
 
     # -- steps ---------------------------------------------------------------------------------------
 
     def step_ended(self, took_s: float) -> None:
         """Vote where it is time; what was decided is carried out before the next step, by all."""
-        ranks, session = self._ranks, self._session
-        if ranks is None:
-            return
-        step = session.desk.step()
-        if ranks.voting.is_time(step):
-            session.desk.settle()
+        session = self._session
         try:
-            decision = ranks.step_ended(step, took_s=took_s)
+            decision = self._vote(session.desk, took_s)
             if decision is None:
                 return
             ends = self._hear_of_signals()
         except RanksParted as error:
             session.end("exception", error)
             raise
-        if self._states is not None:
-            self._states.decided(decision)
         if decision.takes_state or ends or session.pending.asked is not None:
             session.know_everything()
 
@@ -104,24 +66,6 @@ class LoopRanks:
         if self._ranks is not None:
             self._session.desk.settle()
             self._ranks.vote(self._session.desk.step())
-
-    def take_figures(self) -> dict[str, float]:
-        """Return what the last vote has shown, once."""
-        return {} if self._ranks is None else self._ranks.take_figures()
-
-    def returned(self, to_step: int) -> None:
-        """Take note that all are at an earlier step again."""
-        if self._ranks is not None:
-            if self._states is not None:
-                self._states.returned()
-            self._ranks.begins_at(to_step)
-
-    def begins_at(self, step: int) -> None:
-        """Have all take the state that the run begins with."""
-        if self._states is not None:
-            self._states.begins_at(step)
-        if self._ranks is not None:
-            self._ranks.begins_at(step)
 
     def have_all_failed(self, within_s: float) -> bool:
         """Say whether the step has failed on every rank, so that all may do it again."""

@@ -45,8 +45,7 @@ class UnguardedStep:
             if isinstance(loss, tuple | list):
                 loss, *more = loss
                 self.extras = tuple(more)
-        pieces = stand_in.current_gradient_accumulation_steps
-        stand_in.accelerator.backward(loss if pieces == 1 or stand_in.divides() else loss / pieces)
+        stand_in.backward_from(loss)
         self._has_run, self._loss = True, loss.detach()
         return self._loss
 

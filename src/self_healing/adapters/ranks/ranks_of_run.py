@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from ...config import HealingConfig
     from ..trainer.run_desk import RunDesk
 
-MEET_S = 30.0
-"""How long a rank that has failed waits for the others to have failed too."""
-
 
 @dataclass(kw_only=True)
 class States:
@@ -65,7 +62,6 @@ class RanksOfRun:
         states: States | None = None,
         every: int = VOTE_EVERY,
         patience_s: float = PATIENCE_S,
-        leave: Callable[[str], None] | None = None,
     ) -> Self | None:
         """Meet the others, on all ranks at the same moment; None where there is one process.
 
@@ -76,7 +72,6 @@ class RanksOfRun:
             states: What the session says of the states it keeps.
             every: Steps from one vote to the next.
             patience_s: How long a vote waits for somebody.
-            leave: What ends this process where it waits in vain; else the desk is closed and it ends with code 76.
 
         """
         group = SideGroup.join(patience_s=patience_s)
@@ -86,10 +81,10 @@ class RanksOfRun:
         voting = Voting(
             desk.healer, rank=group.rank, actions=actions, acts=acts, every=every, done=desk.was_done, note=desk.note
         )
-        ranks = cls(desk, group, GlooTransport(group, actions), voting, states or States())
+        ranks = cls(desk, group, GlooTransport(group), voting, states or States())
         ranks.check = CollectiveCheck.join(
             group, config.collective_check_interval_s, folder=healing_folder(desk.args.output_dir), step=desk.step,
-            tell=desk.note, leave=(leave or ranks.leave) if acts else None,
+            tell=desk.note, leave=ranks.leave if acts else None,
         )  # fmt: skip
         if acts:
             desk.voting = voting
@@ -135,16 +130,12 @@ class RanksOfRun:
         figures, self._figures = self._figures, {}
         return figures
 
-    def can_return_to(self, step: int) -> bool:
-        """Say whether every rank held the state of a step at the last vote."""
-        return step in self.voting.states
-
     def begins_at(self, step: int) -> None:
         """Take note that all are at a step whose state is taken or kept: training begins there, or has returned to it."""
         self.voting.begins_at(step)
         self._took_s.clear()
 
-    def have_all_failed(self, step: int, *, within_s: float = MEET_S) -> bool:
+    def have_all_failed(self, step: int, *, within_s: float) -> bool:
         """Say whether an exception has left this step on every rank, so that all may try it again.
 
         Where it has not, the others sit in a collective of the training, whose group is lost with this rank: nothing but a

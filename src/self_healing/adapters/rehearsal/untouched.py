@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import Any
 
+from ..rollback.trainer_capture import TrainerCapture
 from .object_state import ObjectState
-from .trainer_state import TrainerCapture
 
 
 class Untouched:

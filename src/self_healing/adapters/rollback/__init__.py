@@ -1,1 +1,1 @@
-"""Going back to an earlier state of a run without leaving its training loop."""
+"""Earlier states of a run: taken, judged and kept, returned to inside the loop or by entering it anew, gone on from by a later process."""

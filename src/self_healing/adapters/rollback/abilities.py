@@ -30,7 +30,7 @@ class RollbackAbilities(TrainerAbilities):
         self._blame(before_step)
         chosen = self.keeper.choose(before_step=before_step, depth=depth, min_steps=min_steps)
         if chosen is None:
-            return super().roll_back(before_step=before_step, depth=depth, min_steps=min_steps)
+            return self._return_to_checkpoint(before_step=before_step, depth=depth, min_steps=min_steps)
         self.pending.ask(ReturnTo(chosen.key, onset=before_step))
         return ReturnAsked(chosen.key, chosen.step)
 

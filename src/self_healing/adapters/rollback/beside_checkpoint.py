@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from ...snapshots.checkpoint_check import differs_beside
 from ...snapshots.manifest import BESIDE
 from ..family import names_in_all
-from ..rehearsal.trainer_state import counted_names, put_count_back
 from .guard_state import GuardState
+from .trainer_capture import counted_names, put_count_back
 
 if TYPE_CHECKING:
     from ..trainer.step_guard import StepGuard

@@ -26,7 +26,7 @@ class GuardState:
         self._kept_scale = guard.rate_scale.kept
         self._ramps = [(ramp, ramp.done) for ramp in guard.rate_scale.ramps]
         making_up = guard.making_up
-        self._borrowed, self._spare = making_up._borrowed, making_up.spare  # noqa: SLF001  # its place in the data
+        self._borrowed, self._spare = making_up.borrowed, making_up.spare  # its place in the data
         spare = self._spare if self._borrowed else None
         self._kept = keep(
             {
@@ -62,7 +62,7 @@ class GuardState:
         guard.rate_scale.kept = float(values["kept_scale"])
         guard.rate_scale.ramps = [Ramp(*ramp) for ramp in values["ramps"]]
         making_up = guard.making_up
-        making_up._borrowed = int(values["borrowed"])  # noqa: SLF001  # its place in the data
+        making_up.borrowed = int(values["borrowed"])  # its place in the data
         if values["spare"] is not None:
             num_items, inputs = values["spare"]
             batches = [MicroBatch(each, None) for each in inputs]
@@ -71,15 +71,11 @@ class GuardState:
     def restore(self) -> None:
         """Put it back; steps that were not yet known to be applied have not happened."""
         guard = self._guard
-        guard.ring.drain()
-        guard.kept.clear()
-        guard.making_up.applied = []  # the steps of these numbers are others from now on
-        guard._window = None  # noqa: SLF001  # the step at hand is not finished
-        guard._is_judged = False  # noqa: SLF001
+        guard.forget_steps()
         guard.gate.load_state_dict(self._gate)
         guard.gate.release()
         guard.loss_sum.go_on_from(self._loss_sum)
-        guard.making_up._borrowed, guard.making_up.spare = self._borrowed, self._spare  # noqa: SLF001
+        guard.making_up.borrowed, guard.making_up.spare = self._borrowed, self._spare
         self._restore_ramps()
 
     def _restore_ramps(self) -> None:

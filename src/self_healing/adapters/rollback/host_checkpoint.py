@@ -19,9 +19,9 @@ from .beside_checkpoint import write_beside
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
-    from ..rehearsal.trainer_state import HostValues
     from .memory_snapshots import Snapshot
     from .state_keeper import StateKeeper
+    from .trainer_capture import HostValues
 
 UNFINISHED = ".unfinished-checkpoint"
 """How the name of a folder begins that is still being written; it gets its own when it is complete."""

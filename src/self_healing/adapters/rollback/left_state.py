@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import SelfHealingError
 from ...snapshots.shared_folder import SharedMemoryError
 from ..family import followed_reference, weights_were_changed
-from ..rehearsal.trainer_state import counted_names, put_count_back, with_state
 from ..trainer.data_facts import data_facts, differences
 from .guard_state import GuardState
 from .shared_states import place_from
+from .trainer_capture import counted_names, put_count_back, with_state
 
 if TYPE_CHECKING:
     from ...snapshots.shared_reader import PublishedState

@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from ...tensors.host_memory import Backing
     from ...tensors.host_slot import HostCopies, HostSlot
     from ...tensors.state import Captured
-    from ..rehearsal.trainer_state import TrainerCapture
     from ..trainer.step_guard import StepGuard
     from .data_windows import Place
+    from .trainer_capture import TrainerCapture
 
 
 @dataclass(slots=True, eq=False)
@@ -140,7 +140,7 @@ class MemorySnapshots:
     def take(self, place: Place) -> Snapshot:
         """Set the state of this moment aside, in the place of another one where all are taken."""
         from ...tensors.host_slot import HostCopies
-        from ..rehearsal.trainer_state import TrainerCapture
+        from .trainer_capture import TrainerCapture
 
         while len(self._kept) >= self.slots:
             self._kept.remove(self._make_room(self._kept))
@@ -160,7 +160,7 @@ class MemorySnapshots:
     def present(self) -> TrainerCapture:
         """Set the state of this moment aside without keeping it among the others."""
         from ...tensors.host_slot import HostCopies
-        from ..rehearsal.trainer_state import TrainerCapture
+        from .trainer_capture import TrainerCapture
 
         copies = HostCopies(self._free_memory())
         capture = TrainerCapture(self.trainer, copies=copies, only_trainable=self.leaves_out_frozen())

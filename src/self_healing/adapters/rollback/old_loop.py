@@ -45,7 +45,7 @@ class OldLoop:
         self.settle()
         trainer, making_up = self.loop.trainer, self.loop.guard.making_up if self.loop.guard is not None else None
         wanted = int(trainer.args.gradient_accumulation_steps)
-        borrowed = 0 if making_up is None else making_up._borrowed  # noqa: SLF001  # which the guard adds to these
+        borrowed = 0 if making_up is None else making_up.borrowed  # which the guard adds to these
         count = len(batches) + min(wanted - len(batches), borrowed)
         if not epoch.steps_before or not batches or count == wanted:
             return

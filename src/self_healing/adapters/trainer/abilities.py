@@ -207,6 +207,10 @@ class TrainerAbilities(LoopAbilities):
         self.pending.ask(Resume(str(folder.path)))
 
     def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
+        """Ask for a return to an earlier state; a checkpoint, where nobody keeps others."""
+        return self._return_to_checkpoint(before_step=before_step, depth=depth, min_steps=min_steps)
+
+    def _return_to_checkpoint(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
         """Ask for a return to the newest usable checkpoint: the loop is left, and resumed from it."""
         step, folders = int(self.loop.state.global_step), self.loop.args.output_dir
         latest = before_step if before_step is not None else step + 1  # another run's may lie there too

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .exceptions import chain, describe
+from .exceptions import chain, is_known_to
 
 if TYPE_CHECKING:
     from ...core.cause import Pattern
@@ -30,12 +30,7 @@ def is_device_lost(error: BaseException) -> bool:
 
     Frameworks raise it as a RuntimeError; an exception of another kind that quotes such a text proves nothing.
     """
-    return any(isinstance(link, RuntimeError) and _says_so(link) for link in chain(error))
-
-
-def _says_so(error: RuntimeError) -> bool:
-    seen = describe(error)
-    return any(row.evidence(seen["exception"], seen["bases"], seen["message"]) is not None for row in _patterns())
+    return any(isinstance(link, RuntimeError) and is_known_to(_patterns(), link) for link in chain(error))
 
 
 class DeadDevice:

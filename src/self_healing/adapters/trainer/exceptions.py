@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
+
+if TYPE_CHECKING:
+    from ...core.cause import Pattern
 
 MOST_TEXT = 20_000
 OURS = str(Path(__file__).resolve().parents[2])
@@ -39,6 +43,12 @@ def text_of(error: BaseException) -> str:
         return str(error)
     except Exception as raised:  # noqa: BLE001  # a bug of the exception's class, told in the place of its message
         return f"its message cannot be read: {type(raised).__name__} in __str__"
+
+
+def is_known_to(patterns: Iterable[Pattern], error: BaseException) -> bool:
+    """Say whether one of these rows of the catalogue describes an exception."""
+    seen = describe(error)
+    return any(row.evidence(seen["exception"], seen["bases"], seen["message"]) is not None for row in patterns)
 
 
 def remarks_on(error: BaseException) -> list[str]:

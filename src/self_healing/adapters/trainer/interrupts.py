@@ -10,7 +10,10 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ...config import HealingConfig
 
 logger = logging.getLogger("self_healing.interrupts")
 
@@ -129,6 +132,12 @@ class Interrupts:
         handler = self._before.get(came, signal.getsignal(came))  # another rank may have heard what is ignored here
         self.restore()
         _hand_over(_still_there(handler, came), came, frame)
+
+
+def interrupts_of(config: HealingConfig, args: Any) -> Interrupts:
+    """Return the handlers that a configuration asks for, for a training with these arguments; none is installed yet."""
+    preempting = [signal.Signals[name] for name in config.preemption_signals]
+    return Interrupts(signals_left_to_us(args, preempting), preempting)
 
 
 def signals_left_to_us(args: Any, preempting: Iterable[signal.Signals] = ()) -> list[signal.Signals]:

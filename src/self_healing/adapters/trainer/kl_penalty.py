@@ -5,17 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from ...core.errors import ActionFailed
+from ..family import family_of
 from .wrapping import Wrapping
-
-READ_LIVE = frozenset({"GRPOTrainer", "RLOOTrainer"})
-"""TRL's trainers that read `self.beta` for each loss (GRPO) or each batch of completions (RLOO)."""
 
 
 class KlPenalty:
-    """Raises `beta` of a trainer, and sets it back."""
+    """Raises the weight (`beta`) of a trainer, and sets it back."""
 
     def __init__(self, trainer: Any, changes: Wrapping) -> None:
         self._trainer = trainer
+        self._name = family_of(trainer).live_kl_weight
         self._changes = changes
         """Puts back at the end of the training what the user has set."""
         self._before: list[float] = []
@@ -29,15 +28,15 @@ class KlPenalty:
         else:
             weight = min(max(now * factor, least), most)
             if weight <= now:
-                raise ActionFailed(f"beta is {now:g} already, and {most:g} is the most")
+                raise ActionFailed(f"{self._name} is {now:g} already, and {most:g} is the most")
             self._before.append(now)
-        self._changes.replace(self._trainer, "beta", weight)
+        self._changes.replace(self._trainer, self._name, weight)
         return weight
 
     def _weight(self) -> float:
         trainer = self._trainer
-        beta = getattr(trainer, "beta", None)
-        if not any(cls.__name__ in READ_LIVE for cls in type(trainer).__mro__) or not isinstance(beta, int | float):
+        beta = getattr(trainer, self._name, None) if self._name else None
+        if not isinstance(beta, int | float):
             raise ActionFailed(f"{type(trainer).__name__} does not read a weight of the KL penalty while it trains")
         if getattr(trainer, "use_liger_loss", False):  # of older versions: the fused loss has taken its own copy
             raise ActionFailed("the fused loss of this trainer has taken beta when it was made")

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.ledger import CONTINUES, iter_ledger
-from ...report.announcements import ENDED
+from ...core.notes import ENDED
 from .data_facts import fact_names
 
 KILLED = "killed"

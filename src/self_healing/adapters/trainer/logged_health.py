@@ -8,6 +8,7 @@ from typing import Any
 
 from ...core.signal import Fact, Facts, Metrics
 from ...readers.names import health_of
+from ..family import family_of
 from .preference_pairs import pair_facts
 from .run_desk import RunDesk
 from .wrapping import Wrapping
@@ -19,10 +20,10 @@ DOUBT_THE_PAIRS = frozenset({"dpo-at-chance", "preference-accuracy-stuck"})
 def judgement_facts(trainer: Any) -> dict[str, Fact]:
     """Return how many desirable and undesirable examples a KTO trainer has, where its data can be counted."""
     data: Any = getattr(trainer, "train_dataset", None)
-    names = getattr(data, "column_names", None) or ()
-    if "KTO" not in type(trainer).__name__ or "label" not in names or not hasattr(data, "__len__"):
+    names, column = getattr(data, "column_names", None) or (), family_of(trainer).judgement_column
+    if not column or column not in names or not hasattr(data, "__len__"):
         return {}
-    labels = data["label"]
+    labels = data[column]
     desirable = sum(map(bool, labels))
     return {"desirable_records": desirable, "undesirable_records": len(labels) - desirable}
 

@@ -50,7 +50,7 @@ class MakeUp:
         """Fetches the data of the step after the one that was fetched last."""
         self.spare: Window | None = None
         """The newest step that was applied: where an epoch has run out of data, it is used once more."""
-        self._borrowed = 0
+        self.borrowed = 0
         """Micro-batches of this epoch used in the place of unsound ones."""
 
     def run(self, windows: list[Window]) -> int:
@@ -75,10 +75,10 @@ class MakeUp:
 
     def data_for_the_rest_of_the_epoch(self, missing: int) -> list[Any]:
         """Return micro-batches for a step whose own were used earlier in the epoch, in the place of unsound ones."""
-        count = min(missing, self._borrowed)
+        count = min(missing, self.borrowed)
         if count <= 0 or self.spare is None:
             return []
-        self._borrowed -= count
+        self.borrowed -= count
         return list(itertools.islice(itertools.cycle(self.spare.inputs), count))
 
     def forget(self) -> None:
@@ -106,7 +106,7 @@ class MakeUp:
         """Yield other data for a step: what comes next, else what was used last."""
         batches, num_items = self.fetch_next() if self.fetch_next is not None else ([], None)
         if batches:
-            self._borrowed += len(batches)
+            self.borrowed += len(batches)
             yield _with_data(window, batches, num_items)
         if self.spare is not None:
             yield _with_data(window, self.spare.inputs, self.spare.num_items)

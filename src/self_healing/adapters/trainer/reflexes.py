@@ -13,9 +13,6 @@ if TYPE_CHECKING:
     from .make_up import AppliedStep
     from .step_reading import StepReading
 
-NOTE = "reflex"
-"""The name of such notes in the ledger."""
-
 AT_ONCE = frozenset(
     {
         "clear-cache",

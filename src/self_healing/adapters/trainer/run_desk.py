@@ -17,13 +17,13 @@ from ...core.errors import ExitCode
 from ...core.failure import Mode
 from ...core.goodput import TimeAccount
 from ...core.ledger import Entry, LedgerReading
+from ...core.notes import ENDED, REFLEX
 from ...core.plan import Outcome, Plan
 from ...core.run_directory import ledger_path, run_directory_of, supervisor_ledger_path
 from ...core.run_ledgers import iter_run
-from ...core.secrets import secrets_of_url
+from ...core.secrets import secrets_of_urls
 from ...core.signal import Fact, Facts, Metrics, Resumed, ReturnDropped, Signal
 from ...core.voting import Voting
-from ...report.announcements import ENDED
 from ...report.clean import seconds_of
 from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
@@ -33,7 +33,7 @@ from .exit_codes import end_with, exit_code_of, is_for_good
 from .heart import Heart
 from .killed_attempt import listed_since, reached_at_least
 from .last_attempt import LastAttempt, last_attempt
-from .reflexes import NOTE, Reflex
+from .reflexes import Reflex
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
@@ -78,7 +78,7 @@ class RunDesk:
         self.last_metrics: dict[str, float] = {}
         self.seconds_acting = 0.0
         """The time that plans and reflexes have taken."""
-        self._secrets = [secret for url in config.alert_urls for secret in secrets_of_url(url)]
+        self._secrets = secrets_of_urls(config.alert_urls)
         self._rank = int(args.process_index)
         is_first = self._rank == 0  # the others see the same, and would say it again
         run_name = Path(args.output_dir).resolve().name
@@ -204,13 +204,13 @@ class RunDesk:
             self.voting.wish(wish)
             return wish
         healer = self.healer
-        plan = last = healer.agree(wish)
+        plan = last = wish
         while plan is not None:
             last = plan
             outcome = healer.act(plan, self.abilities, time.perf_counter)
             if outcome is not None:
                 self.was_done(outcome, plan)
-            plan = None if outcome is None else healer.agree(healer.next_plan(outcome))
+            plan = None if outcome is None else healer.next_plan(outcome)
         return last
 
     def was_done(self, outcome: Outcome, plan: Plan | None = None) -> None:
@@ -247,7 +247,7 @@ class RunDesk:
 
     def reflex(self, reflex: Reflex) -> None:
         """Record what was done at once, inside a step."""
-        self._write(NOTE, reflex.step, reflex.body())
+        self._write(REFLEX, reflex.step, reflex.body())
 
     def ended(self, exit_reason: str, error: BaseException | None, figures: Mapping[str, float]) -> None:
         """Write how the run ended: a line in the ledger, the postmortem, and one sentence in the log."""
@@ -315,7 +315,7 @@ class RunDesk:
 
     def _written(self, entry: Entry) -> None:
         """Look at a line that goes into the ledger: by whichever thread wrote it, so that nothing here may wait."""
-        if entry.kind == "outcome" or (entry.kind == "note" and entry.name == NOTE):
+        if entry.kind == "outcome" or (entry.kind == "note" and entry.name == REFLEX):
             self.seconds_acting += seconds_of(entry.body.get("seconds"))
         if self._tells:
             self.alerts.take(entry)

@@ -1,45 +1,56 @@
-"""What a guarded training does at each step, whoever's loop it is: read, make up, judge, take states."""
+"""What a guarded training does at each step and at its ends, whoever's loop it is: read, make up, judge, take states."""
 
 from __future__ import annotations
 
+import logging
 import signal
 import time
+from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...core.failure import Mode
+from ...core.failure import Effect, Mode
 from ...core.goodput import Spending
+from ...core.run_directory import healing_folder
 from ...core.signal import SnapshotTaken
+from ..data.bad_rows import BadRows
+from ..data.quarantine import Limit
+from ..data.trainer_data import TrainerData
+from ..memory.memory_care import MemoryCare, why_whole
+from ..rollback.checkpoint_care import CheckpointCare
 from .checkpoint_folders import newest_usable
-from .leaving import emergency_checkpoint
+from .examination import Examiner
+from .grace import GraceWatch
+from .interrupts import interrupts_of, nobody_listens
+from .leaving import emergency_checkpoint, leave_at_once, secure_in_time
+from .log_figures import LogFigures
 from .make_up import AppliedStep
 from .reflexes import WITH_OTHER_DATA
 from .reflexes import made_up as made_up_reflex
+from .run_figures import RunFigures
+from .step_intake import StepIntake
+from .step_profile import StepProfile
 from .trl_counters import generates_for_several_steps
+from .unwritten import unwritten_checkpoints
 from .window import Window
+from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from ..memory.memory_care import MemoryCare
-    from ..rollback.checkpoint_care import CheckpointCare
+    from ..ranks.session_ranks import SessionRanks
     from ..rollback.rollback_care import RollbackCare
     from ..rollback.state_returns import Arrival
     from .abilities import TrainerAbilities
     from .engines import Surroundings
-    from .examination import Examiner
-    from .grace import GraceWatch
     from .interrupts import Interrupts
-    from .log_figures import LogFigures
     from .moves import PendingMove
     from .run_desk import RunDesk
-    from .run_figures import RunFigures
     from .step_guard import StepGuard
-    from .step_intake import StepIntake
-    from .step_profile import StepProfile
     from .time_spent import TimeSpent
 
 
 class Session:
-    """One guarded training; who makes it puts its parts together."""
+    """One guarded training; who makes it puts its parts together, in the order of the methods below."""
 
     trainer: Any
     config: HealingConfig
@@ -53,6 +64,7 @@ class Session:
     desk: RunDesk
     memory: MemoryCare
     checkpoints: CheckpointCare | None
+    data: TrainerData
     interrupts: Interrupts
     grace: GraceWatch
     interrupted_by: signal.Signals | None = None
@@ -62,7 +74,7 @@ class Session:
     profile: StepProfile
     log_figures: LogFigures
     intake: StepIntake
-    ranks: Any
+    ranks: SessionRanks
     """The other processes, where there are any."""
     note: Any
     _examiner: Examiner
@@ -71,6 +83,96 @@ class Session:
     _found_unsound = False
     _saved_steps: set[int]
     """Checkpoints of this training; others in the same folder may be another run's."""
+    _changes: Wrapping
+
+    # -- making ------------------------------------------------------------------------------------
+
+    def _set_guard(self, guard: StepGuard) -> None:
+        """Take the guard of the steps, and tell it what the user allows."""
+        self.guard = guard
+        guard.making_up.on_unsound = self._examine
+        guard.making_up.may_replace = self._may_change
+        guard.lets_through = self.config.nan_action == "warn"
+        self._examiner = Examiner(self.trainer)
+
+    def _set_desk(self, desk: RunDesk) -> None:
+        """Take the desk, and have told there what becomes of moves and what there is to remark."""
+        self.desk = desk
+        self.pending.tell, self.pending.step = desk.tell_of_move, self._step
+        self.note = self.abilities.note = desk.note
+
+    def _make_care(self, *, leaves_rows_out: bool, keeps_checkpoints: bool, **of_data: Any) -> None:
+        """Make what looks after memory, checkpoints, signals and data."""
+        trainer, config, acts = self.trainer, self.config, self.mode is Mode.HEAL
+        folder = healing_folder(trainer.args.output_dir)
+        self.memory = MemoryCare(
+            trainer, folder, on_reflex=self.desk.reflex, note=self.note, whole_because=why_whole(config)
+        )
+        micro_batches = self.memory.micro_batches
+        self.guard.retry = micro_batches if acts and config.oom_action != "raise" else None
+        self.abilities.why_whole = micro_batches.why_whole
+        self.checkpoints = None
+        if keeps_checkpoints:
+            self.checkpoints = CheckpointCare(trainer, self.desk, folder, self.weights_are_finite, self.guard)
+        self.interrupts = interrupts_of(config, trainer.args)
+        self.grace = GraceWatch(config.grace_seconds, partial(secure_in_time, self), partial(leave_at_once, self))
+        self.data = TrainerData(
+            trainer, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
+            backoff_base_s=config.backoff_base_s, max_effect=config.settings().max_effect if acts else Effect.NOTHING,
+            tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts, **of_data,
+        )  # fmt: skip
+        if leaves_rows_out and self.data.records.leaves_out:
+            self.guard.bad_rows = BadRows(trainer, self.data.records.rows_raised, self.guard.making_up)
+
+    def _make_figures(self) -> None:
+        """Make what counts, times and takes in the steps."""
+        trainer = self.trainer
+        self._changes = Wrapping()
+        self.figures = RunFigures(self)
+        # One process is enough: all would write to the same files.
+        steps = self.config.profile_steps if trainer.args.process_index == 0 else ()
+        self.profile = StepProfile(steps, healing_folder(trainer.args.output_dir))
+        self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures, self.spent.goodput)
+        self._step_began = time.perf_counter()
+        self.intake = StepIntake(self)
+        self._saved_steps = set()
+
+    @property
+    def _may_change(self) -> bool:
+        """Whether the user allows the recipe to be changed."""
+        return self.config.settings().max_effect is Effect.RECIPE
+
+    # -- signals and the end ------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        """Hear of signals from now on."""
+        self.interrupts.install()
+        self.interrupts.on_signal = self.grace.came
+        self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
+
+    def _listen_no_more(self) -> None:
+        self.grace.end()
+        self.interrupts.restore()
+        self.interrupts.on_signal, self.interrupts.while_waiting = nobody_listens, nullcontext
+
+    def _write_end(self, exit_reason: str, error: BaseException | None) -> None:
+        """Write how the run ended, and what is missing from it."""
+        not_listed = self.data.records.not_listed()
+        if not_listed is not None:
+            self.note("rows-not-listed", not_listed)
+        unwritten = unwritten_checkpoints(self)
+        if unwritten is not None:
+            self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
+        self.rollback.ended(exit_reason, is_unsaved=unwritten is not None and unwritten.is_unsaved)
+        self.spent.account.steps_over()
+        self.spent.tell(self.desk)
+        self.desk.ended(exit_reason, error, self._counted())
+
+    def _counted(self) -> dict[str, float]:
+        """Return the figures that a postmortem holds besides the last metrics."""
+        return {**self.log_figures.figures(), **self.memory.figures(), **self.figures_of_saving()}
+
+    # -- steps ---------------------------------------------------------------------------------------
 
     def begin_of_step(self) -> None:
         """Take the state before the step where it is time."""
@@ -158,9 +260,6 @@ class Session:
         """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
         return emergency_checkpoint(self)
 
-    def has_returned(self, to_step: int) -> None:
-        """Tell whoever else must know that the run is at an earlier step."""
-
     def may_be_interrupted(self) -> bool:
         """Say whether a signal can be answered at this place."""
         return True
@@ -209,7 +308,7 @@ class Session:
         self.figures.returned(to_step)
         if self.checkpoints is not None:
             self.checkpoints.returned(to_step)
-        self.has_returned(to_step)
+        self.ranks.begins_at(to_step, has_returned=True)
         self.pending.arrived(arrival.move, step=to_step, from_step=arrival.from_step)
         self._step_began = time.perf_counter()
 

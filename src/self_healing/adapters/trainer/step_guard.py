@@ -214,17 +214,29 @@ class StepGuard:
 
     def make_up(self) -> int:
         """Run the steps that were skipped or held back again, in their order; return how many were applied."""
-        rest = self.ring.drain()  # an incident: waiting is cheap now, and nothing later may overtake
-        assert all(values[2] < 0.5 for _, values in rest), "an update was applied behind a skipped one"
-        windows = list(self.kept)
-        self.kept.clear()
-        self.gate.release()
-        interrupted = self._window
+        windows, interrupted = self._take_skipped(), self._window
         try:
             return self.making_up.run(windows)
         finally:
             self._window = interrupted
             self._is_judged = False
+
+    def _take_skipped(self) -> list[Window]:
+        """Return the steps that were skipped or held back, and let updates through again."""
+        rest = self.ring.drain()  # an incident: waiting is cheap now, and nothing later may overtake
+        assert all(values[2] < 0.5 for _, values in rest), "an update was applied behind a skipped one"
+        windows = list(self.kept)
+        self.kept.clear()
+        self.gate.release()
+        return windows
+
+    def forget_steps(self) -> None:
+        """Let go of the steps that are not known to be applied: the run is at an earlier state, and they have not happened."""
+        self.ring.drain()
+        self.kept.clear()
+        self.making_up.applied = []  # the steps of these numbers are others from now on
+        self._window = None
+        self._is_judged = False
 
     def run_micro_batch(self, model: Any, window: Window, micro_batch: MicroBatch, place: int) -> None:
         """Run one micro-batch of a step that is made up, as the loop would."""

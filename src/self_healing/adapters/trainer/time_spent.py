@@ -8,14 +8,13 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ...core.goodput import Spending, TimeAccount
+from ...core.notes import SPENT
 from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ..rollback.state_keeper import StateKeeper
     from .run_desk import RunDesk
 
-NOTE = "goodput"
-"""The name of such notes in the ledger."""
 EVERY_S = 60.0
 """How often the ledger is told while a training runs, so that little is lost with a process that is killed."""
 
@@ -57,7 +56,7 @@ class TimeSpent:
         total = sum(spent.values())
         parts = ", ".join(f"{kind} {seconds:.1f} s" for kind, seconds in spent.items() if seconds)
         desk.record(
-            NOTE,
+            SPENT,
             {
                 "text": f"{100 * self.goodput():.1f} % of {total:.1f} s were productive: {parts}",
                 "goodput": round(self.goodput(), 6),

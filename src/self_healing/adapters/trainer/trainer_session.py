@@ -2,49 +2,29 @@
 
 from __future__ import annotations
 
-import logging
-import signal
 import time
-from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...core.failure import Effect, Mode
+from ...core.failure import Mode
 from ...core.goodput import TimeAccount
-from ...core.run_directory import healing_folder
-from ..data.bad_rows import BadRows
-from ..data.quarantine import Limit
-from ..data.trainer_data import TrainerData
-from ..memory.memory_care import MemoryCare, why_whole
 from ..ranks.trainer_ranks import TrainerRanks
-from ..rollback.checkpoint_care import CheckpointCare
 from ..rollback.rollback_care import RollbackCare
 from .data_facts import data_facts, recipe_facts
 from .engines import Surroundings
-from .examination import Examiner
-from .grace import GraceWatch
 from .gradient_gate import gate_of
-from .interrupts import Interrupts, nobody_listens, signals_left_to_us
-from .leaving import leave_at_once, save_as_asked, secure_in_time
-from .log_figures import LogFigures
+from .leaving import save_as_asked
 from .logged_health import LoggedHealth, judgement_facts
 from .moves import LeaveLoop, ReturnTo, RollBackTo
 from .raising import raised_in_the_loop
 from .run_desk import RunDesk, facts_of_run
-from .run_figures import RunFigures
 from .session import Session
-from .step_intake import StepIntake
-from .step_profile import StepProfile
 from .time_spent import TimeSpent
 from .trackers import TrackerFence
-from .unwritten import unwritten_checkpoints
-from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
     from .trainer_guard import TrainerGuard
-
-logger = logging.getLogger("self_healing.trainer")
 
 
 class TrainerSession(Session):
@@ -67,11 +47,7 @@ class TrainerSession(Session):
             mode = Mode.ADVISE
         self.mode = mode
         acts = mode is Mode.HEAL
-        self.guard = TrainerGuard(trainer, gate_of(config, acts=acts), acts=acts)
-        self.guard.making_up.on_unsound = self._examine
-        self.guard.making_up.may_replace = may_change = config.settings().max_effect is Effect.RECIPE
-        self.guard.lets_through = config.nan_action == "warn"
-        self._examiner = Examiner(trainer)
+        self._set_guard(TrainerGuard(trainer, gate_of(config, acts=acts), acts=acts))
         may_act = acts and self.surroundings.is_whole
         self.ranks = TrainerRanks(is_one_of_several=self.surroundings.is_one_of_several)
         is_asked = self.ranks.mode_of(mode) is Mode.HEAL and self.surroundings.returns_together
@@ -79,47 +55,22 @@ class TrainerSession(Session):
         kept = config.replace(shared_memory=False) if is_asked else config
         self.rollback = RollbackCare(trainer, self.guard, kept, may_act=may_act or is_asked)
         self.rollback.on_return = self._returned
-        self.abilities = self.rollback.abilities(self.emergency_checkpoint, may_change)
+        self.abilities = self.rollback.abilities(self.emergency_checkpoint, self._may_change)
         self.pending = self.abilities.pending
-        self.desk = RunDesk(
-            trainer.args, config, self.ranks.abilities_of(self.abilities, self.rollback.keeper), mode=self.ranks.mode_of(mode), step=self._step,
-            account=self.spent.account, heals=acts, **past,
+        abilities = self.ranks.abilities_of(self.abilities, self.rollback.keeper)
+        self._set_desk(
+            RunDesk(
+                trainer.args, config, abilities, mode=self.ranks.mode_of(mode), step=self._step,
+                account=self.spent.account, heals=acts, **past,
+            )
         )  # fmt: skip
-        self.pending.tell, self.pending.step = self.desk.tell_of_move, self._step
-        self.note = self.abilities.note = self.desk.note
-        folder = healing_folder(trainer.args.output_dir)
-        self.memory = MemoryCare(
-            trainer, folder, on_reflex=self.desk.reflex, note=self.note,
-            whole_because=why_whole(config),
-        )  # fmt: skip
-        self.guard.retry, self.abilities.why_whole = (
-            self.memory.micro_batches if acts and config.oom_action != "raise" else None,
-            self.memory.micro_batches.why_whole,
-        )
-        self.checkpoints = (
-            CheckpointCare(trainer, self.desk, folder, self.weights_are_finite, self.guard) if may_act else None
-        )
-        preempting = [signal.Signals[name] for name in config.preemption_signals]
-        self.interrupts = Interrupts(signals_left_to_us(trainer.args, preempting), preempting)
-        self.grace = GraceWatch(config.grace_seconds, partial(secure_in_time, self), partial(leave_at_once, self))
-        self.data = TrainerData(
-            trainer, limit=Limit(fraction=config.quarantine_fraction, records=config.quarantine_records),
-            backoff_base_s=config.backoff_base_s, max_effect=config.settings().max_effect if acts else Effect.NOTHING,
-            tell=self.note, on_reflex=self.desk.reflex, interrupts=self.interrupts,
+        self._make_care(
+            leaves_rows_out=may_act, keeps_checkpoints=may_act,
             seeds_batches=config.exact_data_resume, reward_timeout_s=config.reward_timeout_s,
         )  # fmt: skip
-        if may_act and self.data.records.leaves_out:
-            self.guard.bad_rows = BadRows(trainer, self.data.records.rows_raised, self.guard.making_up)
-        self._changes = Wrapping()
-        self.figures = RunFigures(self)
+        self._make_figures()
         self._trackers = TrackerFence(trainer.args, self.note, self.figures.all)
-        # One process is enough: all would write to the same files.
-        self.profile = StepProfile(config.profile_steps if trainer.args.process_index == 0 else (), folder)
-        self.log_figures = LogFigures(trainer, self.guard, self.rollback.figures, self.spent.goodput)
-        self._step_began = time.perf_counter()
-        self.intake = StepIntake(self)
         self._attached = False
-        self._saved_steps = set()
         self.desk.open()  # last: whoever fails to make a session has nothing to close
 
     # -- life ----------------------------------------------------------------------------------------
@@ -136,9 +87,7 @@ class TrainerSession(Session):
         self.log_figures.attach(self._changes)
         LoggedHealth(self.trainer, self.desk).attach(self._changes)
         if self.mode is Mode.HEAL:
-            self.interrupts.install()
-            self.interrupts.on_signal = self.grace.came
-            self.grace.begin(frozenset(number for number in self.interrupts.ending if number != signal.SIGINT))
+            self._listen()
             if self.config.oom_action != "raise":
                 self.memory.attach(self._changes)
             self.guard.loss_sum.after_log = partial(save_as_asked, self)
@@ -154,9 +103,7 @@ class TrainerSession(Session):
 
     def detach(self) -> None:
         """Take it out again and put the trainer's settings back."""
-        self.grace.end()
-        self.interrupts.restore()
-        self.interrupts.on_signal, self.interrupts.while_waiting = nobody_listens, nullcontext
+        self._listen_no_more()
         if self._attached:
             self.abilities.put_back()  # in the reverse order: it has wrapped what others had wrapped before
             self.guard.detach()
@@ -212,10 +159,6 @@ class TrainerSession(Session):
         if self.ranks.step_ended(self.desk, began_s=began) and self._must_know():
             self.know_everything()
 
-    def has_returned(self, to_step: int) -> None:
-        """Take note that all processes are at an earlier step."""
-        self.ranks.begins_at(to_step, has_returned=True)
-
     def go_where_asked(self) -> None:
         """Leave the loop, or return to an earlier state inside of it, where a plan says so."""
         if self.interrupted_by is not None:  # it is saved and ends
@@ -239,15 +182,4 @@ class TrainerSession(Session):
         self._trackers.tell_losses()
         if self.data.pushes.missing is not None:  # the log has it already
             self.desk.record("not-pushed", {"text": self.data.pushes.missing})
-        not_listed = self.data.records.not_listed()
-        if not_listed is not None:
-            self.note("rows-not-listed", not_listed)
-        unwritten = unwritten_checkpoints(self)
-        if unwritten is not None:
-            self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
-        self.rollback.ended(exit_reason, is_unsaved=unwritten is not None and unwritten.is_unsaved)
-        self.spent.account.steps_over()
-        self.spent.tell(self.desk)
-        self.desk.ended(
-            exit_reason, error, {**self.log_figures.figures(), **self.memory.figures(), **self.figures_of_saving()}
-        )
+        self._write_end(exit_reason, error)

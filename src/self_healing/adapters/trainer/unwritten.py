@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from .leaving import how_to_resume
+
 if TYPE_CHECKING:
     from .session import Session
 
@@ -37,7 +39,7 @@ def unwritten_checkpoints(session: Session) -> Unwritten | None:
     if kept is not None:
         told += (
             f". The state of step {kept} is left in shared memory, for a day at most: make room, and "
-            'train(resume_from_checkpoint="auto") goes on from it'
+            f"{how_to_resume(session)} goes on from it"
         )
     elif is_unsaved:
         told += ". What was trained is in this process alone: save it from there, to another disk"

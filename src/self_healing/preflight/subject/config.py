@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,8 +103,3 @@ class _Counted:
 def _shown(value: object) -> str:
     words = {True: "true", False: "false"} if isinstance(value, bool) else {None: "null"} if value is None else {}
     return words.get(value, "") if words else str(value)[:1000]  # type: ignore[call-overload]
-
-
-def is_list_of(value: object, kind: type) -> bool:
-    """Say whether a value is a list that holds nothing but values of a type."""
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(each, kind) for each in value)
