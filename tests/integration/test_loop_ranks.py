@@ -12,6 +12,7 @@ from .rank_launcher import launch  # noqa: E402
 KINDS = ("ddp", "fsdp2")
 IN_PLACE = ("nan", "record", "jump", "weight")
 """What is healed without any process being started again."""
+AT_THE_END = ("jump", "weight")
 STEPS = 36
 
 
@@ -28,12 +29,13 @@ def together(tmp_path_factory):
         jobs.append(job(folder / f"{kind}-bare", kind, "", "--bare", "--count"))
         jobs.append(job(folder / f"{kind}-clean", kind, "", "--count"))
         jobs += [job(folder / f"{kind}-{fault}", kind, fault) for fault in IN_PLACE]
+        jobs += [job(folder / f"{kind}-{fault}-last", kind, fault, "--at", str(STEPS - 2)) for fault in AT_THE_END]
     jobs += [
         job(folder / "ddp-oom-forward", "ddp", "oom-forward"),
         job(folder / "ddp-row", "ddp", "row"),
         job(folder / "fsdp2-oom-everywhere", "fsdp2", "oom-everywhere"),
     ]
-    told = launch(folder, *jobs, patience_s=300.0)  # fourteen trainings, also on a machine that others use
+    told = launch(folder, *jobs, patience_s=300.0)  # eighteen trainings, also on a machine that others use
     assert told.is_done, (told.codes, (folder / "output-0-1.txt").read_text()[-3000:])
     return folder
 
@@ -83,6 +85,14 @@ def test_a_fault_on_one_rank_is_healed_by_all_at_the_same_step(together, kind, f
 def test_weights_that_no_training_has_made_are_returned_from_by_all(together, kind, fault):
     told = results(together / f"{kind}-{fault}")
     assert [each["figures"]["healing/rollbacks"] for each in told] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", AT_THE_END)
+def test_what_happens_after_the_last_vote_but_before_the_end_is_voted_on_too(together, kind, fault):
+    folder = together / f"{kind}-{fault}-last"
+    assert_all_are_at(folder, results(together / f"{kind}-bare")[0])
+    assert [each["figures"]["healing/rollbacks"] for each in results(folder)] == [1, 1]
 
 
 @pytest.mark.parametrize("kind", KINDS)

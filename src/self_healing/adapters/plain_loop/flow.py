@@ -15,6 +15,7 @@ from ..trainer.session import Session
 from .doing_again import DoingAgain
 from .loop_returns import LoopReturns, Stood
 from .plain_guard import PlainGuard
+from .together import LoopRanks
 
 
 class LoopFlow(Session):
@@ -22,6 +23,7 @@ class LoopFlow(Session):
 
     guard: PlainGuard
     returns: LoopReturns
+    ranks: LoopRanks
     data: TrainerData
     again: DoingAgain
     save_every: int | None = None
@@ -98,6 +100,7 @@ class LoopFlow(Session):
     def _epoch_ends(self) -> tuple[Any, Any]:
         """Leave nothing to be made up; None in the first place says that there is more."""
         self.know_everything()
+        self.ranks.epoch_ended()
         self._settle_moves()
         if self.is_over:
             return False, None

@@ -45,7 +45,6 @@ logger = logging.getLogger("self_healing.loop")
 class PlainSession(LoopFlow):
     """Emits the signals of one loop, and has plans carried out by what it can do."""
 
-    ranks: LoopRanks
     failed: Window | None = None
     """The step that has raised, while that is answered."""
 

@@ -7,6 +7,8 @@ there is one process nothing here is different from a loop by itself.
 from __future__ import annotations
 
 import signal
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import RanksParted
@@ -14,6 +16,7 @@ from ..ranks.session_ranks import SessionRanks
 from ..rollback.shared_states import left_out_of, place_of
 
 if TYPE_CHECKING:
+    from ...core.voting import Decision
     from ..ranks.sharded_checkpoint import ShardedCheckpoints
     from ..ranks.side_group import SideGroup
     from .session import PlainSession
@@ -49,9 +52,20 @@ class LoopRanks(SessionRanks):
 
     def step_ended(self, took_s: float) -> None:
         """Vote where it is time; what was decided is carried out before the next step, by all."""
+        self._come_to(partial(self._vote, self._session.desk, took_s))
+
+    def epoch_ended(self) -> None:
+        """Vote on what was seen since the last vote: after the last epoch there is no other."""
+        self._come_to(partial(self._vote_now, self._session.desk))
+
+    def vote_now(self) -> None:
+        """Vote at once, at a place that all have come to for the same reason."""
+        self._vote_now(self._session.desk)
+
+    def _come_to(self, vote: Callable[[], Decision | None]) -> None:
         session = self._session
         try:
-            decision = self._vote(session.desk, took_s)
+            decision = vote()
             if decision is None:
                 return
             ends = self._hear_of_signals()
@@ -60,12 +74,6 @@ class LoopRanks(SessionRanks):
             raise
         if decision.takes_state or ends or session.pending.asked is not None:
             session.know_everything()
-
-    def vote_now(self) -> None:
-        """Vote at once, at a place that all have come to for the same reason."""
-        if self._ranks is not None:
-            self._session.desk.settle()
-            self._ranks.vote(self._session.desk.step())
 
     def have_all_failed(self, within_s: float) -> bool:
         """Say whether the step has failed on every rank, so that all may do it again."""

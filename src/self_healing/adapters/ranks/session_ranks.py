@@ -70,7 +70,16 @@ class SessionRanks:
         step = desk.step()
         if self._ranks.voting.is_time(step):
             desk.settle()
-        decision = self._ranks.step_ended(step, took_s=took_s)
+        return self._noted(self._ranks.step_ended(step, took_s=took_s))
+
+    def _vote_now(self, desk: RunDesk) -> Decision | None:
+        """Vote at once, at a place that all have come to for the same reason: the end of an epoch, for instance."""
+        if self._ranks is None:
+            return None
+        desk.settle()
+        return self._noted(self._ranks.vote(desk.step()))
+
+    def _noted(self, decision: Decision | None) -> Decision | None:
         if decision is not None and self._states is not None:
             self._states.decided(decision)
         return decision

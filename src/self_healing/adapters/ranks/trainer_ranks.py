@@ -34,3 +34,7 @@ class TrainerRanks(SessionRanks):
         """Vote where it is time; say whether something was done, or is to be."""
         decision = self._vote(desk, self._own_time.since(began_s))
         return decision is not None and (bool(decision.plans) or decision.takes_state)
+
+    def epoch_ended(self, desk: RunDesk) -> None:
+        """Vote on what was seen since the last vote: after the last epoch there is no other."""
+        self._vote_now(desk)

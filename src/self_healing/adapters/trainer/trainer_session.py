@@ -171,8 +171,9 @@ class TrainerSession(Session):
         raise RollBackTo(move) if isinstance(move, ReturnTo) else LeaveLoop(move)
 
     def end_of_epoch(self) -> None:
-        """Leave nothing to be made up: logs, checkpoints and evaluations of an epoch come next."""
+        """Leave nothing to be made up or voted on: logs, checkpoints and evaluations of an epoch come next."""
         self.know_everything()
+        self.ranks.epoch_ended(self.desk)
 
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""

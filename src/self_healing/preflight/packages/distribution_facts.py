@@ -79,7 +79,7 @@ BRINGS: dict[str, tuple[str, ...]] = {
     "tensorboardx": ("numpy", "protobuf", "packaging"), "mlflow": ("numpy", "pandas", "scikit-learn", "scipy", "matplotlib", "pyyaml",
     "requests", "packaging", "pyarrow", "sqlalchemy", "flask", "gitpython", "protobuf", "cloudpickle", "click", "pydantic", "fastapi"),
     "hydra-core": ("omegaconf", "packaging"), "omegaconf": ("pyyaml",), "opencv-python": ("numpy",), "opencv-python-headless": ("numpy",),
-    "self-healing-training": ("pydantic", "typer", "rich", "psutil", "ruamel-yaml", "tomlkit", "jinja2", "xxhash", "stamina", "packaging"),
+    "self-healing-training": ("pydantic", "typer", "rich", "psutil", "ruamel-yaml", "tomlkit", "jinja2", "xxhash", "packaging"),
     "gradio": ("fastapi", "uvicorn", "pydantic", "numpy", "pandas", "pillow", "pyyaml", "huggingface-hub", "httpx", "typer", "requests"),
     "openai": ("httpx", "pydantic", "tqdm", "typing-extensions", "anyio"), "anthropic": ("httpx", "pydantic", "typing-extensions", "anyio"),
     "lm-eval": ("torch", "transformers", "datasets", "evaluate", "accelerate", "peft", "numpy", "scikit-learn", "sacrebleu", "rouge-score",
