@@ -68,6 +68,8 @@ def problem_of(folder, world, expected, how):
 def test_a_fault_at_any_step_is_healed_by_all_or_all_start_again(fault, kind, clean, tmp_path):
     world, weights = clean
     restarts, how = CASES[fault, kind]
+    if restarts and kind == "ddp" and world > 2:
+        how = NEARLY  # the first backward pass of any DDP adds up in another order than those that follow it
     dice, steps = random.Random(f"{fault} {kind} {world}"), STEPS[world]
     jobs = []
     for number in range(RUNS if world == 2 else max(1, RUNS // 10)):
