@@ -154,7 +154,7 @@ class HealingConfig(LayeredConfig):
 
     @classmethod
     def conservative(cls, **overrides: Any) -> Self:
-        """Return the preset that only steps in on clear failures."""
+        """Return the preset with higher thresholds: what is acted on is further from the usual."""
         return cls(preset="conservative", **overrides)
 
     def settings(self, environ: Mapping[str, str] | None = None) -> Settings:

@@ -66,7 +66,7 @@ def figures_of(run: RunStory) -> list[Figure]:
     evaluated = run.curves.get("eval_loss")
     rows = [
         Figure("Steps", f"{run.last_step:,}", of, "good" if run.max_steps and run.last_step >= run.max_steps else ""),
-        Figure("Incidents healed", f"{settled} of {events}" if events else "none", _of_themselves(run), "good" if settled == events else "bad"),
+        Figure("Incidents settled", f"{settled} of {events}" if events else "none", _of_themselves(run), "good" if settled == events else "bad"),
         Figure("Steps lost", f"{lost:,}", "trained again" if lost else "nothing trained twice", "" if lost else "good"),
         Figure("Goodput", "-", "not recorded") if goodput is None
         else Figure("Goodput", f"{goodput:.1%}", f"of {duration(run.spent.wall_s)}"),
