@@ -66,7 +66,7 @@ SEVERAL_PROCESSES = Engine(
     "several processes train together: all of them skip and make up the same steps, by the gradients they share; "
     "steps that stay unsound are replaced without an examination; all vote every few steps on what is done (rates, clipping, "
     "a checkpoint, a return to an earlier state, a stop); after a restart they go on from a checkpoint where the script says "
-    "resume_from_checkpoint=\"auto\"",
+    'resume_from_checkpoint="auto"',
     of_loops="several processes train together: all of them skip and make up the same steps, by the gradients they share; all vote "
     "every few steps on what is done, a return to an earlier state among it; what one of them cannot get through alone ends all, "
     "and they go on from shared memory or from disk when a launcher has started them again",
