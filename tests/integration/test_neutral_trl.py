@@ -89,3 +89,21 @@ def test_a_nan_that_was_made_up_is_not_in_the_weights_nor_in_what_is_logged(
     assert same(list(weights(trainer).values()), list(weights(without).values()))
     ours = [{key: entry[key] for key in entry if not key.startswith("healing/")} for entry in logged(trainer)]
     assert ours == logged(without)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_is_left_out_leaves_nothing_to_be_logged_and_nothing_raises(kind, tmp_path):
+    """TRL divides the sum of each metric by how many values there are: none, where the only step was left out."""
+
+    def nan_whatever_the_batch(trainer):
+        def spoil(module, args, kwargs, output):
+            if module.training and AT <= trainer.state.global_step < AT + 2:
+                for name in ("loss", "logits", "log_probs"):
+                    if output.get(name) is not None:
+                        output[name] = output[name] * math.nan
+
+        trainer.model.register_forward_hook(spoil, with_kwargs=True)
+
+    trainer, _ = train(tmp_path, kind, steps=12, guarded=True, spoil=nan_whatever_the_batch)
+    assert trainer.state.global_step == 12
+    assert all(bool(value.isfinite().all()) for value in weights(trainer).values())

@@ -40,9 +40,13 @@ class Counters:
         }
 
     def restore(self, trainer: Any) -> None:
-        """Forget what was counted since."""
-        for key, values in _lists(trainer, self.mode):
-            del values[self.lengths.get(key, 0) :]
+        """Forget what was counted since; a metric that is new since then is not there any more: TRL divides by how many there are."""
+        for attribute, lists in metric_lists(trainer, self.mode):
+            for metric in tuple(lists):
+                if (attribute, metric) in self.lengths:
+                    del lists[metric][self.lengths[attribute, metric] :]
+                else:
+                    del lists[metric]
         if self.tokens is not None:
             trainer._total_train_tokens = self.tokens  # noqa: SLF001  # TRL's own counter
 
@@ -99,7 +103,7 @@ def generates_for_several_steps(trainer: Any) -> bool:
 def count_again(trainer: Any, counted: Counted, mode: str = "train") -> None:
     """Count once more what `Counters.added` has returned, after it was taken back."""
     for (attribute, metric), values in counted.items():
-        getattr(trainer, attribute)[mode][metric].extend(values)
+        getattr(trainer, attribute)[mode].setdefault(metric, []).extend(values)
 
 
 def metric_lists(trainer: Any, mode: str) -> Iterator[tuple[str, dict[str, list[Any]]]]:
