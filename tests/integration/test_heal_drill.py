@@ -129,6 +129,12 @@ def test_a_drill_is_passed_where_all_is_as_expected():
     assert score("nan-loss", faults()["nan-loss"].expected, Found(**SEEN), WELL, {"eval_loss": 1.0}).problems == ()
 
 
+def test_steps_that_a_killed_process_could_not_write_down_are_lost_all_the_same():
+    found = Found(**SEEN, steps_lost=1, goes_on_at=8)
+    line = score("nan-loss", faults()["nan-loss"].expected, found, WELL, {"eval_loss": 1.0})
+    assert line.steps_lost == 12
+
+
 def test_something_found_where_nothing_is_amiss_is_a_failure():
     line = score("clock-jump", faults()["clock-jump"].expected, Found(**SEEN), WELL, {"eval_loss": 1.0})
     assert line.problems == ("nothing is amiss, and step-not-finite was found",)

@@ -44,6 +44,8 @@ class Found:
     seconds_lost: float = 0.0
     incidents: int = 0
     """All that was noticed and is more than an information, or was acted on."""
+    goes_on_at: int | None = None
+    """The step at which a second process has begun; None where there was none."""
 
 
 @dataclass(kw_only=True)
@@ -90,6 +92,7 @@ def found_in(folder: Path) -> Found:
         steps_lost=books[0].story.steps_lost + lost_steps,
         seconds_lost=round(books[0].story.seconds_lost + lost_seconds, 2),
         incidents=len(causes),
+        goes_on_at=books[0].goes_on_at(),
     )
 
 
@@ -131,6 +134,10 @@ class _Book:
             *(NOTED[note.name] for note in noted),
         ]
 
+    def goes_on_at(self) -> int | None:
+        """Return the step at which the second process has begun; None where there was one."""
+        return next((each.first_step for each in list(self.story.attempts)[1:] if each.has_begun), None)
+
     def between(self) -> tuple[int, float]:
         """Return steps trained again and seconds without a step because a process had to be started anew."""
         attempts = [each for each in self.story.attempts if each.has_begun]
@@ -157,9 +164,11 @@ def score(name: str, expected: Expected, found: Found, ended: Mapping[str, Any],
     began = next(iter(ended.get("began") or ()), None)
     delay = None if found.step is None or began is None else max(0, found.step - began - 1)
     cause = next((each for each in found.causes if each in expected.cause), next(iter(found.causes), None))
+    # A process that is killed takes the end of its ledger with it: what it had trained by then is known from the fault.
+    unwritten = 0 if began is None or found.goes_on_at is None else began - found.goes_on_at
     line = Score(
         fault=name, passed=True, detected=found.detected, delay_steps=delay if found.detected else None, cause=cause, actions=found.actions,
-        steps_lost=found.steps_lost, seconds_lost=found.seconds_lost, eval_loss=ended.get("eval_loss"),
+        steps_lost=max(found.steps_lost, unwritten), seconds_lost=found.seconds_lost, eval_loss=ended.get("eval_loss"),
         clean_eval_loss=clean.get("eval_loss"),
     )  # fmt: skip
     line.problems = (*_unlike(expected, line), *_ill_ended(expected, ended, clean))

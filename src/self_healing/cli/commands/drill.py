@@ -145,7 +145,7 @@ def _show(card: Scorecard, *, as_json: bool, kept: Path | None) -> None:
     run = [each for each in card.scores if each.passed is not None]
     left = len(card.scores) - len(run)
     show(
-        f"{sum(bool(each.passed) for each in run)} of {len(run)} faults healed"
+        f"{sum(bool(each.passed) for each in run)} of {len(run)} drills passed"
         + (f", {left} not run" if left else "")
         + f"; {card.false_alarms} false alarms in clean runs; {card.seconds:.0f} s"
     )
