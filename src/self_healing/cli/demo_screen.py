@@ -7,6 +7,8 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from shutil import which
 from typing import TYPE_CHECKING, Any
 
 from ..core.secrets import strip_control
@@ -74,8 +76,8 @@ class Screen:
         self._say()
         run_dir = result.ledger.parent.parent
         for name, command, path in (
-            ("postmortem", "", result.postmortem), ("ledger", "", result.ledger), ("replay it", "heal replay ", result.ledger),
-            ("see it", "heal report ", run_dir),
+            ("postmortem", "", result.postmortem), ("ledger", "", result.ledger), ("replay it", f"{_heal()} replay ", result.ledger),
+            ("see it", f"{_heal()} report ", run_dir),
         ):  # fmt: skip
             if path.exists() and result.ledger.exists():  # SELF_HEALING=off leaves none
                 words = f"{name:<10}  {command}{path}"
@@ -133,6 +135,12 @@ def _lines(script: Script) -> Iterator[Watch]:
             sys.stdout.flush()
 
     yield watch
+
+
+def _heal() -> str:
+    """Return the command as it can be typed here: `make demo` has it in an environment that is not active."""
+    own = Path(sys.argv[0])
+    return str(own) if own.name == "heal" and which("heal") is None else "heal"
 
 
 def _comparison(result: Demonstration) -> Iterator[tuple[str, ...]]:
