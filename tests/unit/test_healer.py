@@ -384,3 +384,17 @@ def test_a_plan_wished_for_by_another_rank_is_carried_out_and_judged_here_too():
     assert training.run.asked == ["roll_back", "skip_batches"]
     training.feed(*calm(60, seed=1))
     assert training.names("verdict") == ["recovered"]
+
+
+def test_a_nan_that_has_passed_does_not_change_what_is_normal():
+    """Its incident stays open for a while; the losses meanwhile were set aside, and the last few of them became the level."""
+    losses = (
+        2.25, 2.82, 4.49, 5.82, 4.0, 4.03, 3.61, 1.82, 6.74, 4.23, 5.35, 3.3, 3.75, 3.01, 4.62, 3.88, 3.67, 2.79, 4.81, 3.9, 2.44, 3.31, 2.84,
+        4.82, 3.13, 2.43, 6.81, 5.25, 6.84, 3.83, 3.46, 3.38, 5.33, 3.64, 3.09, 2.24, 2.12, 2.34, 1.93, 4.22, 5.04, 4.79, 2.62, 3.28, 5.98,
+    )  # fmt: skip
+    told = {}
+    for name, seen in (("well", losses), ("once NaN", (*losses[:12], math.nan, *losses[12:]))):
+        training = Training(LossNotFinite(), LossSpike())
+        training.feed(*seen)
+        told[name] = set(training.names("incident"))
+    assert told == {"well": set(), "once NaN": {"loss-not-finite"}}

@@ -201,11 +201,15 @@ class OpenCases:
         return [case for case in self._cases.values() if case.incident.failure is failure]
 
     def held_metrics(self) -> frozenset[str]:
-        """Return the metrics whose samples must wait outside the baseline; what is only informative holds none."""
+        """Return the metrics whose samples must wait outside the baseline; what is only informative holds none.
+
+        Nor does a number that is not finite, which never gets there: the finite ones after it are what training is like.
+        """
         if not self._cases:
             return frozenset()
         return frozenset(
             case.incident.metric
             for case in self._cases.values()
             if case.holds_samples and case.incident.metric is not None and case.incident.severity > Severity.INFO
-        )
+            and case.incident.failure is not FailureType.NAN_LOSS
+        )  # fmt: skip
