@@ -84,7 +84,6 @@ def test_a_training_is_watched_from_before_it_begins_until_after_its_end(tmp_pat
             looking.join(20)
         shown = screen.until("completed", "step 80 of 80")
         for line in (
-            "Step not finite",
             "Out of memory",
             "Bad record",
             "Network error",
@@ -92,6 +91,7 @@ def test_a_training_is_watched_from_before_it_begins_until_after_its_end(tmp_pat
             "loss",
             "gradient",
             "rate",
+            "memory",
         ):
             assert line in shown
         assert "\u2588" in shown

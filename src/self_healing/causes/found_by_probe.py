@@ -6,7 +6,7 @@ from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
 
-WEIGHTS = {"weights": 0.95, "data": 0.9, "overflow": 0.8, "transient": 0.7}
+WEIGHTS = {"weights": 0.95, "data": 0.9, "overflow": 0.8, "transient": 0.8}
 """How sure each answer of the probe makes us."""
 
 

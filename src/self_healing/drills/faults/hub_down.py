@@ -39,6 +39,10 @@ class HubDown(Fault):
         api.endpoint, api.token, constants.HF_HUB_OFFLINE = hub.address, "hf_drill", False
 
         class Leaving(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+                if trainer.push_in_progress is not None:  # a busy machine could have ended training before it
+                    trainer.push_in_progress.wait_until_done()
+
             def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
                 trainer._finish_current_push()  # noqa: SLF001  # what the loop does next, while the server is there
                 api.endpoint, api.token, constants.HF_HUB_OFFLINE = usual
