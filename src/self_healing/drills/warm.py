@@ -17,6 +17,7 @@ import threading
 import time
 import traceback
 import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +93,8 @@ def _import(kind: str) -> None:
         import torch.distributed
 
         return
-    import trl  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
+    if find_spec("trl") is not None:  # GRPO alone needs it
+        import trl  # type: ignore[import-not-found,unused-ignore]  # noqa: F401
 
     from ..adapters import transformers  # noqa: F401
     from .tiny_training import tiny_trainer  # noqa: F401
