@@ -37,7 +37,7 @@ from snapshot_runs import CUDA, DEVICE, KINDS, Run
 
 from self_healing.snapshots.spacing import failures_per_second, steps_between
 from self_healing.tensors.arrivals import measure_loads
-from self_healing.tensors.carrying import staged
+from self_healing.tensors.carrying import HEAD_START_S, staged
 from self_healing.tensors.host_slot import HostSlot
 from self_healing.tensors.side_stream import measuring_stream
 
@@ -236,7 +236,8 @@ def tell(way: str, each: Figures, nbytes: int, step_s: float, passes_s: float) -
     without = statistics.median(each.without)
     stall_s, scatter_s = difference(each.with_snapshot, each.without)
     by = "of turns"
-    if CUDA and each.copy_s < 0.8 * statistics.median(each.early_without):  # over before the forward pass is far
+    is_over_early = each.copy_s + HEAD_START_S < 0.8 * statistics.median(each.early_without)
+    if CUDA and is_over_early:  # before the forward pass is far
         early = difference(each.early_with, each.early_without)
         print(f"  whole turns: stall {1e3 * stall_s:+8.2f} ms, standard error {1e3 * scatter_s:.2f}")
         (stall_s, scatter_s), by = early, "of the first quarter of the next forward pass"

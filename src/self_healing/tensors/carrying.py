@@ -4,6 +4,10 @@ A device carries transfers to the host one after the other, in the order in whic
 that training reads waits for all of a snapshot that was sent at once. So a snapshot is sent in chunks, each when the
 one before has arrived. A loop of torch's own does that, which needs python's lock for a group of chunks only once.
 Small chunks go together, and one group of them is asked for while the one before is on its way.
+
+What is staged sets out a little later, because training begins a step by reading a number or two: after that the host
+is not ahead of the device, and what it launches arrives late while the bus is full. Who waits for a snapshot has it sent
+at once, and all of it.
 """
 
 from __future__ import annotations
@@ -23,6 +27,8 @@ from .staging import Staging
 
 LOOK_S = 2e-4
 """How often it is looked whether a device has come to where a snapshot was taken."""
+HEAD_START_S = 5e-3
+"""How long training goes on before what was staged sets out: by then the host is ahead of the device again."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,10 +83,15 @@ class Shipment:
 
         The memory of each piece is the device's again as soon as it was read.
         """
+        has_begun = False
         while self.loads:
             load = self.loads.pop(0)
+            _wait_until_ready(load)
             if load.memory is None:
                 self._being_read.append(load)
+            elif not has_begun:
+                _hurry.wait(HEAD_START_S)
+            has_begun = True
             _carry(load, measure)
             if load.memory is not None:
                 load.memory.record_stream(side_stream(load.piece.device))
@@ -105,7 +116,8 @@ class Shipment:
         """Wait until everything has arrived."""
         if self._has_arrived:
             return
-        self._is_sent.wait()
+        with _hurry:
+            self._is_sent.wait()
         if self._failure is not None:
             raise RuntimeError(f"this snapshot did not arrive in host memory: {self._failure}") from self._failure
         for event in self.devices.values():
@@ -152,11 +164,14 @@ class _Hurry:
 _hurry = _Hurry()
 
 
-def _carry(load: Load, measure: Callable[[Load], None]) -> None:
-    """Carry a piece to the host group by group; returns when it is there, or sent in a hurry."""
+def _wait_until_ready(load: Load) -> None:
     side = side_stream(load.piece.device)
     while not (_hurry.is_on() or (load.ready.query() and side.query())):  # what waits within torch cannot be told to
         _hurry.wait(LOOK_S)
+
+
+def _carry(load: Load, measure: Callable[[Load], None]) -> None:
+    """Carry a piece to the host group by group; returns when it is there, or sent in a hurry."""
     with _after(load) as side:
         before: torch.cuda.Event | None = None
         if load.memory is not None:

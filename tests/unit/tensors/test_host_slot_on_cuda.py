@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import gc
+import time
 
 import pytest
 import torch
 from torch import nn
 
-from self_healing.tensors import arrivals, host_layout, side_stream
+from self_healing.tensors import arrivals, carrying, host_layout, side_stream
 from self_healing.tensors.host_slot import HostCopies, HostSlot
 from self_healing.tensors.state import capture, keep
 
@@ -310,6 +311,36 @@ def test_what_training_reads_does_not_queue_behind_a_snapshot(way, large):
     assert [number.item() for _ in range(5)] == [7.0] * 5
     assert not copies.is_complete()
     copies.wait()
+    assert copies.verify()
+
+
+A_WHILE_S = 0.3
+"""In which a device could carry the snapshot to the host a hundred times."""
+
+
+def test_training_has_a_head_start_on_what_is_staged_unless_somebody_waits_for_it(monkeypatch):
+    monkeypatch.setattr(carrying, "HEAD_START_S", 3600.0)
+    made = noise((4 << 20,), torch.float32)
+    copies = HostCopies(pinned_slot(), way="staged")
+    kept = keep(made, copies, until_update=True)
+    copies.start()
+    torch.cuda.synchronize()
+    time.sleep(A_WHILE_S)
+    assert not copies.is_complete()
+    assert bits(kept.copy.values) == bits(made)  # whoever reads them waits for them
+    assert copies.is_complete()
+    assert copies.verify()
+
+
+def test_what_an_optimizer_would_have_to_wait_for_sets_out_at_once(monkeypatch):
+    monkeypatch.setattr(carrying, "HEAD_START_S", 3600.0)
+    made = noise((4 << 20,), torch.float32)
+    copies = HostCopies(pinned_slot(), way="direct")
+    copies.writers.append(torch.optim.SGD([nn.Parameter(torch.zeros(1, device="cuda"))]))  # it takes no step here
+    keep(made, copies, until_update=True)
+    copies.start()
+    while not copies.is_complete():  # nobody waits for it
+        time.sleep(0.01)
     assert copies.verify()
 
 
