@@ -291,3 +291,4 @@ def test_one_frame_of_nothing_says_so(tmp_path, capsys):
     assert main(["watch", "--once", str(tmp_path)]) == 0
     assert "waiting for a run" in capsys.readouterr().out
     assert main(["watch", "--once", str(tmp_path / "none")]) == 2
+    assert main(["watch", str(tmp_path / "none")]) == 2  # into a pipe it is one frame, too

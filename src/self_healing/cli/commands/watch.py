@@ -29,14 +29,16 @@ def command(
     from ...watch.tail import RunTail
 
     place = Path(run_dir)
-    tail = RunTail(run_directory(place) if place.exists() or once else place.absolute())
+    is_one_frame = not web and (once or not _is_terminal())
+    # Only who goes on looking can wait for a run that is not there yet.
+    tail = RunTail(run_directory(place) if place.exists() or is_one_frame else place.absolute())
     try:
-        if web or not once:
-            _step_back()
+        if is_one_frame:
+            _print_once(tail)
+            return
+        _step_back()
         if web:
             _serve(tail, port, every)
-        elif once or not _is_terminal():
-            _print_once(tail)
         else:
             _follow(tail, every)
     except KeyboardInterrupt:
