@@ -18,8 +18,8 @@ def found(fine, *, is_echo=False, severity=Severity.ERROR):
     return TextFinding(name=fine, fine=fine, severity=severity, says=f"{fine} happened.", because="", is_echo=is_echo)
 
 
-def outcome(fine="crash", *, number=1, status=1, step=None, changes=(), by=EndedBy.ITSELF):
-    attempt = Attempt(number=number, status=status, step=step, changes=changes, ended_by=by)
+def outcome(fine="crash", *, number=1, status=1, step=None, changes=(), by=EndedBy.ITSELF, metric_lines=0):
+    attempt = Attempt(number=number, status=status, step=step, changes=changes, ended_by=by, metric_lines=metric_lines)
     return Outcome(attempt=attempt, succeeded=False, fine=fine, says=fine)
 
 
@@ -148,6 +148,11 @@ def test_three_attempts_without_progress_end_it_and_progress_starts_the_count_an
 def test_an_outage_is_waited_out_as_often_as_retries_are_allowed():
     assert isinstance(decide([outcome("network", step=9)] * 10, SETTINGS), Again)
     assert isinstance(decide([outcome("network", step=9)] * 11, SETTINGS), Stop)
+
+
+def test_where_no_step_is_known_more_lines_of_metrics_are_progress():
+    assert isinstance(decide([outcome(metric_lines=number) for number in (1, 2, 3)], SETTINGS), Again)
+    assert isinstance(decide([outcome(metric_lines=3)] * 3, SETTINGS), Stop)
 
 
 def test_attempts_with_other_settings_do_not_count_as_without_progress():

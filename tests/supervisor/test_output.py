@@ -72,6 +72,20 @@ def test_lines_of_two_streams_are_not_mixed_up():
     assert (progress.nan_lines, progress.step) == (2, 2)
 
 
+@pytest.mark.parametrize(
+    ("text", "step"),
+    [
+        (b"{'loss': 2.0, 'epoch': 0.1}\n{'loss': 1.9, 'epoch': 0.2}\n", None),  # a Trainer without its bar
+        (b"epoch 0: train loss 2.5\nepoch 1: train loss 2.4\n", None),
+        (b"{'loss': 2.0, 'epoch': 0.1}\nstep 40: loss 1.9\n", 40),
+        (b" 50%|##  | 30/60 [00:01<00:01]\r{'loss': 2.0}\n 60%|### | 36/60 [00:01<00:01]\r{'loss': 1.9}\n", 36),
+    ],
+)
+def test_lines_that_give_no_step_are_not_counted_as_steps(text, step):
+    _, progress = read(text)
+    assert (progress.step, progress.metric_lines) == (step, 2)
+
+
 def test_a_line_end_of_windows_that_comes_in_two_pieces_is_one_line_end():
     seen = []
     live = LiveText(lambda block: seen.extend(line.text for line in block.lines()))

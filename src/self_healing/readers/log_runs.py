@@ -35,6 +35,8 @@ class LogObservation(NamedTuple):
     run: int
     """Which of the runs in the file it belongs to, from 0."""
     signal: Metrics
+    is_counted: bool = False
+    """Whether its step is only the number of lines so far: neither a line nor a bar has given one."""
 
     @property
     def observation(self) -> Observation:
@@ -74,6 +76,8 @@ class _Run:
         self.before = 0
         """Steps of the epochs before this one, where steps begin anew with each."""
         self.step: int | None = None
+        self.is_told = False
+        """Whether a line or a bar has given a step."""
         self.spacing = 1
         self.has_new_epoch = False
         """Whether an epoch has begun since the newest step that a line gave."""
@@ -106,7 +110,7 @@ class LogMetrics:
                 continue
             found = self._look(text[start:end], low[start:end])
             if found is not None:
-                yield LogObservation(block.numbers[above], self.run, found)
+                yield LogObservation(block.numbers[above], self.run, found, not self._now.is_told)
         self._above = text[text.rfind("\n") + 1 :]
 
     def _look(self, line: str, low: str) -> Metrics | None:
@@ -193,6 +197,7 @@ class LogMetrics:
             now = self._now
             self._follow_epochs(found, is_training="loss" in found.values)
         now.steps.go(given, begins="loss" in found.values)
+        now.is_told = True
         now.has_new_epoch = False
         now.is_counted_by_lines |= "loss" in found.values
         now.bar = place
@@ -214,6 +219,7 @@ class LogMetrics:
         bar = found.place or self._bar_before()
         if bar is not None and bar.of >= self._longest_bar and bar.done > last:
             self._longest_bar = bar.of
+            now.is_told = True
             now.spacing = (
                 bar.done - last if last > 0 else 1
             )  # a bar at 0 is only late: of a resumed run, by all of its past

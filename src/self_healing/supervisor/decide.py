@@ -111,6 +111,11 @@ def is_stuck(story: Sequence[Outcome]) -> bool:
             break
     if len(run) < WITHOUT_PROGRESS:
         return False
-    best = [outcome.attempt.step or 0 for outcome in run]
+    best = [_how_far(outcome) for outcome in run]
     earlier = best[: -WITHOUT_PROGRESS + 1]
     return max(best[-WITHOUT_PROGRESS + 1 :]) <= max(earlier)
+
+
+def _how_far(outcome: Outcome) -> int:
+    attempt = outcome.attempt
+    return attempt.metric_lines if attempt.step is None else attempt.step

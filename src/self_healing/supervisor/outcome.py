@@ -47,7 +47,9 @@ class Attempt:
     """Whether its loss was no number to the last."""
     nan_since_s: float | None = None
     step: int | None = None
-    """The last step that was seen."""
+    """The last step that was seen; None where nothing says one."""
+    metric_lines: int = 0
+    """How many lines of metrics were printed."""
     seconds: float = 0.0
     heals_itself: bool = False
     """Whether our healer ran inside it."""

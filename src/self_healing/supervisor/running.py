@@ -126,7 +126,7 @@ class Running:
             self._desk.told_to_end_by(warned_by)
         return Attempt(
             number=self._start.number, status=status, ended_by=self._ended_by, because=self._because, findings=findings,
-            is_nan=progress.is_nan, nan_since_s=progress.nan_since_s, step=progress.step,
+            is_nan=progress.is_nan, nan_since_s=progress.nan_since_s, step=progress.step, metric_lines=progress.metric_lines,
             seconds=time.monotonic() - self._began_s, heals_itself=self._start.heals_itself(),
             was_killed_for_memory=memory_kills() > self._kills_before, changes=self._start.changes,
             goes_on=next((str(each) for each in ending.left if each.is_out_of_reach), ""),

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ...core.discover import discover_patterns
-from ...core.signal import Metrics
 from ...diagnosis.text import TextReading
 from ...diagnosis.text_finding import TextFinding
-from ...readers.log_runs import LogMetrics
+from ...readers.log_runs import LogMetrics, LogObservation
 from ...readers.log_text import LONGEST_BYTES, Block, live_blocks
 
 NAN_LINES = 2
@@ -38,6 +37,7 @@ class Progress:
     """How far a command has come, as far as its output says."""
 
     step: int | None = None
+    """The furthest that a line or a bar has given; None where nothing gives one."""
     metric_lines: int = 0
     nan_lines: int = 0
     """Lines with a loss since the last one whose loss was a number."""
@@ -49,11 +49,12 @@ class Progress:
         """Whether the loss is no number, and not for one line only."""
         return self.nan_lines >= NAN_LINES
 
-    def take(self, metrics: Metrics) -> None:
+    def take(self, seen: LogObservation) -> None:
         """Learn from one line of metrics."""
         self.metric_lines += 1
-        self.step = max(self.step or 0, metrics.step)
-        losses = [value for name, value in metrics.values.items() if _is_of_training(name)]
+        if not seen.is_counted:
+            self.step = max(self.step or 0, seen.signal.step)
+        losses = [value for name, value in seen.signal.values.items() if _is_of_training(name)]
         losses = [value for value in losses if not math.isinf(value)]
         if any(math.isnan(value) for value in losses):
             self.take_nan()
@@ -111,7 +112,7 @@ class LiveText:
             self._take_metrics(block)
 
     def _take_metrics(self, block: Block) -> None:
-        seen = {each.line: each.signal for each in self._metrics.of(block)}
+        seen = {each.line: each for each in self._metrics.of(block)}
         said = {line.number for line in block.lines() if _says_nan(line.text.lower())} if _has_nan(block) else set()
         for number in sorted(seen.keys() | said):
             if number in seen:
