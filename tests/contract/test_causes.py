@@ -63,6 +63,10 @@ STORIES = (
         "learning-rate-too-high", "norms grew first", "loss-divergence",
         {"learning_rate": [2e-5] * 32, "grad_norm": GROWING},
     ),
+    speaks(
+        "learning-rate-too-high", "a jump of a few times, which a rate can do", "loss-spike",
+        {"learning_rate": [5e-4] * 33, "loss": [*CALM, 20.0], "grad_norm": [*NORMS, 9.0]}, lora=False,
+    ),
     ruled_out(
         "learning-rate-too-high", "far below the usual rate", "loss-spike", {"learning_rate": [1e-6] * 20}, lora=False
     ),
@@ -251,6 +255,26 @@ def test_three_outliers_in_a_row_are_a_state_and_one_is_a_batch(in_a_row: int, f
     assert hypotheses[0].name == first
     (batch,) = (hypothesis for hypothesis in hypotheses if hypothesis.name == "bad-batch")
     assert (batch.weight >= CONVINCING) is (first == "bad-batch"), "bad batches in a row are possible, not likely"
+
+
+def jumped(every: int) -> History:
+    """A loss that is a thousand times the usual from one observation to the next, at a rate far above the usual one."""
+    history = History()
+    history.learn({"trainer": "SFTTrainer", "lora": False})
+    for number, (loss, norm) in enumerate(zip([*CALM, 2000.0], [*NORMS, 900.0], strict=True)):
+        history.see(every * number, float(number), {"loss": loss, "grad_norm": norm, "learning_rate": 5e-4})
+        if number < len(CALM):
+            history.settle()
+    return history
+
+
+@pytest.mark.parametrize("rule", ["loss-spike", "gradient-explosion"])
+@pytest.mark.parametrize(("every", "first"), [(1, "bad-batch"), (100, "learning-rate-too-high")])
+def test_what_no_update_can_do_in_one_step_is_a_batch_and_not_the_rate(rule: str, every: int, first: str) -> None:
+    incident = incident_of(rule, step=every * len(CALM))
+    diagnosis = diagnose(incident, [cls() for cls in CAUSES.values()], (), jumped(every), on_crash=pytest.fail)
+    assert diagnosis.leading is not None
+    assert diagnosis.leading.name == first
 
 
 @pytest.mark.parametrize(("cause", "rule"), [

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from ..core.history import History
+from ..core.incident import Incident
 
 FULL_RATES = (1e-5, 5e-5)
 """Learning rates that usually work for fine-tuning all weights."""
@@ -15,6 +16,11 @@ LORA_RATES = (1e-4, 3e-4)
 
 ENOUGH = 8
 """Values below which nothing is said about growth."""
+
+CALM = 1.5
+"""How much larger a calm series may become at the most."""
+FAR = 20.0
+"""A loss of so many times its usual from one step to the next: a batch can do that, an update at a rate that was borne does not."""
 
 RL_WORDS = ("grpo", "rloo", "ppo")
 
@@ -52,6 +58,19 @@ def usual(past: History, metric: str, n: int = 32) -> float | None:
     """Return the median of the last values that were normal, or None where there are too few."""
     values = past.last(metric, n)
     return median(values) if len(values) >= ENOUGH else None
+
+
+def jump_within_a_step(incident: Incident, past: History) -> float:
+    """Return how many times its usual the loss has become from one step to the next, out of calm; 0.0 where it has not.
+
+    A log that shows every hundredth step says nothing about that.
+    """
+    newest, normal = finite_latest(past, "loss"), usual(past, "loss")
+    now, before = past.step_ago("loss", 0), past.step_ago("loss", 1)
+    if newest is None or normal is None or normal <= 0 or now is None or before is None or now - before != 1:
+        return 0.0
+    is_calm = all(growth(past.before(incident, metric, 32)) <= CALM for metric in ("loss", "grad_norm"))
+    return newest / normal if is_calm and newest >= FAR * normal else 0.0
 
 
 def usual_rates(past: History) -> tuple[float, float] | None:

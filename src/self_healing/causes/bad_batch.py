@@ -10,9 +10,8 @@ from ..core.action import rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
-from ._numbers import ENOUGH, finite_latest, growth, usual
+from ._numbers import CALM, ENOUGH, finite_latest, growth, usual
 
-CALM = 1.5
 JUMP = 5.0
 SUSTAINED = 3
 

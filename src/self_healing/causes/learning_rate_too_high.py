@@ -11,14 +11,18 @@ from ..core.action import Ladder, rung
 from ..core.cause import Cause, Evidence
 from ..core.history import History
 from ..core.incident import Incident
-from ._numbers import finite_latest, growth, usual_rates
+from ._numbers import finite_latest, growth, jump_within_a_step, usual_rates
+
+SUSPECTED = 0.45
+"""What is left of it where a jump is more than one update at that rate can do: possible, and not acted on."""
 
 
 class LearningRateTooHigh(Cause):
     """The learning rate is higher than this model and data can take.
 
     Steps overshoot: losses jump to a multiple and fall back at first, gradient norms creep up, and at some point
-    the run no longer returns. Typical rates are 1e-5 to 5e-5 for full fine-tuning and 1e-4 to 3e-4 for LoRA.
+    the run no longer returns. It takes several steps: a loss of twenty times the usual from one step to the next, out of
+    calm, is rather a batch. Typical rates are 1e-5 to 5e-5 for full fine-tuning and 1e-4 to 3e-4 for LoRA.
     """
 
     explains = (
@@ -70,6 +74,10 @@ class LearningRateTooHigh(Cause):
         if climbing:
             weight = max(weight, 0.45)
             found.append(f"the learning rate was still climbing, to {rate:.3g}")
+        jump = jump_within_a_step(incident, past) if incident.name in ("loss-spike", "gradient-explosion") else 0.0
+        if jump and not climbing:
+            weight = min(weight, SUSPECTED)
+            found.append(f"against it: {jump:.0f} times the usual loss in one step, after calm ones at this rate")
         return Evidence(weight=min(weight, 0.9), found=tuple(found))
 
     def _climbing(self, past: History, rate: float) -> bool:
