@@ -13,6 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from self_healing.core.run_directory import supervisor_ledger_path
+from self_healing.readers import open_recording
+from self_healing.replay import replay
+
 JOB = Path(__file__).with_name("job.py")
 SOURCE = Path(__file__).parents[2] / "src"
 MARK = "SUPERVISED_BY_TEST"
@@ -127,3 +131,13 @@ def heal(tmp_path, request):
             process.kill()
             process.communicate()
     assert made.survivors(15.0) == []
+    assert_decides_again_as_it_did(supervisor_ledger_path(made.run_dir))
+
+
+def assert_decides_again_as_it_did(ledger: Path) -> None:
+    """Whatever a test has had supervised: the same decisions come of its ledger."""
+    if not ledger.exists() or not ledger.stat().st_size:  # nothing was started
+        return
+    result = replay(open_recording(ledger))
+    assert (result.differences, result.approximate) == ([], [])
+    assert result.exact is (True if result.decisions else None)

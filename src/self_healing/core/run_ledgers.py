@@ -15,7 +15,9 @@ from pathlib import Path
 from .ledger_lines import Entry, LedgerReading, iter_ledger
 
 BEGAN, OVER = "attempt-began", "attempt-ended"
-"""The notes of a supervisor on the two ends of an attempt."""
+"""The notes of a supervisor on the two ends of an attempt, ..."""
+DECIDED = "decided"
+"""... and on what follows it."""
 
 
 def iter_run(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..core.errors import InputError
 from ..core.ledger import Entry, LedgerReading
-from ..core.run_directory import ledger_path
+from ..core.run_directory import ledger_path, supervisor_ledger_path
 from .ledger_file import read_entries
 from .metrics_table import Skipped, delimiter_of, parsed, read_csv, read_jsonl
 from .text_file import EXPECTED, quoted, read_head, text_of
@@ -87,7 +87,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def _inside(folder: Path) -> Path:
-    """Return the recording of a run directory: our ledger, its own state, or the newest checkpoint's."""
+    """Return the recording of a run directory: our ledger, its own state, the newest checkpoint's, or a supervisor's."""
     for candidate in (ledger_path(folder), folder / "ledger.jsonl", folder / "trainer_state.json"):
         if candidate.is_file():
             return candidate
@@ -98,8 +98,10 @@ def _inside(folder: Path) -> Path:
     for _, checkpoint in sorted(numbered, reverse=True):
         if (checkpoint / "trainer_state.json").is_file():
             return checkpoint / "trainer_state.json"
+    if supervisor_ledger_path(folder).is_file():
+        return supervisor_ledger_path(folder)
     raise InputError(
-        f"{folder}: is a folder without healing/ledger.jsonl, trainer_state.json or checkpoint-*/trainer_state.json; "
+        f"{folder}: is a folder without healing/ledger.jsonl, trainer_state.json, checkpoint-*/trainer_state.json or healing/ledger.supervisor.jsonl; "
         "name the recording itself"
     )
 

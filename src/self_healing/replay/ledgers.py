@@ -21,6 +21,7 @@ from ..core.plan import ActionResult, Outcome, Plan, plan_from_json
 from ..core.signal import Metrics, Signal, from_json
 from ..readers import LedgerRecording
 from ..readers.names import number
+from .attempts import AttemptsReplay
 from .result import ReplayResult, Transcript
 
 MOST_DIFFERENCES = 100
@@ -53,6 +54,7 @@ class LedgerReplay:
         self._memory = Memory()
         """What the recorded run knew of its past: the next attempt begins with it."""
         self._attempt: _Attempt | None = None
+        self._attempts = AttemptsReplay(self.result)
         reading = LedgerReading()
         for group in _groups(recording.entries(reading)):
             self._take(group)
@@ -66,6 +68,7 @@ class LedgerReplay:
         if first.kind == "signal":
             self._observe(first, group)
         for entry in group:
+            self._attempts.take(entry)
             self._answer(entry)
             try:
                 self._memory.remember(entry)
@@ -218,6 +221,10 @@ class LedgerReplay:
     def _finish(self, reading: LedgerReading) -> None:
         result = self.result
         self._excuse()
+        for sentence in self._attempts.doubts:
+            self._doubt(sentence)
+        for sentence in self._attempts.differences:
+            self._differ(sentence)
         result.torn = reading.torn
         if reading.thinned:
             self._doubt("the ledger is thinned: not every observation of this long run was kept")

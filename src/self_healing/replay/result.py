@@ -32,6 +32,21 @@ class Proposal:
     plan: Plan
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisorDecision:
+    """What follows an attempt of a supervised command."""
+
+    attempt: int
+    step: int
+    cause: str
+    """The class of what it failed of; empty where it has succeeded."""
+    decision: str
+    """`done`, `again` or `stop`."""
+    changes: tuple[str, ...]
+    """What was changed then for the next attempt, in words."""
+    because: str
+
+
 @dataclass(slots=True, kw_only=True)
 class ReplayResult:
     """What the core makes of a recording."""
@@ -40,12 +55,14 @@ class ReplayResult:
     format: Format
     incidents: list[Finding] = field(default_factory=list)
     plans: list[Proposal] = field(default_factory=list)
+    decisions: list[SupervisorDecision] = field(default_factory=list)
+    """What `heal run` decided, in the ledger of a supervisor."""
     observations: int = 0
     """Signals that carry metrics."""
     runs: int = 0
-    """Runs told apart in a table, or starts of the run in a ledger."""
+    """Runs told apart in a table, or starts of the run in a ledger, or attempts of a supervisor."""
     exact: bool | None = None
-    """Whether the plans equal the recorded ones; None where none were recorded, or another configuration was asked for."""
+    """Whether the plans and decisions equal the recorded ones; None where none were recorded, or another configuration was asked for."""
     differences: list[str] = field(default_factory=list)
     """Where recorded and replayed plans differ, one sentence each."""
     approximate: list[str] = field(default_factory=list)

@@ -15,6 +15,7 @@ from ..core.run_ledgers import BEGAN
 from ..readers.log_text import Block
 from ..report.postmortem import postmortem_path
 from .checkpoints import newest_sound, written
+from .decide import DECIDES_BY
 from .launcher import Launcher, launcher_of
 from .outcome import Outcome, outcome_of
 from .process.terminal import is_terminal
@@ -72,7 +73,8 @@ class Attempts:
         if launch.config is not None:
             self._teller.note(f"Using config: {launch.config}")
         self._teller.record_over()
-        self._teller.record(BEGAN, {"attempt": number, "argv": argv, "changes": list(changes)})
+        settings = self._job.settings.model_dump(mode="json", include=set(DECIDES_BY))
+        self._teller.record(BEGAN, {"attempt": number, "argv": argv, "changes": list(changes), "settings": settings})
         self._wandb.attempt_begins(number, self._job.cwd, environ, argv)
         lines = _Lines(self._wandb, self._teller, is_launched=launcher is not None)
         beats, began_s = _Beats(self._job.run_dir, number), time.time()

@@ -18,6 +18,10 @@ WITHOUT_PROGRESS = 3
 """Attempts with the same settings that come no further than one before: another one would not either."""
 
 
+DECIDES_BY = ("max_retries", "backoff")
+"""The settings that a decision depends on; they are recorded with each attempt, so that it can be repeated."""
+
+
 class Wish(StrEnum):
     """What is to be changed before the next attempt."""
 
@@ -49,6 +53,12 @@ class Again:
 
 
 Decision = Done | Stop | Again
+
+
+def as_recorded(decision: Decision) -> dict[str, object]:
+    """Return a decision as its note in the ledger has it."""
+    return {"decision": type(decision).__name__.lower(), **vars(decision)}
+
 
 WISHES = {
     "nan_loss": Wish.LESS_RATE,
@@ -85,10 +95,24 @@ def decide(story: Sequence[Outcome], settings: RunSettings) -> Decision:
         return Stop(f"{len(story)} attempts, --max-retries {settings.max_retries}")
     wish = WISHES.get(last.fine, Wish.NOTHING)
     if wish is Wish.NOTHING and last.fine not in PASSING and is_stuck(story):
-        return Stop(f"{WITHOUT_PROGRESS} attempts in a row have come no further; the last: {last.says}")
+        return Stop(_no_further(last.says))
     if wish is not Wish.NOTHING or last.fine in AT_ONCE:
         return Again(wish, 0.0, last.says)
     return Again(wish, _wait_s(story, settings), last.says)
+
+
+def without_room(decision: Again, reason: str, story: Sequence[Outcome], settings: RunSettings) -> Decision:
+    """Return what follows where what was to be changed cannot be, for that reason."""
+    says = story[-1].says
+    if decision.wish is not Wish.FEWER_WORKERS:
+        return Stop(f"{says.rstrip('.')}; {reason}")
+    if is_stuck(story):
+        return Stop(_no_further(says))
+    return Again(Wish.NOTHING, settings.backoff, decision.because)  # memory may have been somebody else's
+
+
+def _no_further(says: str) -> str:
+    return f"{WITHOUT_PROGRESS} attempts in a row have come no further; the last: {says}"
 
 
 def _wait_s(story: Sequence[Outcome], settings: RunSettings) -> float:

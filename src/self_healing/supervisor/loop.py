@@ -12,9 +12,9 @@ from pathlib import Path
 from ..core.errors import ConfigError, Preempted
 from ..core.notes import ENDED
 from ..core.run_directory import lock_run_directory
-from ..core.run_ledgers import OVER
+from ..core.run_ledgers import DECIDED, OVER
 from .attempting import Attempts, Job, put_away
-from .decide import WITHOUT_PROGRESS, Again, Decision, Done, Stop, Wish, decide, is_stuck
+from .decide import Again, Decision, Done, Stop, Wish, as_recorded, decide, without_room
 from .last_words import exit_reason, write_last_words
 from .outcome import EndedBy, Outcome
 from .process.shim import become_subreaper
@@ -150,7 +150,8 @@ class Supervisor:
             {
                 "attempt": attempt.number, "status": attempt.status, "ended_by": attempt.ended_by.value, "class": outcome.fine,
                 "says": outcome.says, "evidence": list(outcome.evidence), "seconds": round(attempt.seconds, 3),
-                "heals_itself": attempt.heals_itself,
+                "heals_itself": attempt.heals_itself, "succeeded": outcome.succeeded, "step": attempt.step,
+                "metric_lines": attempt.metric_lines, "goes_on": attempt.goes_on,
             },
             step=attempt.step or 0,
         )  # fmt: skip
@@ -167,33 +168,30 @@ class Supervisor:
     def _decide(self, outcome: Outcome) -> tuple[Decision, tuple[str, ...]]:
         """Return what follows, and what was changed for it, in words."""
         before = self._recipe
-        decision = decide(self._story, self._settings)
+        decision, no_room = decide(self._story, self._settings), ""
         if isinstance(decision, Again) and decision.wish is not Wish.NOTHING:
-            decision = self._change(decision, outcome)
+            no_room = self._change(decision.wish)
+            if no_room:
+                decision = without_room(decision, no_room, self._story, self._settings)
+        if no_room and isinstance(decision, Again):
+            self._teller.say(f"nothing is changed: {no_room}")
         changes = [change.text() for change in self._recipe.changes_since(before)]
         self._teller.record(
-            "decided",
-            {
-                "attempt": outcome.attempt.number, "decision": type(decision).__name__.lower(), **vars(decision),
-                "changes": changes,
-            },
+            DECIDED,
+            {"attempt": outcome.attempt.number, **as_recorded(decision), "changes": changes, "no_room": no_room},
             step=outcome.attempt.step or 0,
-        )  # fmt: skip
+        )
         return decision, tuple(changes)
 
-    def _change(self, decision: Again, outcome: Outcome) -> Decision:
-        changed = self._changed(decision.wish)
+    def _change(self, wish: Wish) -> str:
+        """Change what is to be changed; return why it cannot be, where it cannot."""
+        changed = self._changed(wish)
         if isinstance(changed, NoRoom):
-            if decision.wish is Wish.FEWER_WORKERS:  # memory may have been somebody else's
-                self._teller.say(f"nothing is changed: {changed.reason}")
-                if is_stuck(self._story):
-                    return Stop(f"{WITHOUT_PROGRESS} attempts in a row have come no further; the last: {outcome.says}")
-                return Again(Wish.NOTHING, self._settings.backoff, decision.because)
-            return Stop(f"{outcome.says.rstrip('.')}; {changed.reason}")
+            return changed.reason
         for change in changed.changes_since(self._recipe):
             self._teller.say(change.text())
         self._recipe = changed
-        return decision
+        return ""
 
     def _changed(self, wish: Wish) -> Recipe | NoRoom:
         settings = self._settings

@@ -76,7 +76,7 @@ def _replay(path: str, config: HealingConfig | None, overrides: Sequence[str]) -
         result = replay(open_recording(path), config, overrides=overrides)
     except ConfigError as error:  # the user's own was checked before any file was read
         raise InputError(f"{path}: the configuration recorded in it cannot be used here: {error}") from error
-    if not result.observations and not result.incidents:
+    if not (result.observations or result.incidents or result.decisions):
         raise InputError(f"{path}: holds no observation that could be judged; expected metrics such as step and loss")
     return result
 
@@ -99,6 +99,10 @@ def _as_json(result: ReplayResult) -> dict[str, object]:
             for i in result.incidents
         ],
         "plans": [_plan_json(proposal) for proposal in result.plans],
+        "decisions": [
+            {"attempt": d.attempt, "cause": d.cause, "decision": d.decision, "changes": list(d.changes)}
+            for d in result.decisions
+        ],
         "recording": {
             "file": str(result.path),
             "format": result.format,
@@ -141,7 +145,7 @@ def _tell(result: ReplayResult) -> None:
     else:
         show(
             "Nothing wrong was found."
-            if result.observations
+            if result.observations or result.decisions
             else "There was nothing to judge: no observation was read."
         )
     if result.plans:
@@ -151,14 +155,24 @@ def _tell(result: ReplayResult) -> None:
             [_plan_row(proposal) for proposal in result.plans],
             widest="because",
         )
-    elif result.incidents:
+    elif result.incidents and not result.decisions:
         show("No action would have been taken.")
+    if result.decisions:
+        show_table(
+            "What heal run decides",
+            ("attempt", "cause", "decision", "changed then", "because"),
+            [(d.attempt, d.cause or "-", d.decision, "; ".join(d.changes) or "-", d.because) for d in result.decisions],
+            widest="because",
+        )
     for sentence in _on_the_replay(result):
         show(sentence)
 
 
 def _headline(result: ReplayResult) -> str:
     runs = "1 run" if result.runs == 1 else f"{result.runs} runs"
+    if result.decisions and not result.observations:
+        attempts = "1 attempt" if result.runs == 1 else f"{result.runs} attempts"
+        return f"{result.path}: {result.format} of a supervisor, {attempts}"
     observations = "1 observation" if result.observations == 1 else f"{result.observations:,} observations"
     return f"{result.path}: {result.format}, {observations}, {runs}"
 
@@ -171,11 +185,12 @@ def _plan_row(proposal: Proposal) -> tuple[object, ...]:
 
 def _on_the_replay(result: ReplayResult) -> list[str]:
     said: list[str] = []
+    what = "decisions" if result.decisions else "plans"
     if result.exact:
-        said.append("The replayed plans equal the recorded ones.")
+        said.append(f"The replayed {what} equal the recorded ones.")
     elif result.differences:
-        what = "differ from the recorded ones" if result.exact is False else "change against the recorded ones"
-        said.append(f"The replayed plans {what} in {len(result.differences)} places:")
+        how = "differ from the recorded ones" if result.exact is False else "change against the recorded ones"
+        said.append(f"The replayed {what} {how} in {len(result.differences)} places:")
         said += [f"  {sentence}" for sentence in result.differences[:20]]
     if result.approximate:
         said.append("The replay is approximate:")
