@@ -257,22 +257,33 @@ def test_three_outliers_in_a_row_are_a_state_and_one_is_a_batch(in_a_row: int, f
     assert (batch.weight >= CONVINCING) is (first == "bad-batch"), "bad batches in a row are possible, not likely"
 
 
-def jumped(every: int) -> History:
-    """A loss that is a thousand times the usual from one observation to the next, at a rate far above the usual one."""
+def jumped(*, every: int = 1, losses: Sequence[float] = (2000.0,), rates: Sequence[float] = (5e-4,) * 33) -> History:
+    """Calm steps, then losses of another kind, at a rate far above the usual one."""
     history = History()
     history.learn({"trainer": "SFTTrainer", "lora": False})
-    for number, (loss, norm) in enumerate(zip([*CALM, 2000.0], [*NORMS, 900.0], strict=True)):
-        history.see(every * number, float(number), {"loss": loss, "grad_norm": norm, "learning_rate": 5e-4})
-        if number < len(CALM):
-            history.settle()
+    loss, norm = [*CALM, *losses], [*NORMS, *(900.0 for _ in losses)]
+    for number, values in enumerate(zip(loss, norm, (*rates, *rates[-1:] * len(loss)), strict=False)):
+        history.see(
+            every * number, float(number), dict(zip(("loss", "grad_norm", "learning_rate"), values, strict=True))
+        )
+        if number + 1 < len(loss):
+            history.settle(held=("loss", "grad_norm") if number >= len(CALM) else ())
     return history
 
 
+JUMPS = {
+    "at once": (jumped(), "bad-batch"),
+    "in a log of every hundredth step": (jumped(every=100), "learning-rate-too-high"),
+    "over a few steps": (jumped(losses=(5.0, 12.0, 25.0, 45.0)), "learning-rate-too-high"),
+    "with the rate": (jumped(rates=[*(2e-5 for _ in CALM), 5e-4]), "learning-rate-too-high"),
+}
+
+
 @pytest.mark.parametrize("rule", ["loss-spike", "gradient-explosion"])
-@pytest.mark.parametrize(("every", "first"), [(1, "bad-batch"), (100, "learning-rate-too-high")])
-def test_what_no_update_can_do_in_one_step_is_a_batch_and_not_the_rate(rule: str, every: int, first: str) -> None:
-    incident = incident_of(rule, step=every * len(CALM))
-    diagnosis = diagnose(incident, [cls() for cls in CAUSES.values()], (), jumped(every), on_crash=pytest.fail)
+@pytest.mark.parametrize(("past", "first"), JUMPS.values(), ids=JUMPS)
+def test_what_no_update_can_do_in_one_step_is_a_batch_and_not_the_rate(rule: str, past: History, first: str) -> None:
+    incident = incident_of(rule, step=past.step or 0)
+    diagnosis = diagnose(incident, [cls() for cls in CAUSES.values()], (), past, on_crash=pytest.fail)
     assert diagnosis.leading is not None
     assert diagnosis.leading.name == first
 

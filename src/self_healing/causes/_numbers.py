@@ -63,14 +63,15 @@ def usual(past: History, metric: str, n: int = 32) -> float | None:
 def jump_within_a_step(incident: Incident, past: History) -> float:
     """Return how many times its usual the loss has become from one step to the next, out of calm; 0.0 where it has not.
 
-    A log that shows every hundredth step says nothing about that.
+    A log that shows every hundredth step says nothing about that, nor a loss that was rising already.
     """
-    newest, normal = finite_latest(past, "loss"), usual(past, "loss")
+    newest, normal, previous = finite_latest(past, "loss"), usual(past, "loss"), past.previous("loss")
     now, before = past.step_ago("loss", 0), past.step_ago("loss", 1)
-    if newest is None or normal is None or normal <= 0 or now is None or before is None or now - before != 1:
+    if newest is None or normal is None or normal <= 0 or previous is None or now is None or before is None:
         return 0.0
     is_calm = all(growth(past.before(incident, metric, 32)) <= CALM for metric in ("loss", "grad_norm"))
-    return newest / normal if is_calm and newest >= FAR * normal else 0.0
+    is_jump = now - before == 1 and previous <= CALM * normal and newest >= FAR * normal
+    return newest / normal if is_calm and is_jump else 0.0
 
 
 def usual_rates(past: History) -> tuple[float, float] | None:

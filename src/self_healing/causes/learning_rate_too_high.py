@@ -75,10 +75,14 @@ class LearningRateTooHigh(Cause):
             weight = max(weight, 0.45)
             found.append(f"the learning rate was still climbing, to {rate:.3g}")
         jump = jump_within_a_step(incident, past) if incident.name in ("loss-spike", "gradient-explosion") else 0.0
-        if jump and not climbing:
+        if jump and self._was_borne(past, rate):
             weight = min(weight, SUSPECTED)
             found.append(f"against it: {jump:.0f} times the usual loss in one step, after calm ones at this rate")
         return Evidence(weight=min(weight, 0.9), found=tuple(found))
+
+    def _was_borne(self, past: History, rate: float) -> bool:
+        before = past.last("learning_rate", 8)
+        return len(before) == 8 and min(before) >= 0.9 * rate
 
     def _climbing(self, past: History, rate: float) -> bool:
         before = past.last("learning_rate", 8)

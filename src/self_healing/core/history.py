@@ -155,6 +155,15 @@ class History:
         values = [] if series is None else list(series.admitted)
         return values if n is None else values[max(0, len(values) - n) :]
 
+    def previous(self, metric: str) -> float | None:
+        """Return the finite value before the newest finite one, whether it was taken for normal or waits; None if there was none."""
+        series = self._series.get(metric)
+        if series is None:
+            return None
+        settled = [*series.admitted, *series.withheld]
+        at = 1 if metric in self._unsettled else 2
+        return settled[-at] if len(settled) >= at else None
+
     def before(self, incident: Incident, metric: str, n: int) -> list[float]:
         """Return up to `n` of the last values admitted before an incident began: what it let in is no past of its own."""
         series = self._series.get(metric)

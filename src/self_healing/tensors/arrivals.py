@@ -16,7 +16,7 @@ from queue import SimpleQueue
 import torch
 from torch import Tensor
 
-from .carrying import Load
+from .carrying import Load, hurry
 from .host_layout import Piece, Place, Run
 from .norms import HALF
 from .side_stream import measuring_stream
@@ -78,12 +78,13 @@ def _leave() -> None:
 def wait_for_devices() -> None:
     """Wait until devices have their memory back that snapshots were staged in: somebody has found too little."""
     if arriving.is_alive():
-        arriving.wait()
+        with hurry:
+            arriving.wait()
 
 
 def wait_for_workers() -> None:
     """Wait until nothing more is done about any snapshot."""
-    arriving.wait()
+    wait_for_devices()
     hashing.wait()
 
 

@@ -90,7 +90,7 @@ class Shipment:
             if load.memory is None:
                 self._being_read.append(load)
             elif not has_begun:
-                _hurry.wait(HEAD_START_S)
+                hurry.wait(HEAD_START_S)
             has_begun = True
             _carry(load, measure)
             if load.memory is not None:
@@ -112,12 +112,17 @@ class Shipment:
         """Say whether everything has arrived."""
         return self._is_sent.is_set() and all(event.query() for event in self.devices.values())
 
+    def wait_until_sent(self, seconds: float | None = None) -> None:
+        """Wait, so long at the most, until everything is on its way, and have that done at once."""
+        if not self._is_sent.is_set():
+            with hurry:
+                self._is_sent.wait(seconds)
+
     def wait(self) -> None:
         """Wait until everything has arrived."""
         if self._has_arrived:
             return
-        with _hurry:
-            self._is_sent.wait()
+        self.wait_until_sent()
         if self._failure is not None:
             raise RuntimeError(f"this snapshot did not arrive in host memory: {self._failure}") from self._failure
         for event in self.devices.values():
@@ -129,8 +134,7 @@ class Shipment:
         """Have the current stream of each device wait for it; the host goes on when the rest is sent."""
         if self.is_there():
             return
-        with _hurry:
-            self._is_sent.wait()
+        self.wait_until_sent()
         for device, event in self.devices.items():
             torch.cuda.current_stream(device).wait_event(event)
 
@@ -161,13 +165,14 @@ class _Hurry:
         self._is_on.wait(seconds)
 
 
-_hurry = _Hurry()
+hurry = _Hurry()
+"""What is under way is sent at once, and all of it, as long as somebody is in it."""
 
 
 def _wait_until_ready(load: Load) -> None:
     side = side_stream(load.piece.device)
-    while not (_hurry.is_on() or (load.ready.query() and side.query())):  # what waits within torch cannot be told to
-        _hurry.wait(LOOK_S)
+    while not (hurry.is_on() or (load.ready.query() and side.query())):  # what waits within torch cannot be told to
+        hurry.wait(LOOK_S)
 
 
 def _carry(load: Load, measure: Callable[[Load], None]) -> None:
@@ -179,12 +184,12 @@ def _carry(load: Load, measure: Callable[[Load], None]) -> None:
         for number, group in enumerate(load.groups()):
             is_measured_now = number == 0 and load.memory is None
             is_together = is_measured_now or group.is_all_small
-            _copy(group, side, is_waited_for=not (is_together or _hurry.is_on()))
+            _copy(group, side, is_waited_for=not (is_together or hurry.is_on()))
             if is_measured_now:
                 measure(load)
             if is_together:
                 sent = side.record_event(torch.cuda.Event(blocking=True))
-                if before is not None and not _hurry.is_on():
+                if before is not None and not hurry.is_on():
                     before.synchronize()
                 before = sent
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -18,7 +19,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from .arrivals import Measured, arriving, hashing, measure_copy, measure_loads, read
+from .arrivals import Measured, arriving, hashing, measure_copy, measure_loads, read, wait_for_devices
 from .carrying import Load, Shipment, carry_at_once, staged
 from .copies import Copies, Found, TensorCopy, clone_of
 from .described import Described, describe, told_apart
@@ -289,19 +290,25 @@ class HostCopies(Copies):
         """Say whether the memory still holds what was captured, by hashing it once more."""
         if not self.is_kept():
             return False
-        self._settled.wait()
+        self._settle_within(None)
         return self._hashes is not None and hashes_at_once(self._slices()) == self._hashes
 
     def is_whole_within(self, seconds: float) -> bool:
         """Say whether all has arrived and is what was captured; of a device that has failed nothing is asked."""
-        return self._settled.wait(seconds) and self.verify()
+        return self._settle_within(seconds) and self.verify()
+
+    def _settle_within(self, seconds: float | None) -> bool:
+        """Wait, so long at the most, until all has arrived and is hashed; what is on its way is sent at once."""
+        until = None if seconds is None else time.monotonic() + seconds
+        self._shipment.wait_until_sent(seconds)
+        return self._settled.wait(None if until is None else max(0.0, until - time.monotonic()))
 
     def norms(self) -> dict[str, float]:
         """Return the norms by name, in the order of capture; waits until they are there.
 
         Nothing where they never arrived, because the device failed or the slot was given away at once.
         """
-        self._settled.wait()
+        self._settle_within(None)
         measured = [each for bundle in (*self._bundles.values(), self._loose) for each in bundle.measured]
         if not self._measures or any(place.nbytes and place not in self._norms for _, place in measured):
             return {}
@@ -337,7 +344,7 @@ class HostCopies(Copies):
         self.assert_kept()
         self.wait()
         if self._shipment.devices:
-            arriving.wait()  # a later snapshot may be read from where this one is put back to
+            wait_for_devices()  # a later snapshot may be read from where this one is put back to
 
     def after_restore(self) -> None:
         """Wait until everything that was put back has arrived."""

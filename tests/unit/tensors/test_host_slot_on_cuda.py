@@ -318,7 +318,11 @@ A_WHILE_S = 0.3
 """In which a device could carry the snapshot to the host a hundred times."""
 
 
-def test_training_has_a_head_start_on_what_is_staged_unless_somebody_waits_for_it(monkeypatch):
+WAITING = [HostCopies.wait, HostCopies.verify, HostCopies.norms, lambda _: arrivals.wait_for_devices()]
+
+
+@pytest.mark.parametrize("wait", WAITING, ids=["values", "verify", "norms", "memory"])
+def test_training_has_a_head_start_on_what_is_staged_unless_somebody_waits_for_it(wait, monkeypatch):
     monkeypatch.setattr(carrying, "HEAD_START_S", 3600.0)
     made = noise((4 << 20,), torch.float32)
     copies = HostCopies(pinned_slot(), way="staged")
@@ -327,8 +331,9 @@ def test_training_has_a_head_start_on_what_is_staged_unless_somebody_waits_for_i
     torch.cuda.synchronize()
     time.sleep(A_WHILE_S)
     assert not copies.is_complete()
-    assert bits(kept.copy.values) == bits(made)  # whoever reads them waits for them
+    wait(copies)
     assert copies.is_complete()
+    assert bits(kept.copy.values) == bits(made)
     assert copies.verify()
 
 
