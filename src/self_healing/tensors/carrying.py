@@ -13,6 +13,7 @@ at once, and all of it.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -112,11 +113,13 @@ class Shipment:
         """Say whether everything has arrived."""
         return self._is_sent.is_set() and all(event.query() for event in self.devices.values())
 
-    def wait_until_sent(self, seconds: float | None = None) -> None:
-        """Wait, so long at the most, until everything is on its way, and have that done at once."""
+    def wait_until_sent(self, seconds: float | None = None) -> float | None:
+        """Wait, so long at the most, until everything is on its way, and have that done at once; return what is left."""
+        began_s = time.monotonic()
         if not self._is_sent.is_set():
             with hurry:
                 self._is_sent.wait(seconds)
+        return None if seconds is None else max(0.0, seconds - (time.monotonic() - began_s))
 
     def wait(self) -> None:
         """Wait until everything has arrived."""

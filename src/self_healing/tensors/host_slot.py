@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
@@ -299,9 +298,7 @@ class HostCopies(Copies):
 
     def _settle_within(self, seconds: float | None) -> bool:
         """Wait, so long at the most, until all has arrived and is hashed; what is on its way is sent at once."""
-        until = None if seconds is None else time.monotonic() + seconds
-        self._shipment.wait_until_sent(seconds)
-        return self._settled.wait(None if until is None else max(0.0, until - time.monotonic()))
+        return self._settled.wait(self._shipment.wait_until_sent(seconds))
 
     def norms(self) -> dict[str, float]:
         """Return the norms by name, in the order of capture; waits until they are there.
