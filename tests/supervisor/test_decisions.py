@@ -155,6 +155,16 @@ def test_where_no_step_is_known_more_lines_of_metrics_are_progress():
     assert isinstance(decide([outcome(metric_lines=3)] * 3, SETTINGS), Stop)
 
 
+def test_steps_and_lines_are_not_compared():
+    story = [outcome(metric_lines=200), outcome(step=50, metric_lines=201), outcome(step=80, metric_lines=230)]
+    assert isinstance(decide(story, SETTINGS), Again)
+
+
+def test_a_wait_does_not_grow_beyond_all_numbers():
+    settings = RunSettings(max_retries=5000, backoff=30.0)
+    assert decide([outcome("network")] * 1100, settings) == Again(Wish.NOTHING, 1800.0, "network")
+
+
 def test_attempts_with_other_settings_do_not_count_as_without_progress():
     changed = outcome(step=9, changes=("learning_rate: 2e-04 -> 1.33e-04",))
     assert isinstance(decide([outcome(step=9), outcome(step=9), changed], SETTINGS), Again)

@@ -78,6 +78,7 @@ def test_lines_of_two_streams_are_not_mixed_up():
         (b"{'loss': 2.0, 'epoch': 0.1}\n{'loss': 1.9, 'epoch': 0.2}\n", None),  # a Trainer without its bar
         (b"epoch 0: train loss 2.5\nepoch 1: train loss 2.4\n", None),
         (b"{'loss': 2.0, 'epoch': 0.1}\nstep 40: loss 1.9\n", 40),
+        (b"Map: 100%|####| 5000/5000 [00:01<00:00]\n{'loss': 2.0, 'epoch': 0.1}\n{'loss': 1.9, 'epoch': 0.2}\n", None),
         (b" 50%|##  | 30/60 [00:01<00:01]\r{'loss': 2.0}\n 60%|### | 36/60 [00:01<00:01]\r{'loss': 1.9}\n", 36),
     ],
 )

@@ -112,16 +112,77 @@ def test_why_nothing_could_be_changed_is_part_of_what_a_decision_depends_on(ledg
 @pytest.mark.parametrize(
     ("name", "values", "told"),
     [
-        ("attempt-began", {"settings": None}, "settings of `heal run` are missing"),
+        ("attempt-began", {"settings": None}, "without settings: its decisions cannot be repeated"),
+        ("attempt-began", {"settings": {"max_retries": 3}}, "without settings"),
+        ("attempt-began", {"settings": {"max_retries": "many", "backoff": 0.0}}, "(note attempt-began) is damaged"),
+        ("attempt-began", {"attempt": "x"}, "(note attempt-began) is damaged"),
+        ("attempt-ended", {"metric_lines": None}, "without metric_lines"),
         ("attempt-ended", {"ended_by": "nobody"}, "(note attempt-ended) is damaged"),
-        ("attempt-ended", {"status": None, "class": None}, "(note attempt-ended) is damaged"),
-        ("attempt-began", {"settings": {"max_retries": "many"}}, "(note attempt-began) is damaged"),
+        ("attempt-ended", {"ended_by": {"$float": "NaN"}}, "(note attempt-ended) is damaged"),
+        ("attempt-ended", {"succeeded": "false"}, "(note attempt-ended) is damaged"),
+        ("attempt-ended", {"step": 9.5}, "(note attempt-ended) is damaged"),
+        ("attempt-ended", {"step": {"$float": "Infinity"}}, "(note attempt-ended) is damaged"),
+        ("attempt-ended", {"attempt": True}, "(note attempt-ended) is damaged"),
+        ("attempt-ended", {"attempt": 7}, "what there was before attempt 7 is missing"),
+        ("decided", {"no_room": None}, "without no_room"),
+        ("decided", {"changes": "many"}, "(note decided) is damaged"),
+        ("decided", {"attempt": 9}, "how attempt 9 ended is missing"),
     ],
 )
-def test_what_cannot_be_taken_in_is_said_and_the_rest_is_replayed(ledger, tmp_path, name, values, told):
+def test_what_cannot_be_taken_in_is_a_doubt_and_no_difference(ledger, tmp_path, name, values, told):
     result = replay(open_recording(changed(ledger, tmp_path, name, **values)))
     assert any(told in sentence for sentence in result.approximate)
-    assert result.decisions
+    assert (result.differences, result.exact) == ([], None)
+
+
+def without(ledger, tmp_path, *numbers):
+    """Return a ledger without some of its lines, by their numbers from 0."""
+    path = tmp_path / "ledger.supervisor.jsonl"
+    lines = ledger.read_text().splitlines(keepends=True)
+    path.write_text("".join(line for number, line in enumerate(lines) if number not in numbers))
+    return path
+
+
+def places(ledger, name):
+    return [number for number, line in enumerate(ledger.read_text().splitlines()) if f'"name":"{name}"' in line]
+
+
+@pytest.mark.parametrize(
+    ("line", "told", "exact"),
+    [
+        (("attempt-began", 0), "what there was before attempt 1 is missing", None),
+        (("attempt-ended", 0), "how attempt 1 ended is missing", None),
+        (("attempt-ended", 1), "how attempt 2 ended is missing", True),  # what followed the first is as it was
+        (("decided", 0), "what there was before attempt 2 is missing", None),
+        (("decided", 1), "ends before it says what follows the last attempt", True),
+    ],
+)
+def test_a_line_that_is_missing_is_said(ledger, tmp_path, line, told, exact):
+    name, which = line
+    result = replay(open_recording(without(ledger, tmp_path, places(ledger, name)[which])))
+    assert any(told in sentence for sentence in result.approximate)
+    assert (result.differences, result.exact) == ([], exact)
+
+
+def test_where_nothing_was_decided_yet_nothing_is_said_to_be_equal(ledger, tmp_path, capsys):
+    first = places(ledger, "decided")[0]
+    path = without(ledger, tmp_path, *range(first, 100))
+    assert main(["replay", str(path)]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "equal" not in told
+    assert "ends before it says what follows the last attempt" in told
+
+
+def test_a_folder_with_a_ledger_of_its_own_points_to_the_other_one(ledger, tmp_path, capsys):
+    (tmp_path / "healing").mkdir()
+    other = supervisor_ledger_path(tmp_path)
+    other.write_text(ledger.read_text())
+    lines = [json.dumps({"step": step, "loss": 2.0, "learning_rate": 1e-5}) for step in range(40)]
+    (tmp_path / "trainer_state.json").write_text(json.dumps({"log_history": [json.loads(line) for line in lines]}))
+    assert main(["replay", str(tmp_path)]) == 0
+    assert f"heal replay {other}" in capsys.readouterr().out.replace("\n", "")
+    assert main(["replay", str(other), "--set", "rules.loss-spike.sigmas=8"]) == 1
+    assert "do not depend on the configuration" in " ".join(capsys.readouterr().out.split())
 
 
 def test_another_job_in_the_same_folder_begins_anew(ledger, tmp_path):

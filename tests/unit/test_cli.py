@@ -296,7 +296,8 @@ def test_the_shape_of_a_replay(heal, sick, healthy):
     code, out, _ = heal("replay", sick, "--json")
     data = json.loads(out)
     assert code == 1
-    assert set(data) == {"v", "healthy", "incidents", "plans", "recording"}
+    assert set(data) == {"v", "healthy", "incidents", "plans", "decisions", "recording"}
+    assert data["decisions"] == []
     assert (data["v"], data["healthy"]) == (1, False)
     assert all(set(i) == {"name", "failure", "severity", "step", "because"} for i in data["incidents"])
     assert all(set(p) == {"step", "incident", "actions", "effect"} for p in data["plans"])

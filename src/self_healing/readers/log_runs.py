@@ -35,7 +35,7 @@ class LogObservation(NamedTuple):
     run: int
     """Which of the runs in the file it belongs to, from 0."""
     signal: Metrics
-    is_counted: bool = False
+    has_no_step: bool = False
     """Whether its step is only the number of lines so far: neither a line nor a bar has given one."""
 
     @property
@@ -217,6 +217,9 @@ class LogMetrics:
             return now.step or 0
         last = -1 if now.step is None else now.step
         bar = found.place or self._bar_before()
+        is_over = bar is not None and bar is not found.place and bar.done >= bar.of
+        if is_over and last < 0:  # data were prepared, or a model loaded: training has only begun
+            bar = None
         if bar is not None and bar.of >= self._longest_bar and bar.done > last:
             self._longest_bar = bar.of
             now.is_told = True

@@ -221,6 +221,7 @@ class LedgerReplay:
     def _finish(self, reading: LedgerReading) -> None:
         result = self.result
         self._excuse()
+        self._attempts.finish()
         for sentence in self._attempts.doubts:
             self._doubt(sentence)
         for sentence in self._attempts.differences:
@@ -234,7 +235,7 @@ class LedgerReplay:
             self._doubt(f"{reading.torn} lines are torn")
         if self._is_what_if:
             result.exact = None
-        elif result.exact is None and result.runs:
+        elif result.exact is None and (self._attempt is not None or self._attempts.compared):
             result.exact = True
 
 

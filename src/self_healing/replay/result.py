@@ -37,11 +37,14 @@ class SupervisorDecision:
     """What follows an attempt of a supervised command."""
 
     attempt: int
-    step: int
     cause: str
     """The class of what it failed of; empty where it has succeeded."""
     decision: str
     """`done`, `again` or `stop`."""
+    wish: str
+    """What is to be changed for another attempt."""
+    wait_s: float
+    """How long to wait before it."""
     changes: tuple[str, ...]
     """What was changed then for the next attempt, in words."""
     because: str

@@ -14,6 +14,8 @@ from .outcome import EndedBy, Outcome
 from .settings import RunSettings
 
 MOST_WAIT_S = 1800.0
+MOST_DOUBLINGS = 60
+"""Of a wait: what is longer is longer than any, and a number that has no end overflows."""
 WITHOUT_PROGRESS = 3
 """Attempts with the same settings that come no further than one before: another one would not either."""
 
@@ -80,8 +82,15 @@ FOR_A_PERSON = frozenset(
 """What the same command would meet again: bad arguments, missing files, errors in the script."""
 
 
-def decide(story: Sequence[Outcome], settings: RunSettings) -> Decision:
-    """Return what follows the last attempt."""
+def decide(story: Sequence[Outcome], settings: RunSettings, no_room: str = "") -> Decision:
+    """Return what follows the last attempt.
+
+    Args:
+        story: All attempts so far.
+        settings: Those in `DECIDES_BY` count.
+        no_room: Why what was to be changed cannot be, where this is asked once more because of that.
+
+    """
     last = story[-1]
     if last.succeeded:
         return Done()
@@ -94,6 +103,8 @@ def decide(story: Sequence[Outcome], settings: RunSettings) -> Decision:
     if len(story) > settings.max_retries:
         return Stop(f"{len(story)} attempts, --max-retries {settings.max_retries}")
     wish = WISHES.get(last.fine, Wish.NOTHING)
+    if wish is not Wish.NOTHING and no_room:
+        return _without_change(story, settings, wish, no_room)
     if wish is Wish.NOTHING and last.fine not in PASSING and is_stuck(story):
         return Stop(_no_further(last.says))
     if wish is not Wish.NOTHING or last.fine in AT_ONCE:
@@ -101,14 +112,13 @@ def decide(story: Sequence[Outcome], settings: RunSettings) -> Decision:
     return Again(wish, _wait_s(story, settings), last.says)
 
 
-def without_room(decision: Again, reason: str, story: Sequence[Outcome], settings: RunSettings) -> Decision:
-    """Return what follows where what was to be changed cannot be, for that reason."""
+def _without_change(story: Sequence[Outcome], settings: RunSettings, wish: Wish, no_room: str) -> Decision:
     says = story[-1].says
-    if decision.wish is not Wish.FEWER_WORKERS:
-        return Stop(f"{says.rstrip('.')}; {reason}")
+    if wish is not Wish.FEWER_WORKERS:
+        return Stop(f"{says.rstrip('.')}; {no_room}")
     if is_stuck(story):
         return Stop(_no_further(says))
-    return Again(Wish.NOTHING, settings.backoff, decision.because)  # memory may have been somebody else's
+    return Again(Wish.NOTHING, settings.backoff, says)  # memory may have been somebody else's
 
 
 def _no_further(says: str) -> str:
@@ -123,7 +133,7 @@ def _wait_s(story: Sequence[Outcome], settings: RunSettings) -> float:
             break
         same += 1
     first_s = settings.backoff if story[-1].fine in PASSING else min(1.0, settings.backoff)
-    return min(MOST_WAIT_S, first_s * 2.0 ** (same - 1))
+    return min(MOST_WAIT_S, first_s * 2.0 ** min(same - 1, MOST_DOUBLINGS))
 
 
 def is_stuck(story: Sequence[Outcome]) -> bool:
@@ -135,11 +145,9 @@ def is_stuck(story: Sequence[Outcome]) -> bool:
             break
     if len(run) < WITHOUT_PROGRESS:
         return False
-    best = [_how_far(outcome) for outcome in run]
+    steps = [outcome.attempt.step for outcome in run]
+    # Where not all say their step, lines of metrics are what they have in common.
+    told = [step for step in steps if step is not None]
+    best = told if len(told) == len(run) else [outcome.attempt.metric_lines for outcome in run]
     earlier = best[: -WITHOUT_PROGRESS + 1]
     return max(best[-WITHOUT_PROGRESS + 1 :]) <= max(earlier)
-
-
-def _how_far(outcome: Outcome) -> int:
-    attempt = outcome.attempt
-    return attempt.metric_lines if attempt.step is None else attempt.step

@@ -14,9 +14,9 @@ from ..core.notes import ENDED
 from ..core.run_directory import lock_run_directory
 from ..core.run_ledgers import DECIDED, OVER
 from .attempting import Attempts, Job, put_away
-from .decide import Again, Decision, Done, Stop, Wish, as_recorded, decide, without_room
+from .decide import Again, Decision, Done, Stop, Wish, as_recorded, decide
 from .last_words import exit_reason, write_last_words
-from .outcome import EndedBy, Outcome
+from .outcome import EndedBy, Outcome, as_note
 from .process.shim import become_subreaper
 from .recipe import NoRoom, Recipe, read_recipe
 from .settings import RunSettings
@@ -145,16 +145,7 @@ class Supervisor:
 
     def _tell_outcome(self, outcome: Outcome) -> None:
         attempt = outcome.attempt
-        self._teller.record(
-            OVER,
-            {
-                "attempt": attempt.number, "status": attempt.status, "ended_by": attempt.ended_by.value, "class": outcome.fine,
-                "says": outcome.says, "evidence": list(outcome.evidence), "seconds": round(attempt.seconds, 3),
-                "heals_itself": attempt.heals_itself, "succeeded": outcome.succeeded, "step": attempt.step,
-                "metric_lines": attempt.metric_lines, "goes_on": attempt.goes_on,
-            },
-            step=attempt.step or 0,
-        )  # fmt: skip
+        self._teller.record(OVER, as_note(outcome), step=attempt.step or 0)
         if outcome.succeeded:
             self._teller.say(f"attempt {attempt.number} has finished")
             return
@@ -171,8 +162,7 @@ class Supervisor:
         decision, no_room = decide(self._story, self._settings), ""
         if isinstance(decision, Again) and decision.wish is not Wish.NOTHING:
             no_room = self._change(decision.wish)
-            if no_room:
-                decision = without_room(decision, no_room, self._story, self._settings)
+            decision = decide(self._story, self._settings, no_room) if no_room else decision
         if no_room and isinstance(decision, Again):
             self._teller.say(f"nothing is changed: {no_room}")
         changes = [change.text() for change in self._recipe.changes_since(before)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
 from ..core.discover import discover_patterns
 from ..core.errors import ExitCode
@@ -79,6 +80,50 @@ class Outcome:
     fixes: tuple[str, ...] = ()
     trouble_since_s: float | None = None
     """When it began to go wrong, where that is known: a checkpoint of later is not trusted."""
+
+
+def as_note(outcome: Outcome) -> dict[str, object]:
+    """Return what a ledger keeps of it: all that a decision depends on, and what a person wants to know."""
+    attempt = outcome.attempt
+    return {
+        "attempt": attempt.number, "status": attempt.status, "ended_by": attempt.ended_by.value, "class": outcome.fine,
+        "says": outcome.says, "evidence": list(outcome.evidence), "seconds": round(attempt.seconds, 3),
+        "heals_itself": attempt.heals_itself, "succeeded": outcome.succeeded, "step": attempt.step,
+        "metric_lines": attempt.metric_lines, "goes_on": attempt.goes_on,
+    }  # fmt: skip
+
+
+class IncompleteNote(Exception):
+    """A note of an earlier version, which does not hold all that a decision depends on."""
+
+
+def from_note(note: Mapping[str, object], changes: tuple[str, ...]) -> Outcome:
+    """Return what a ledger has kept, as far as a decision depends on it.
+
+    Raises:
+        IncompleteNote: an entry is missing.
+        TypeError: an entry is of another kind than `as_note` writes.
+        ValueError: it was ended by nobody that is known here.
+
+    """
+    step, status = _entry(note, "step", int | None), _entry(note, "status", int | None)
+    return Outcome(
+        attempt=Attempt(
+            number=_entry(note, "attempt", int), status=status, step=step, changes=changes,
+            ended_by=EndedBy(_entry(note, "ended_by", str)), metric_lines=_entry(note, "metric_lines", int),
+            goes_on=_entry(note, "goes_on", str),
+        ),
+        succeeded=_entry(note, "succeeded", bool), fine=_entry(note, "class", str), says=_entry(note, "says", str),
+    )  # fmt: skip
+
+
+def _entry(note: Mapping[str, object], key: str, kind: Any) -> Any:
+    if key not in note:
+        raise IncompleteNote(key)
+    value = note[key]
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{key} is {value!r}")
+    return value
 
 
 _BY_CODE: dict[int, tuple[str, str]] = {

@@ -287,9 +287,8 @@ class HostCopies(Copies):
 
     def verify(self) -> bool:
         """Say whether the memory still holds what was captured, by hashing it once more."""
-        if not self.is_kept():
+        if not self.is_kept() or not self._settle_within(None):
             return False
-        self._settle_within(None)
         return self._hashes is not None and hashes_at_once(self._slices()) == self._hashes
 
     def is_whole_within(self, seconds: float) -> bool:

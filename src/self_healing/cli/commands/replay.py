@@ -16,9 +16,7 @@ if TYPE_CHECKING:
 def command(
     paths: Annotated[
         list[str],
-        typer.Argument(
-            metavar="PATH...", help="A ledger.jsonl, trainer_state.json, CSV or JSON lines, or a run's folder."
-        ),
+        typer.Argument(metavar="PATH...", help="A ledger, trainer_state.json, CSV or JSON lines, or a run's folder."),
     ],
     overrides: Annotated[
         list[str] | None,
@@ -29,7 +27,10 @@ def command(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Feed recorded metrics to the core and print the incidents and plans it would produce."""
+    """Feed recorded metrics to the core and print the incidents and plans it would produce.
+
+    The ledger of `heal run` (healing/ledger.supervisor.jsonl): decide again what follows each attempt.
+    """
     from ...config import HealingConfig
     from ...core.errors import InputError
     from ..output import show_json, warn
@@ -42,6 +43,7 @@ def command(
             show_json(_as_json(result))
         else:
             _tell(result)
+            _point_to_supervisor(paths[0], result)
         raise typer.Exit(0 if result.healthy else 1)
     results: dict[str, ReplayResult | str] = {}
     for path in paths:
@@ -100,7 +102,15 @@ def _as_json(result: ReplayResult) -> dict[str, object]:
         ],
         "plans": [_plan_json(proposal) for proposal in result.plans],
         "decisions": [
-            {"attempt": d.attempt, "cause": d.cause, "decision": d.decision, "changes": list(d.changes)}
+            {
+                "attempt": d.attempt,
+                "cause": d.cause,
+                "decision": d.decision,
+                "wish": d.wish,
+                "wait_s": d.wait_s,
+                "changes": list(d.changes),
+                "because": d.because,
+            }
             for d in result.decisions
         ],
         "recording": {
@@ -168,6 +178,16 @@ def _tell(result: ReplayResult) -> None:
         show(sentence)
 
 
+def _point_to_supervisor(path: str, result: ReplayResult) -> None:
+    """Say where the other ledger of a run directory is, if another recording of it was chosen."""
+    from ...core.run_directory import supervisor_ledger_path
+    from ..output import show
+
+    other = supervisor_ledger_path(path)
+    if other.is_file() and other != result.path:
+        show(f"heal run has supervised it; what that decided: heal replay {other}")
+
+
 def _headline(result: ReplayResult) -> str:
     runs = "1 run" if result.runs == 1 else f"{result.runs} runs"
     if result.decisions and not result.observations:
@@ -185,6 +205,8 @@ def _plan_row(proposal: Proposal) -> tuple[object, ...]:
 
 def _on_the_replay(result: ReplayResult) -> list[str]:
     said: list[str] = []
+    if result.decisions and result.exact is None and not result.approximate:
+        said.append("Decisions of heal run do not depend on the configuration of the healer (--config, --set).")
     what = "decisions" if result.decisions else "plans"
     if result.exact:
         said.append(f"The replayed {what} equal the recorded ones.")

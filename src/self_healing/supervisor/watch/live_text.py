@@ -37,7 +37,7 @@ class Progress:
     """How far a command has come, as far as its output says."""
 
     step: int | None = None
-    """The furthest that a line or a bar has given; None where nothing gives one."""
+    """The furthest that lines and bars let know, also by counting on from one; None where nothing has given one."""
     metric_lines: int = 0
     nan_lines: int = 0
     """Lines with a loss since the last one whose loss was a number."""
@@ -52,7 +52,7 @@ class Progress:
     def take(self, seen: LogObservation) -> None:
         """Learn from one line of metrics."""
         self.metric_lines += 1
-        if not seen.is_counted:
+        if not seen.has_no_step:
             self.step = max(self.step or 0, seen.signal.step)
         losses = [value for name, value in seen.signal.values.items() if _is_of_training(name)]
         losses = [value for value in losses if not math.isinf(value)]
