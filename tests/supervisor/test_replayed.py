@@ -173,6 +173,17 @@ def test_where_nothing_was_decided_yet_nothing_is_said_to_be_equal(ledger, tmp_p
     assert "ends before it says what follows the last attempt" in told
 
 
+def test_a_ledger_of_an_earlier_version_is_called_that(ledger, tmp_path, capsys):
+    entries = [json.loads(line) for line in ledger.read_text().splitlines()]
+    for entry in entries:
+        for key in ("settings", "no_room", "step", "metric_lines", "goes_on", "succeeded"):
+            entry["body"].pop(key, None)
+    path = tmp_path / "ledger.supervisor.jsonl"
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in entries))
+    assert main(["replay", str(path)]) == 2
+    assert "an earlier version has written this ledger" in capsys.readouterr().err
+
+
 def test_a_folder_with_a_ledger_of_its_own_points_to_the_other_one(ledger, tmp_path, capsys):
     (tmp_path / "healing").mkdir()
     other = supervisor_ledger_path(tmp_path)

@@ -6,7 +6,7 @@ one before has arrived. A loop of torch's own does that, which needs python's lo
 Small chunks go together, and one group of them is asked for while the one before is on its way.
 
 What is staged sets out a little later, because training begins a step by reading a number or two: after that the host
-is not ahead of the device, and what it launches arrives late while the bus is full. Who waits for a snapshot has it sent
+is not ahead of the device, and a copy delays training most (measured; the full bus is our guess at why). Who waits for a snapshot has it sent
 at once, and all of it.
 """
 

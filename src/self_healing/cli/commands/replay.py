@@ -79,7 +79,8 @@ def _replay(path: str, config: HealingConfig | None, overrides: Sequence[str]) -
     except ConfigError as error:  # the user's own was checked before any file was read
         raise InputError(f"{path}: the configuration recorded in it cannot be used here: {error}") from error
     if not (result.observations or result.incidents or result.decisions):
-        raise InputError(f"{path}: holds no observation that could be judged; expected metrics such as step and loss")
+        why = result.approximate[0] if result.approximate else "expected metrics such as step and loss"
+        raise InputError(f"{path}: holds no observation that could be judged; {why}")
     return result
 
 
