@@ -48,10 +48,10 @@ FENCES = {
     "adapters/rollback/checkpoint_care.py": 2,  # a save failed: said in the ledger where it was the disk, else raised again
     "adapters/rollback/data_windows.py": 1,  # a loader fails: its epoch is marked, and the error is raised again
     "adapters/rollback/in_loop.py": 1,  # an exception inside an epoch: an earlier state is returned to, or it is raised again
-    "adapters/trainer/exceptions.py": 1,  # an exception cannot say what it is: that is its message
+    "adapters/exceptions.py": 1,  # an exception cannot say what it is: that is its message
     "adapters/trainer/tracker_runs.py": 3,  # a tracker refuses a run: said in the ledger, and what it raises anew is raised
     "adapters/trainer/trackers.py": 3,  # a report callback failed: said in the ledger and counted, or raised again; its page likewise
-    "adapters/trainer/leaving.py": 2,  # an emergency checkpoint failed: said in the ledger, the first error stays
+    "adapters/ending/leaving.py": 2,  # an emergency checkpoint failed: said in the ledger, the first error stays
     "drills/drill.py": 1,  # a thread of a drill fails: raised again by who waits for it
     "drills/stages.py": 3,  # how a training with a fault ended is what a drill tells; a forked rank ends with its traceback
     "drills/warm.py": 1,  # the child of a fork must not go on as its parent: becomes part of its result
@@ -125,10 +125,27 @@ def test_no_module_imports_a_check():
     assert taken == []
 
 
+LOOPS = {"trainer", "own_loop", "plain_loop"}
+"""The rooms of one kind of loop each; the others of `adapters/` serve all of them."""
+
+
+def test_no_room_that_serves_every_loop_imports_one_of_a_single_kind():
+    rooms = {path for path in (PACKAGE / "adapters").iterdir() if path.is_dir() and path.name not in LOOPS}
+    assert {path.name for path in rooms} >= {"run", "step", "ending", "rollback", "memory", "data", "ranks"}
+    taken = [
+        f"{relative(path)}:{line}"
+        for room in rooms
+        for path in room.rglob("*.py")
+        for line, module in imports(path)
+        if module.startswith("self_healing.adapters.") and module.split(".")[2] in LOOPS
+    ]
+    assert taken == []
+
+
 def is_about_tensors(path: Path) -> bool:
     """Say whether a module may import torch at its top: nothing that starts without a training run imports it."""
     return path.parent in (PACKAGE / "tensors", PACKAGE / "adapters" / "plain_loop") or relative(path) in (
-        "adapters/trainer/step_guard.py", "adapters/trainer/trainer_guard.py", "adapters/plain_torch.py",
+        "adapters/step/step_guard.py", "adapters/trainer/trainer_guard.py", "adapters/plain_torch.py",
         "drills/tiny_loop.py",
     )  # fmt: skip
 

@@ -12,22 +12,8 @@ import self_healing
 pytestmark = pytest.mark.torch
 ADAPTERS = Path(self_healing.__file__).parent / "adapters"
 READ = [
-    *sorted((ADAPTERS / "memory").glob("*.py")),
-    *sorted((ADAPTERS / "rollback").glob("*.py")),
+    *(path for room in ("memory", "rollback", "run", "step", "ending") for path in sorted((ADAPTERS / room).glob("*.py"))),
     *(ADAPTERS / "data" / f"{name}.py" for name in ("bad_records", "bad_rows", "other_data")),
-    *(
-        ADAPTERS / "trainer" / f"{name}.py"
-        for name in (
-            "step_guard",
-            "make_up",
-            "session",
-            "step_intake",
-            "leaving",
-            "raising",
-            "examination",
-            "log_figures",
-        )
-    ),
 ]
 """Modules that read a trainer and serve a loop without one as well."""
 
@@ -44,6 +30,10 @@ ALLOWED = {
     ("trainer", "prediction_step"): "only where an evaluation loop of transformers is in the traceback",
     ("trainer", "callback_handler"): "behind a look whether it is there",
     ("trainer", "_prepare_inputs"): "of data fetched ahead, which is done for the Trainer alone (`fetch_next`)",
+    ("trainer", "_train_batch_size"): "take_half_batches, for a train() that is entered anew; a loop takes smaller pieces",
+    ("trainer.args", "train_batch_size"): "likewise",
+    ("trainer", "_tr_loss"): "behind a look whether it is there",
+    ("trainer.args", "steps_per_generation"): "behind a look whether the trainer generates its data",
     ("trainer.accelerator", "clip_grad_norm_"): "StepGuard.clip, which PlainGuard replaces",
 }
 
@@ -52,7 +42,7 @@ def attributes_read():
     """Yield (file, line, owner, name) for each attribute of a trainer that is read without a default."""
     for path in READ:
         name = path.relative_to(ADAPTERS).as_posix()
-        if name in TRAINER_ONLY_FILES or not path.exists():
+        if name in TRAINER_ONLY_FILES:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):

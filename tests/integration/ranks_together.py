@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from self_healing.adapters.ranks.ranks_of_run import RanksOfRun, States
-from self_healing.adapters.trainer.run_desk import RunDesk
+from self_healing.adapters.run.run_desk import RunDesk
 from self_healing.config import HealingConfig
 from self_healing.core.failure import Mode
 from self_healing.core.goodput import TimeAccount

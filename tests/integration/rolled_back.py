@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from self_healing import HealingConfig
 from self_healing.adapters.rollback.in_loop import RollbackLoop
-from self_healing.adapters.trainer.moves import ReturnTo, RollBackTo
-from self_healing.adapters.trainer.wrapping import Wrapping
+from self_healing.adapters.run.moves import ReturnTo, RollBackTo
 from self_healing.adapters.transformers import SelfHealingTrainer
+from self_healing.adapters.wrapping import Wrapping
 from self_healing.drills.tiny_training import LENGTH, records, tiny_model
 
 from .rehearsed import make_default, make_iterable, make_lora, make_noisy_collator, of_trl, variety

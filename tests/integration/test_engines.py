@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from self_healing import HealingConfig, UnrecoverableError
-from self_healing.adapters.trainer.engines import COMPILED, DEEPSPEED, FSDP1, GRAD_SCALER, Surroundings, engines_of
+from self_healing.adapters.engines import COMPILED, DEEPSPEED, FSDP1, GRAD_SCALER, Surroundings, engines_of
 from self_healing.adapters.trainer.trainer_session import TrainerSession
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes

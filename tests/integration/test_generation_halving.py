@@ -10,7 +10,7 @@ from collections import Counter
 import pytest
 
 from self_healing import HealingConfig, Preempted, SelfHealingTrainer
-from self_healing.adapters.trainer.data_facts import data_facts, differences, fact_names
+from self_healing.adapters.run.data_facts import data_facts, differences, fact_names
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import on_training_forward
 from self_healing.drills.tiny_trl import GENERATING, TINY, share_of_letters

@@ -15,10 +15,10 @@ from self_healing.adapters.rollback.beside_checkpoint import (
     write_beside,
 )
 from self_healing.adapters.rollback.guard_state import GuardState
-from self_healing.adapters.trainer.learning_rate import Ramp
+from self_healing.adapters.step.learning_rate import Ramp
+from self_healing.adapters.step.trl_counters import Counters
+from self_healing.adapters.step.window import MicroBatch, Window
 from self_healing.adapters.trainer.trainer_guard import TrainerGuard
-from self_healing.adapters.trainer.trl_counters import Counters
-from self_healing.adapters.trainer.window import MicroBatch, Window
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.tensors.adagc import AdaGC
 from self_healing.tensors.gate import GradientGate

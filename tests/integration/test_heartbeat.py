@@ -16,7 +16,7 @@ import pytest
 from transformers import TrainerCallback
 
 from self_healing import HealingConfig, SelfHealingCallback, SelfHealingTrainer
-from self_healing.adapters.trainer import heart
+from self_healing.adapters.run import heart
 from self_healing.core.heartbeat import Doing, heartbeat_path, read_heartbeat, read_heartbeats
 from self_healing.drills.disk_faults import CannotMountError, small_disk
 from self_healing.drills.tiny_training import tiny_trainer

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from self_healing.adapters.rollback.in_loop import RollbackLoop
-from self_healing.adapters.trainer.moves import ReturnTo, RollBackTo
-from self_healing.adapters.trainer.wrapping import Wrapping
+from self_healing.adapters.run.moves import ReturnTo, RollBackTo
+from self_healing.adapters.wrapping import Wrapping
 from self_healing.drills.tiny_training import records
 
 from .rehearsed import logged, quick_collections, same, weights  # noqa: F401

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 import pytest
 
 from self_healing import SelfHealingTrainer
-from self_healing.adapters.trainer.killed_attempt import listed_since, reached_at_least
-from self_healing.adapters.trainer.last_attempt import LastAttempt
+from self_healing.adapters.ending.killed_attempt import listed_since, reached_at_least
+from self_healing.adapters.ending.last_attempt import LastAttempt
 from self_healing.drills.tiny_training import tiny_trainer
 
 pytestmark = pytest.mark.torch

@@ -10,8 +10,8 @@ from self_healing.adapters.memory.evaluation_retry import EvaluationRetry
 from self_healing.adapters.memory.memory_history import MemoryHistory, summary
 from self_healing.adapters.memory.micro_batch_retry import MicroBatchRetry
 from self_healing.adapters.memory.saving_retry import SavingRetry, on_cpu
-from self_healing.adapters.trainer.window import MicroBatch
-from self_healing.adapters.trainer.wrapping import Wrapping
+from self_healing.adapters.step.window import MicroBatch
+from self_healing.adapters.wrapping import Wrapping
 from self_healing.core.discover import discover_classes
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_trainer

@@ -15,7 +15,7 @@ from self_healing.adapters.own_loop.batches import LoaderEmptyError
 from self_healing.adapters.own_loop.recognised import has_own_loop, why_only_watched
 from self_healing.adapters.own_loop.update_guard import UpdateGuard
 from self_healing.adapters.own_loop.update_state import UpdateState
-from self_healing.adapters.trainer.wrapping import Wrapping
+from self_healing.adapters.wrapping import Wrapping
 from self_healing.drills.tiny_training import records, tiny_model
 
 pytestmark = pytest.mark.torch

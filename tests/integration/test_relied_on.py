@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import self_healing.adapters
-from self_healing.adapters.trainer.relied_on import ONLY_MEASURED, RELIED_ON, installed, missing_names
+from self_healing.adapters.relied_on import ONLY_MEASURED, RELIED_ON, installed, missing_names
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger

@@ -10,8 +10,8 @@ import pytest
 
 from self_healing import HealingConfig
 from self_healing.actions.raise_kl_penalty import RaiseKlPenalty
-from self_healing.adapters.trainer.abilities import TrainerAbilities
-from self_healing.adapters.trainer.learning_rate import LearningRateScale
+from self_healing.adapters.run.abilities import TrainerAbilities
+from self_healing.adapters.step.learning_rate import LearningRateScale
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.errors import ActionFailed
 from self_healing.drills.tiny_training import tiny_model

@@ -8,7 +8,7 @@ import math
 import pytest
 
 from self_healing import HealingConfig
-from self_healing.adapters.trainer.step_buffers import StepBuffers
+from self_healing.adapters.step.step_buffers import StepBuffers
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes
 from self_healing.drills.fault import Fault

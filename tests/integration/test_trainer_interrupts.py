@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from self_healing import HealingConfig, UnrecoverableError
-from self_healing.adapters.trainer.checkpoint_folders import newest_usable
+from self_healing.adapters.run.checkpoint_folders import newest_usable
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_trainer
 

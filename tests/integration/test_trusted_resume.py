@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 
-from self_healing.adapters.trainer.wrapping import Wrapping
+from self_healing.adapters.wrapping import Wrapping
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.snapshots.disk_tier import DiskTier
 from self_healing.snapshots.manifest import FILE_NAME, promote, read_manifest

@@ -13,7 +13,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import pytest
 
 from self_healing.adapters.memory.micro_batch_retry import MicroBatchRetry
-from self_healing.adapters.trainer.window import MicroBatch
+from self_healing.adapters.step.window import MicroBatch
 
 
 @pytest.fixture(autouse=True, scope="module")

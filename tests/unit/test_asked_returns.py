@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from self_healing.actions.roll_back import RollBack
-from self_healing.adapters.trainer.moves import PendingMove, Resume, ReturnTo, Stop
+from self_healing.adapters.run.moves import PendingMove, Resume, ReturnTo, Stop
 from self_healing.core.action import rung
 from self_healing.core.capability import ReturnAsked
 from self_healing.core.ledger import read_ledger

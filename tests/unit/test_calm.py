@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from self_healing.adapters.trainer.calm import MEMORY, Calm
+from self_healing.adapters.run.calm import MEMORY, Calm
 
 
 @pytest.fixture

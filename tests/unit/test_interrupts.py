@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from self_healing.adapters.trainer.interrupts import Interrupts
+from self_healing.adapters.ending.interrupts import Interrupts
 
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
@@ -94,7 +94,7 @@ def test_a_run_that_nobody_has_closed_is_not_taken_for_a_handler_of_the_program(
 def test_a_signal_that_comes_after_the_runs_ends_the_process():
     script = """
 import os, signal, time
-from self_healing.adapters.trainer.interrupts import Interrupts
+from self_healing.adapters.ending.interrupts import Interrupts
 runs = [Interrupts([signal.SIGTERM]) for _ in range(2)]
 for run in runs:
     run.install()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from self_healing.adapters.trainer.data_facts import differences
-from self_healing.adapters.trainer.last_attempt import last_attempt, that_tells
+from self_healing.adapters.ending.last_attempt import last_attempt, that_tells
+from self_healing.adapters.run.data_facts import differences
 from self_healing.core.ledger import Ledger
 
 

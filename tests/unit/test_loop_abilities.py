@@ -8,8 +8,8 @@ import pytest
 
 from self_healing.actions.rewarm_learning_rate import RewarmLearningRate
 from self_healing.actions.tighten_clipping import TightenClipping
-from self_healing.adapters.trainer.abilities import LoopAbilities
-from self_healing.adapters.trainer.learning_rate import LearningRateScale
+from self_healing.adapters.run.abilities import LoopAbilities
+from self_healing.adapters.step.learning_rate import LearningRateScale
 
 
 def loop(**args):

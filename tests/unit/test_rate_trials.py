@@ -7,7 +7,7 @@ import math
 import pytest
 
 from self_healing.actions.try_learning_rate import TryLearningRate
-from self_healing.adapters.trainer.learning_rate import MOST, LearningRateScale
+from self_healing.adapters.step.learning_rate import MOST, LearningRateScale
 from self_healing.adapters.trainer.preference_pairs import MOST_PAIRS, pair_facts
 from self_healing.causes.preference_pairs_alike import PreferencePairsAlike
 from self_healing.core.capability import capabilities_of

@@ -11,7 +11,7 @@ import pytest
 
 from self_healing.adapters.data.quarantine import Limit
 from self_healing.adapters.data.trainer_data import TrainerData
-from self_healing.adapters.trainer.interrupts import Interrupts
+from self_healing.adapters.ending.interrupts import Interrupts
 from self_healing.core.failure import Effect
 
 

@@ -10,7 +10,7 @@ import pytest
 from self_healing.adapters.ranks.ranks_of_run import RanksOfRun
 from self_healing.adapters.ranks.shared_abilities import SharedAbilities
 from self_healing.adapters.ranks.trainer_ranks import TrainerRanks
-from self_healing.adapters.trainer.run_desk import RunDesk
+from self_healing.adapters.run.run_desk import RunDesk
 from self_healing.config import HealingConfig
 from self_healing.core.capability import capabilities_of
 from self_healing.core.errors import RanksParted

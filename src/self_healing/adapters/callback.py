@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 from ..core.errors import UnrecoverableError
 from ..core.failure import FailureType, Mode
 from ..core.goodput import Spending, TimeAccount
+from .ending.exit_codes import end_with
 from .given import given_config
-from .trainer.abilities import LoopAbilities
-from .trainer.exit_codes import end_with
-from .trainer.learning_rate import LearningRateScale
-from .trainer.reflexes import Reflex
-from .trainer.run_desk import RunDesk, facts_of_run
+from .run.abilities import LoopAbilities
+from .run.reflexes import Reflex
+from .run.run_desk import RunDesk, facts_of_run
+from .step.learning_rate import LearningRateScale
 
 if TYPE_CHECKING:
     from ..config import HealingConfig

@@ -18,6 +18,16 @@ from ..core.errors import DeviceLost, UnrecoverableError, give_up, say_given_up
 from ..core.failure import Mode
 from ..core.goodput import TimeAccount
 from ..core.run_directory import DRILL
+from .ending.device_errors import is_device_lost
+from .ending.leaving import (
+    answer_interrupt,
+    asked_to_end,
+    is_put_down_to,
+    leave_as_asked,
+    lose_device,
+)
+from .ending.raising import raised
+from .exceptions import came_from_a_callback, is_pruning
 from .given import given_config, given_trainer
 from .own_loop.recognised import has_own_loop
 from .own_loop.train import train_own_loop
@@ -25,14 +35,10 @@ from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .rehearsal.trainer_check import check_trainer
 from .rollback.going_on import GoingOn
 from .rollback.left_state import StateDoesNotFitError
-from .trainer.device_errors import is_device_lost
-from .trainer.exceptions import came_from_a_callback, is_pruning
-from .trainer.leaving import answer_interrupt, asked_to_end, is_put_down_to, leave_as_asked, lose_device
-from .trainer.log_figures import GOODPUT
-from .trainer.moves import LeaveLoop, Resume, ReturnTo, RollBackTo
-from .trainer.raising import raised
+from .run.log_figures import GOODPUT
+from .run.moves import LeaveLoop, Resume, ReturnTo, RollBackTo
 from .trainer.trainer_session import TrainerSession
-from .trainer.wrapping import Wrapping
+from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ..config import HealingConfig

@@ -51,8 +51,8 @@ def checks() -> Mapping[str, type[Check]]:
 
 def offered(action: type[Action]) -> bool:
     """Say whether any adapter's run can do what an action asks, or does it at once by itself."""
-    from ..adapters.trainer.abilities import TrainerAbilities
-    from ..adapters.trainer.reflexes import AT_ONCE
+    from ..adapters.run.abilities import TrainerAbilities
+    from ..adapters.run.reflexes import AT_ONCE
 
     return action.needs is None or action.name() in AT_ONCE or issubclass(TrainerAbilities, action.needs)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from self_healing import ConfigError
-from self_healing.adapters.trainer.checkpoint_folders import CheckpointFolder, newest_usable
+from self_healing.adapters.run.checkpoint_folders import CheckpointFolder, newest_usable
 from self_healing.snapshots.disk_tier import DiskTier
 from self_healing.snapshots.manifest import describe, promote, read_manifest, write_manifest
 from self_healing.snapshots.resume import Chosen, choose, resolve

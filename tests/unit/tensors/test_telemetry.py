@@ -51,7 +51,9 @@ def test_pushing_and_polling_do_not_wait(no_host_waits):
 def test_on_a_gpu_nothing_is_ready_before_it_is_and_nothing_waits():
     ring = TelemetryRing(4)
     busy = torch.randn(8192, 8192, device="cuda")
-    ring.push(0, torch.full((6,), 0.0, device="cuda") + (busy @ busy)[0, :6])  # a kernel's first use waits for the device
+    ring.push(
+        0, torch.full((6,), 0.0, device="cuda") + (busy @ busy)[0, :6]
+    )  # a kernel's first use waits for the device
     ring.drain()
     torch.cuda.synchronize()
     torch.cuda.set_sync_debug_mode("error")

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 from ...core.failure import FailureType
-from ..trainer.exceptions import text_of
-from ..trainer.reflexes import Reflex
-from ..trainer.wrapping import Wrapping
+from ..exceptions import text_of
+from ..run.reflexes import Reflex
+from ..wrapping import Wrapping
 from .delivery import Deliver, Inbox
 from .network import Retries, network_reflex
 from .quarantine import MOST_NAMED, BadRecord, Limit, Quarantine, TooManyBadRecords, content_hash, fingerprint

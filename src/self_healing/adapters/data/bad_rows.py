@@ -16,13 +16,13 @@ from ..family import family_of, forget_offloaded, names_in_all
 from ..memory.adding_up import IGNORED
 from ..memory.batch_cuts import Layout, layout_of
 from ..memory.memory_errors import phase_of
-from ..trainer.trl_counters import Counters
+from ..step.trl_counters import Counters
 from .data_errors import may_be_the_record
 from .other_data import device_works, is_like, raised_by
 
 if TYPE_CHECKING:
-    from ..trainer.make_up import MakeUp
-    from ..trainer.window import MicroBatch
+    from ..step.make_up import MakeUp
+    from ..step.window import MicroBatch
 
 MOST_TRIALS = 64
 """Passes over parts of a batch that the search for bad rows may take."""

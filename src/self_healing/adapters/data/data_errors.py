@@ -6,7 +6,7 @@ import errno
 
 from ...core.cause import Pattern
 from ...patterns import cuda_memory, filesystem, gpu_hardware, host_memory, shared_memory
-from ..trainer.exceptions import is_known_to
+from ..exceptions import is_known_to
 from .network import may_pass
 
 _BUGS = (ImportError, NameError, NotImplementedError, SyntaxError)

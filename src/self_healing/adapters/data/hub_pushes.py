@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 from .network import Retries, may_pass
 
 NEVER = float("inf")

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ...actions.retry_later import RetryLater
 from ...core.failure import FailureType
 from ...patterns.hub_and_network import PATTERNS
-from ..trainer.exceptions import chain, name_of
-from ..trainer.reflexes import Reflex
+from ..exceptions import chain, name_of
+from ..run.reflexes import Reflex
 
 if TYPE_CHECKING:
-    from ..trainer.interrupts import Interrupts
+    from ..ending.interrupts import Interrupts
 
 LOOK_UP_S = 0.5
 """How often a wait for the network looks whether the run is asked to end."""

@@ -10,13 +10,13 @@ import traceback
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..exceptions import describe
 from ..family import names_in_all
-from ..trainer.exceptions import describe
-from ..trainer.trl_counters import Counters
+from ..step.trl_counters import Counters
 from .data_errors import may_be_the_record
 
 if TYPE_CHECKING:
-    from ..trainer.step_guard import StepGuard
+    from ..step.step_guard import StepGuard
 
 NOTE = "self-healing: other data fail in the same way"
 """How the remark on the exception begins; the catalogue of patterns knows it."""

@@ -24,7 +24,7 @@ import xxhash
 from ...core.errors import SelfHealingError
 from ...core.run_directory import healing_folder
 from ...core.secrets import Masker, strip_control
-from ..trainer.exceptions import text_of
+from ..exceptions import text_of
 
 logger = logging.getLogger("self_healing.data")
 

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
-from ..trainer.exceptions import text_of
+from ..exceptions import text_of
 from .culprits import Trial, collated, failing_alone, odd_ones_out, trial_of
 from .data_errors import may_be_the_record
 from .delivery import Deliver

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..trainer.exceptions import text_of
+from ..exceptions import text_of
 from .data_errors import may_be_the_record
 from .network import Retries
 from .quarantine import BadRecord, Limit, NoUsableRecord, TooManyBadRecords, bad_record, content_hash, too_many

@@ -19,8 +19,8 @@ from typing import Any
 
 from ...core.failure import FailureType
 from ..family import names_in_all
-from ..trainer.reflexes import Reflex
-from ..trainer.wrapping import Wrapping
+from ..run.reflexes import Reflex
+from ..wrapping import Wrapping
 from .network import Retries, may_pass
 
 TRIES = 3

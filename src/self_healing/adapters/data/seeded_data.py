@@ -14,7 +14,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 
 DEEPEST = 6
 MOST_ENTRIES = 64

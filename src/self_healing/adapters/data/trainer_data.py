@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from ...core.failure import Effect
-from ..trainer.interrupts import Interrupts
-from ..trainer.reflexes import Reflex
+from ..ending.interrupts import Interrupts
+from ..run.reflexes import Reflex
 from .bad_records import BadRecordGuard
 from .hub_pushes import HubPushes
 from .network import Retries, network_reflex, wait_unless_asked_to_end

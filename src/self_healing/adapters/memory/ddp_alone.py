@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 
 
 class DdpAlone:
@@ -52,7 +52,7 @@ class DdpAlone:
 
 def why_not_alone(trainer: Any, *, shares_gradients: bool, phase: str) -> str | None:
     """Say why one of several processes cannot run a micro-batch again by itself; None where it can."""
-    from ..trainer.engines import PLAIN
+    from ..engines import PLAIN
     from .known_losses import definer_of_loss
 
     accelerator = trainer.accelerator

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from ..trainer.trl_counters import Counters, metric_lists
-from ..trainer.wrapping import Wrapping
+from ..step.trl_counters import Counters, metric_lists
+from ..wrapping import Wrapping
 from .batch_cuts import Layout, Weight, shape_of
 from .known_losses import LossRule, loss_rule
 from .loss_in_pieces import CannotSplitError

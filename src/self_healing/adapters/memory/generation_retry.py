@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..family import names_in_all
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 from .batch_cuts import Layout, layout_of
 from .memory_errors import RETRIABLE, is_out_of_memory, let_go
 from .memory_events import EventKind, MemoryEvent

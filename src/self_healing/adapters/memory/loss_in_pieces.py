@@ -12,8 +12,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from ..family import family_of
-from ..trainer.trl_counters import Counters
-from ..trainer.wrapping import Wrapping
+from ..step.trl_counters import Counters
+from ..wrapping import Wrapping
 from .batch_cuts import Weight
 from .gradient_marks import GradientMarks, SetAside
 from .known_losses import LossRule, loss_rule

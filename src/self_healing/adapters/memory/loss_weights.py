@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from ..trainer.trl_counters import Counters
+from ..step.trl_counters import Counters
 from .adding_up import AddingUp, are_alike, best_pair, thinned, ways_to_add_up
 from .batch_cuts import Layout, Weight
 from .memory_errors import RETRIABLE, is_out_of_memory

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.failure import FailureType
-from ..trainer.reflexes import Reflex
-from ..trainer.wrapping import Wrapping
+from ..run.reflexes import Reflex
+from ..wrapping import Wrapping
 from .evaluation_retry import EvaluationRetry
 from .generation_retry import GenerationRetry
 from .memory_events import MemoryEvent

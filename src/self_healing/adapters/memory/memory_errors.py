@@ -7,7 +7,7 @@ import traceback
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
-from ..trainer.exceptions import chain, is_known_to
+from ..exceptions import chain, is_known_to
 
 if TYPE_CHECKING:
     from ...core.cause import Pattern

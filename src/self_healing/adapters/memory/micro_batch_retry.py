@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from ..family import forget_offloaded
-from ..trainer.trl_counters import Counters, count_again
-from ..trainer.window import MicroBatch
-from ..trainer.wrapping import Wrapping
+from ..step.trl_counters import Counters, count_again
+from ..step.window import MicroBatch
+from ..wrapping import Wrapping
 from .batch_cuts import shape_of
 from .checkpointing import checkpointing, why_not_checkpointing
 from .ddp_alone import DdpAlone, why_not_alone

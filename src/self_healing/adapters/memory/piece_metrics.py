@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..family import Family
-from ..trainer.trl_counters import Counters, count_again
+from ..step.trl_counters import Counters, count_again
 
 
 class PieceMetrics:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 from .memory_errors import RETRIABLE, is_out_of_memory, let_go
 from .memory_events import MemoryEvent
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.capability import ReturnAsked
 from ...core.errors import ActionFailed
-from ..trainer.abilities import LoopAbilities
-from ..trainer.moves import ReturnTo
+from ..run.abilities import LoopAbilities
+from ..run.moves import ReturnTo
 
 if TYPE_CHECKING:
     from .batches import Batches

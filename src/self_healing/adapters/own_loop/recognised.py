@@ -6,7 +6,7 @@ import inspect
 from functools import reduce
 from typing import Any
 
-from ..trainer.engines import SEVERAL_PROCESSES, engines_of
+from ..engines import SEVERAL_PROCESSES, engines_of
 
 NEEDED = (
     ("dataloader", "to give an update its batch again"),

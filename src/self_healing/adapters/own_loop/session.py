@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from ...core.failure import FailureType, Mode
 from ...core.goodput import Spending, TimeAccount
 from ...core.signal import Raised, SnapshotDropped, SnapshotTaken
+from ..ending.interrupts import interrupts_of
+from ..exceptions import describe
 from ..memory.memory_errors import RETRIABLE, is_out_of_memory, let_go
-from ..trainer.exceptions import describe
-from ..trainer.interrupts import interrupts_of
-from ..trainer.log_figures import GOODPUT
+from ..run.log_figures import GOODPUT
+from ..run.moves import ReturnTo
+from ..run.reflexes import Reflex
+from ..run.run_desk import RunDesk, facts_of_run
+from ..run.time_spent import TimeSpent
 from ..trainer.logged_health import LoggedHealth
-from ..trainer.moves import ReturnTo
-from ..trainer.reflexes import Reflex
-from ..trainer.run_desk import RunDesk, facts_of_run
-from ..trainer.time_spent import TimeSpent
 from ..trainer.trackers import TrackerFence
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 from .abilities import OwnLoopAbilities
 from .batches import Batches
 from .recognised import why_only_watched

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import Preempted, UnrecoverableError, give_up
 from ...core.failure import Mode
+from ..ending.device_errors import is_device_lost
+from ..exceptions import came_from_a_callback, is_pruning
 from ..memory.memory_errors import is_out_of_memory, let_go
 from ..rollback.memory_snapshots import SnapshotDamagedError
-from ..trainer.device_errors import is_device_lost
-from ..trainer.exceptions import came_from_a_callback, is_pruning
 from .batches import LoaderEmptyError
 from .session import LeaveUpdate, OwnLoopSession
 from .update_guard import UnsoundUpdate

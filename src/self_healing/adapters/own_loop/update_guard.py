@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..trainer.engines import has_scaler
-from ..trainer.learning_rate import LearningRateScale
-from ..trainer.wrapping import Wrapping
+from ..engines import has_scaler
+from ..step.learning_rate import LearningRateScale
+from ..wrapping import Wrapping
 
 if TYPE_CHECKING:
     from torch import Tensor

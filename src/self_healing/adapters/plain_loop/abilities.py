@@ -8,7 +8,7 @@ from typing import Any
 from ...core.capability import ReturnAsked
 from ...core.errors import ActionFailed
 from ..rollback.abilities import RollbackAbilities
-from ..trainer.abilities import TrainerAbilities
+from ..run.abilities import TrainerAbilities
 
 
 class _WrittenLoop(TrainerAbilities):

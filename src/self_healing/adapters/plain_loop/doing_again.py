@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING
 from ...core.errors import ActionFailed
 from ...core.failure import FailureType
 from ..data.network import Retries, may_pass
+from ..exceptions import text_of
 from ..memory.memory_errors import is_out_of_memory, let_go
-from ..trainer.exceptions import text_of
-from ..trainer.reflexes import Reflex
-from ..trainer.window import Window
+from ..run.reflexes import Reflex
+from ..step.window import Window
 from .plain_guard import can_be_run
 
 if TYPE_CHECKING:

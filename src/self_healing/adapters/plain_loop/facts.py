@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from ...core.signal import Fact
-from ..trainer.data_facts import data_facts
+from ..run.data_facts import data_facts
 from .stand_in import LoopStandIn
 
 

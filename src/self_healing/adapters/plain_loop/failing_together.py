@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ...core.failure import FailureType
+from ..exceptions import text_of
 from ..memory.memory_errors import is_out_of_memory, let_go
 from ..ranks.sharded_reset import reset_after_failure, why_not_reset
-from ..trainer.exceptions import text_of
-from ..trainer.reflexes import Reflex
-from ..trainer.window import Window
+from ..run.reflexes import Reflex
+from ..step.window import Window
 from .plain_guard import can_be_run
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from ...core.errors import UnrecoverableError, give_up
 from ...core.failure import Mode
 from ..data.network import wait_unless_asked_to_end
 from ..data.trainer_data import TrainerData
-from ..trainer.leaving import leave_as_asked
-from ..trainer.moves import ReturnTo, RollBackTo
-from ..trainer.session import Session
+from ..ending.leaving import leave_as_asked
+from ..run.moves import ReturnTo, RollBackTo
+from ..run.session import Session
 from .doing_again import DoingAgain
 from .loop_returns import LoopReturns, Stood
 from .plain_guard import PlainGuard

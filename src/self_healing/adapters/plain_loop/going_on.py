@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import ConfigError
 from ...core.failure import Mode
+from ..engines import Surroundings
 from ..rollback.going_on import GoingOn
 from ..rollback.left_state import StateDoesNotFitError
-from ..trainer.engines import Surroundings
 from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
 from .going_on_together import attempt_before, bring_to, enter_together, goes_on
 from .session import PlainSession

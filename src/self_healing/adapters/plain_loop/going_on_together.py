@@ -18,16 +18,16 @@ from ...core.run_directory import launch_of, ledger_path
 from ...snapshots.resume import AUTO, choose
 from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
+from ..ending.last_attempt import last_attempt, that_tells
 from ..rollback.left_state import LeftState, StateDoesNotFitError, StateLostError
 from ..rollback.shared_states import place_from
-from ..trainer.last_attempt import last_attempt, that_tells
 from .checkpoints import CheckpointDoesNotFitError, load_checkpoint
 from .loop_returns import Entry, Light
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
+    from ..ending.last_attempt import LastAttempt
     from ..ranks.sharded_checkpoint import Loaded
-    from ..trainer.last_attempt import LastAttempt
     from .session import PlainSession
     from .stand_in import LoopStandIn
 

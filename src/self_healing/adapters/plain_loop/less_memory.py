@@ -10,16 +10,16 @@ import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ..ending.last_attempt import LESSONS
 from ..memory.adding_up import are_alike, ways_to_add_up
 from ..memory.batch_cuts import Layout, Weight
 from ..memory.loss_weights import WeightFinder, explains_losses, joined_rows, left_as_it_was
 from ..memory.memory_errors import is_out_of_memory
 from ..memory.memory_plan import Shape, Tactic
-from ..trainer.last_attempt import LESSONS
 
 if TYPE_CHECKING:
     from ..ranks.side_group import SideGroup
-    from ..trainer.window import Window
+    from ..step.window import Window
     from .session import PlainSession
 
 

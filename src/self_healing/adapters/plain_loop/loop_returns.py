@@ -18,8 +18,8 @@ from ..rollback.left_state import LeftState
 from ..rollback.memory_snapshots import Snapshot
 from ..rollback.restart import EpochStart, NoRestart
 from ..rollback.state_returns import StateReturns
-from ..trainer.moves import ReturnTo
-from ..trainer.window import Window
+from ..run.moves import ReturnTo
+from ..step.window import Window
 from .end_marks import EndMarks, blocks_of
 
 

@@ -15,12 +15,12 @@ from ...tensors.gate import GradientGate
 from ...tensors.norms import Norms
 from ...tensors.random_state import RandomState, devices_of, draws_on
 from ...tensors.skip import SkippingOptimizer
-from ..trainer.engines import has_scaler
-from ..trainer.loss_sum import LossSum
-from ..trainer.step_guard import StepGuard
-from ..trainer.trl_counters import Counters
-from ..trainer.window import MicroBatch, Window
-from ..trainer.wrapping import Wrapping
+from ..engines import has_scaler
+from ..step.loss_sum import LossSum
+from ..step.step_guard import StepGuard
+from ..step.trl_counters import Counters
+from ..step.window import MicroBatch, Window
+from ..wrapping import Wrapping
 from .stand_in import LoopStandIn, LossSource
 
 WANTS_A_FIGURE = "ReduceLROnPlateau.step wants a figure that only the loop has: use guard(..., steps_scheduler=False) and step it there"

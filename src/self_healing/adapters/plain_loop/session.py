@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import say_given_up
 from ...core.failure import Mode
 from ...core.goodput import TimeAccount
+from ..ending.device_errors import is_device_lost
+from ..ending.leaving import answer_interrupt, lose_device
+from ..ending.raising import raised
+from ..engines import Surroundings
 from ..memory.memory_errors import let_go
 from ..rollback.rollback_care import RollbackCare
-from ..trainer.device_errors import is_device_lost
-from ..trainer.engines import Surroundings
-from ..trainer.gradient_gate import gate_of
-from ..trainer.leaving import answer_interrupt, lose_device
-from ..trainer.make_up import AppliedStep
-from ..trainer.raising import raised
-from ..trainer.run_desk import RunDesk
-from ..trainer.time_spent import TimeSpent
-from ..trainer.window import Window
+from ..run.run_desk import RunDesk
+from ..run.time_spent import TimeSpent
+from ..step.gradient_gate import gate_of
+from ..step.make_up import AppliedStep
+from ..step.window import Window
 from .abilities import KINDS, KINDS_TOGETHER
 from .doing_again import DoingAgain
 from .facts import facts_of_loop
@@ -37,7 +37,7 @@ from .together import NOT_TOGETHER, LoopRanks
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from ..trainer.last_attempt import LastAttempt
+    from ..ending.last_attempt import LastAttempt
 
 logger = logging.getLogger("self_healing.loop")
 

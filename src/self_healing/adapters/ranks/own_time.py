@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 
 
 class OwnTime:

@@ -19,14 +19,14 @@ from ...core.errors import ExitCode, RanksParted
 from ...core.run_directory import healing_folder
 from ...core.voting import VOTE_EVERY, Decision, Report, Voting
 from ...detectors.rank_straggling import RATIO, SLOWEST
-from ..trainer.exit_codes import end_with
+from ..ending.exit_codes import end_with
 from .collective_check import CollectiveCheck
 from .gloo_transport import GlooTransport
 from .side_group import PATIENCE_S, SideGroup
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from ..trainer.run_desk import RunDesk
+    from ..run.run_desk import RunDesk
 
 
 @dataclass(kw_only=True)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ...config import HealingConfig
     from ...core.voting import Decision
     from ..rollback.state_keeper import StateKeeper
-    from ..trainer.run_desk import RunDesk
+    from ..run.run_desk import RunDesk
 
 
 class SessionRanks:

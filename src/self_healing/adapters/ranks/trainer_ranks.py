@@ -10,8 +10,8 @@ from .shared_abilities import SharedAbilities
 
 if TYPE_CHECKING:
     from ..rollback.state_keeper import StateKeeper
-    from ..trainer.run_desk import RunDesk
-    from ..trainer.wrapping import Wrapping
+    from ..run.run_desk import RunDesk
+    from ..wrapping import Wrapping
 
 
 class TrainerRanks(SessionRanks):

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...core.errors import ConfigError, UnrecoverableError
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 from .dry_run_checks import check_data, check_device, check_disk, check_evaluation, check_steps
 from .dry_run_report import DryRunReport, Problem, most_checkpoints, problem_of
 from .dry_run_save import rehearse_save

@@ -11,7 +11,7 @@ from ...core.discover import discover_patterns
 from ...core.failure import FailureType, Severity
 from ...core.history import History
 from ...core.incident import Incident
-from ..trainer.exceptions import describe
+from ..exceptions import describe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

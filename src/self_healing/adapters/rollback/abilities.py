@@ -8,9 +8,9 @@ from typing import Any
 
 from ...core.capability import ReturnAsked
 from ...core.errors import ActionFailed
-from ..trainer.abilities import TrainerAbilities
-from ..trainer.learning_rate import LearningRateScale
-from ..trainer.moves import Resume, ReturnTo
+from ..run.abilities import TrainerAbilities
+from ..run.moves import Resume, ReturnTo
+from ..step.learning_rate import LearningRateScale
 from .state_keeper import StateKeeper
 
 

@@ -20,7 +20,7 @@ from .guard_state import GuardState
 from .trainer_capture import counted_names, put_count_back
 
 if TYPE_CHECKING:
-    from ..trainer.step_guard import StepGuard
+    from ..step.step_guard import StepGuard
 
 FILE_NAME = "healing_state.json"
 TENSORS = "healing_state.safetensors"

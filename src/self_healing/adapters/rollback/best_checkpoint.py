@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...snapshots.verdicts import SavedState
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 
 
 @contextmanager

@@ -17,16 +17,16 @@ from ...core.failure import FailureType
 from ...core.incident import Incident
 from ...snapshots.disk_tier import DiskTier
 from ...snapshots.verdicts import StateVerdict
-from ..trainer.reflexes import Reflex
-from ..trainer.wrapping import Wrapping
+from ..run.reflexes import Reflex
+from ..wrapping import Wrapping
 from .beside_checkpoint import CannotReadError, counts_of, put_back, remove_where_alone, write_beside
 from .best_checkpoint import keeping_all_checkpoints, name_a_best_that_is_there
 from .guard_state import GuardState
 from .harm import is_unhealthy, may_have_harmed
 
 if TYPE_CHECKING:
-    from ..trainer.run_desk import RunDesk
-    from ..trainer.step_guard import StepGuard
+    from ..run.run_desk import RunDesk
+    from ..step.step_guard import StepGuard
 
 logger = logging.getLogger("self_healing.rollback")
 

@@ -20,14 +20,14 @@ from ...snapshots.manifest import step_of
 from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, resolve
 from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
-from ..trainer.data_facts import data_facts, differences, recipe_differences
-from ..trainer.engines import Surroundings
-from ..trainer.last_attempt import LastAttempt, last_attempt, that_tells
+from ..ending.last_attempt import LastAttempt, last_attempt, that_tells
+from ..engines import Surroundings
+from ..run.data_facts import data_facts, differences, recipe_differences
 from .left_state import LeftState, StateDoesNotFitError, StateLostError
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from ..trainer.session import Session
+    from ..run.session import Session
 
 Wanted = str | bool | Path | None
 

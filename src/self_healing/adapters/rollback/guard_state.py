@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from ..trainer.learning_rate import Ramp
-from ..trainer.trl_counters import Counters
-from ..trainer.window import MicroBatch, Window
+from ..step.learning_rate import Ramp
+from ..step.trl_counters import Counters
+from ..step.window import MicroBatch, Window
 
 if TYPE_CHECKING:
     from ...tensors.copies import Copies
-    from ..trainer.step_guard import StepGuard
+    from ..step.step_guard import StepGuard
 
 
 class GuardState:

@@ -15,8 +15,8 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from ..trainer.moves import ReturnTo, RollBackTo
-from ..trainer.wrapping import Wrapping
+from ..run.moves import ReturnTo, RollBackTo
+from ..wrapping import Wrapping
 from .data_windows import Batches, EpochData
 from .old_loop import OldLoop
 from .restart import MemoryRestart, Returning

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import SelfHealingError
 from ...snapshots.shared_folder import SharedMemoryError
 from ..family import followed_reference, weights_were_changed
-from ..trainer.data_facts import data_facts, differences
+from ..run.data_facts import data_facts, differences
 from .guard_state import GuardState
 from .shared_states import place_from
 from .trainer_capture import counted_names, put_count_back, with_state
 
 if TYPE_CHECKING:
     from ...snapshots.shared_reader import PublishedState
-    from ..trainer.step_guard import StepGuard
+    from ..step.step_guard import StepGuard
 
 OF_THIS_TRAINER = frozenset({
     "max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps", "train_batch_size", "trial_name",

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...tensors.host_memory import Backing
     from ...tensors.host_slot import HostCopies, HostSlot
     from ...tensors.state import Captured
-    from ..trainer.step_guard import StepGuard
+    from ..step.step_guard import StepGuard
     from .data_windows import Place
     from .trainer_capture import TrainerCapture
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 
 if TYPE_CHECKING:
     from .data_windows import EpochData

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.run_directory import healing_folder
-from ..trainer.wrapping import Wrapping
+from ..wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
-    from ..trainer.moves import ReturnTo
+    from ..run.moves import ReturnTo
     from .data_windows import EpochData, Place
     from .left_state import LeftState
     from .memory_snapshots import Snapshot

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.failure import FailureType, Severity
 from ...core.incident import Incident
-from ..trainer.abilities import TrainerAbilities
-from ..trainer.checkpoint_folders import newest_usable
-from ..trainer.moves import ReturnTo
-from ..trainer.wrapping import Wrapping
+from ..run.abilities import TrainerAbilities
+from ..run.checkpoint_folders import newest_usable
+from ..run.moves import ReturnTo
+from ..wrapping import Wrapping
 from .abilities import RollbackAbilities
 from .in_loop import RollbackLoop
 from .left_state import LeftState, facts_for_takeover
@@ -22,10 +22,10 @@ from .state_returns import Arrival, StateReturns
 if TYPE_CHECKING:
     from ...config import HealingConfig
     from ...snapshots.verdicts import StateVerdict
-    from ..trainer.make_up import AppliedStep
-    from ..trainer.run_desk import RunDesk
-    from ..trainer.step_guard import StepGuard
-    from ..trainer.step_reading import StepReading
+    from ..run.run_desk import RunDesk
+    from ..step.make_up import AppliedStep
+    from ..step.step_guard import StepGuard
+    from ..step.step_reading import StepReading
     from .checkpoint_care import CheckpointCare
 
 

@@ -11,8 +11,8 @@ from ...core.incident import Incident
 from ...core.signal import Signal, SnapshotDropped, SnapshotTaken
 from ...snapshots.audit import Finding
 from ...snapshots.verdicts import Condition, SavedState, StateVerdict, verdict_when_taken
-from ..trainer.device_errors import is_device_lost
-from ..trainer.moves import ReturnTo
+from ..ending.device_errors import is_device_lost
+from ..run.moves import ReturnTo
 from .best_checkpoint import keeping_all_checkpoints
 from .first_losses import FirstLosses
 from .furthest import furthest_sound
@@ -25,7 +25,7 @@ from .state_returns import Arrival, StateReturns
 from .state_schedule import MOST_SLOTS, NoRoomError, ScheduleSettings, StateSchedule, place_for
 
 if TYPE_CHECKING:
-    from ..trainer.step_guard import StepGuard
+    from ..step.step_guard import StepGuard
 
 
 class Settings(ScheduleSettings, Protocol):

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..trainer.moves import ReturnTo, RollBackTo
+from ..run.moves import ReturnTo, RollBackTo
 from .data_windows import DataWindows, EpochData, Place
 from .guard_state import is_settled
 from .memory_snapshots import MemorySnapshots, Snapshot, SnapshotDamagedError, oldest
 from .restart import NoRestart
 
 if TYPE_CHECKING:
-    from ..trainer.step_guard import StepGuard
-    from ..trainer.wrapping import Wrapping
+    from ..step.step_guard import StepGuard
+    from ..wrapping import Wrapping
     from .old_loop import OldLoop
 
 logger = logging.getLogger("self_healing.rollback")

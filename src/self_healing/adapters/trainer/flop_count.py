@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .wrapping import Wrapping
+from ..wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...tensors.known_modules import KnownModules

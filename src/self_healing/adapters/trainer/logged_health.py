@@ -9,9 +9,9 @@ from typing import Any
 from ...core.signal import Fact, Facts, Metrics
 from ...readers.names import health_of
 from ..family import family_of
+from ..run.run_desk import RunDesk
+from ..wrapping import Wrapping
 from .preference_pairs import pair_facts
-from .run_desk import RunDesk
-from .wrapping import Wrapping
 
 DOUBT_THE_PAIRS = frozenset({"dpo-at-chance", "preference-accuracy-stuck"})
 """Rules whose firing is a reason to read the pairs."""

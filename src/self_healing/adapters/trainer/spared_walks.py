@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Self
 
-from .wrapping import Wrapping
+from ..wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...tensors.known_modules import KnownModules

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from ...core.run_directory import healing_folder
 from ...report.write import write_json_atomically
-from .wrapping import Wrapping
+from ..wrapping import Wrapping
 
 FILE_NAME = "trackers.json"
 VERSION = 1

@@ -26,8 +26,8 @@ from ...tracking.courier import Courier, Parcel, close_all
 from ...tracking.family import TrackerFamily
 from ...tracking.message import Message
 from ..data.network import is_network_error
+from ..wrapping import Wrapping
 from .tracker_runs import TrackerRuns
-from .wrapping import Wrapping
 
 logger = logging.getLogger("self_healing.trainer")
 

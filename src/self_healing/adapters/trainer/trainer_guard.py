@@ -15,13 +15,13 @@ from ...tensors.gate import GradientGate
 from ...tensors.known_modules import gradients_are_plain
 from ...tensors.random_state import RandomState, devices_of, draws_on
 from ...tensors.skip import SkippingOptimizer
+from ..step.step_buffers import StepBuffers
+from ..step.step_guard import StepGuard
+from ..step.trl_counters import BeforeGenerating, Counters
+from ..step.window import MicroBatch, Window
+from ..wrapping import Wrapping
 from .flop_count import FlopCount
 from .spared_walks import SparedWalks, already_training
-from .step_buffers import StepBuffers
-from .step_guard import StepGuard
-from .trl_counters import BeforeGenerating, Counters
-from .window import MicroBatch, Window
-from .wrapping import Wrapping
 
 
 class TrainerGuard(StepGuard):

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.failure import Mode
 from ...core.goodput import TimeAccount
+from ..ending.leaving import save_as_asked
+from ..ending.raising import raised_in_the_loop
+from ..engines import Surroundings
 from ..ranks.trainer_ranks import TrainerRanks
 from ..rollback.rollback_care import RollbackCare
-from .data_facts import data_facts, recipe_facts
-from .engines import Surroundings
-from .gradient_gate import gate_of
-from .leaving import save_as_asked
+from ..run.data_facts import data_facts, recipe_facts
+from ..run.moves import LeaveLoop, ReturnTo, RollBackTo
+from ..run.run_desk import RunDesk, facts_of_run
+from ..run.session import Session
+from ..run.time_spent import TimeSpent
+from ..step.gradient_gate import gate_of
 from .logged_health import LoggedHealth, judgement_facts
-from .moves import LeaveLoop, ReturnTo, RollBackTo
-from .raising import raised_in_the_loop
-from .run_desk import RunDesk, facts_of_run
-from .session import Session
-from .time_spent import TimeSpent
 from .trackers import TrackerFence
 
 if TYPE_CHECKING:

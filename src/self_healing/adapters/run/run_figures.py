@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Any
 from .log_figures import GOODPUT
 
 if TYPE_CHECKING:
-    from .make_up import AppliedStep
+    from ..step.make_up import AppliedStep
+    from ..step.step_reading import StepReading
     from .session import Session
-    from .step_reading import StepReading
 
 WINDOW = 50
 """Losses whose mean the newest one is compared with, as the rule `loss-spike` does for its `factor`."""

@@ -16,36 +16,36 @@ from ...core.signal import SnapshotTaken
 from ..data.bad_rows import BadRows
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
+from ..ending.grace import GraceWatch
+from ..ending.interrupts import interrupts_of, nobody_listens
+from ..ending.leaving import emergency_checkpoint, leave_at_once, secure_in_time
+from ..ending.unwritten import unwritten_checkpoints
 from ..memory.memory_care import MemoryCare, why_whole
 from ..rollback.checkpoint_care import CheckpointCare
+from ..step.examination import Examiner
+from ..step.make_up import AppliedStep
+from ..step.trl_counters import generates_for_several_steps
+from ..step.window import Window
+from ..wrapping import Wrapping
 from .checkpoint_folders import newest_usable
-from .examination import Examiner
-from .grace import GraceWatch
-from .interrupts import interrupts_of, nobody_listens
-from .leaving import emergency_checkpoint, leave_at_once, secure_in_time
 from .log_figures import LogFigures
-from .make_up import AppliedStep
 from .reflexes import WITH_OTHER_DATA
 from .reflexes import made_up as made_up_reflex
 from .run_figures import RunFigures
 from .step_intake import StepIntake
 from .step_profile import StepProfile
-from .trl_counters import generates_for_several_steps
-from .unwritten import unwritten_checkpoints
-from .window import Window
-from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ..ending.interrupts import Interrupts
+    from ..engines import Surroundings
     from ..ranks.session_ranks import SessionRanks
     from ..rollback.rollback_care import RollbackCare
     from ..rollback.state_returns import Arrival
+    from ..step.step_guard import StepGuard
     from .abilities import TrainerAbilities
-    from .engines import Surroundings
-    from .interrupts import Interrupts
     from .moves import PendingMove
     from .run_desk import RunDesk
-    from .step_guard import StepGuard
     from .time_spent import TimeSpent
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from .leaving import how_to_resume
 
 if TYPE_CHECKING:
-    from .session import Session
+    from ..run.session import Session
 
 MOST_STEPS = 8
 """Steps that are named; of more only the number and the newest are."""

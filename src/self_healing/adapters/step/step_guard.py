@@ -22,7 +22,7 @@ from ...tensors.fused import READING
 from ...tensors.gate import GradientGate
 from ...tensors.skip import SkippingOptimizer
 from ...tensors.telemetry import TelemetryRing
-from .engines import engines_of, has_scaler
+from ..engines import engines_of, has_scaler
 from .learning_rate import LearningRateScale
 from .loss_sum import LossSum
 from .make_up import MakeUp

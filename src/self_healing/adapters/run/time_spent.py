@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.goodput import Spending, TimeAccount
 from ...core.notes import SPENT
-from .wrapping import Wrapping
+from ..wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ..rollback.state_keeper import StateKeeper

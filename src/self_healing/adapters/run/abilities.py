@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from ...core.capability import ReturnAsked
 from ...core.errors import ActionFailed
 from ..family import names_in_all, weights_were_changed
+from ..step.learning_rate import LearningRateScale
+from ..wrapping import Wrapping
 from .checkpoint_folders import newest_usable
 from .kl_penalty import KlPenalty
-from .learning_rate import LearningRateScale
 from .moves import PendingMove, Resume, Stop
-from .wrapping import Wrapping
 
 logger = logging.getLogger("self_healing.trainer")
 

@@ -14,7 +14,7 @@ from .device_errors import DeadDevice
 from .raising import raised
 
 if TYPE_CHECKING:
-    from .session import Session
+    from ..run.session import Session
 
 logger = logging.getLogger("self_healing.trainer")
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
-    from ...core.cause import Pattern
+    from ..core.cause import Pattern
 
 MOST_TEXT = 20_000
 OURS = str(Path(__file__).resolve().parents[2])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from .wrapping import Wrapping
+from ..wrapping import Wrapping
 
 
 def _nothing_to_do() -> None:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.signal import Fact
 from ..family import family_of
+from ..wrapping import Wrapping
 from .trl_counters import Counters, step_counters
 from .window import MicroBatch, Window
-from .wrapping import Wrapping
 
 if TYPE_CHECKING:
     from ...tensors.probe import Attribution

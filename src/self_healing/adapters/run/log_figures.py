@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from .wrapping import Wrapping
+from ..wrapping import Wrapping
 
 if TYPE_CHECKING:
-    from .step_guard import StepGuard
+    from ..step.step_guard import StepGuard
 
 
 GOODPUT = "healing/goodput"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ...core.ledger import CONTINUES, iter_ledger
 from ...core.notes import ENDED
-from .data_facts import fact_names
+from ..run.data_facts import fact_names
 
 KILLED = "killed"
 LESSONS = "memory-lessons"

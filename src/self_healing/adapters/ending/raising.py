@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 from ...core.failure import Mode
 from ...core.signal import Raised
 from ..data.other_data import blame_the_model_if_other_data_fail, blame_the_record_of_an_evaluation
+from ..exceptions import came_from_a_callback, describe, is_pruning, remarks_on
+from ..run.moves import LeaveLoop
 from .device_errors import is_device_lost
-from .exceptions import came_from_a_callback, describe, is_pruning, remarks_on
-from .moves import LeaveLoop
 
 if TYPE_CHECKING:
     from ...core.plan import Plan
-    from .session import Session
+    from ..run.session import Session
 
 
 def raised_in_the_loop(session: Session, error: Exception) -> None:

@@ -9,15 +9,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ...core.failure import Mode
+from ..ending.leaving import answer_interrupt
 from ..memory.memory_gauge import MemoryGauge
 from .calm import TOGETHER, Calm
-from .leaving import answer_interrupt
 from .reflexes import clipping_of
 
 if TYPE_CHECKING:
-    from .make_up import AppliedStep
+    from ..step.make_up import AppliedStep
+    from ..step.step_reading import StepReading
     from .session import Session
-    from .step_reading import StepReading
 
 
 class StepIntake:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from ...core.failure import FailureType
 
 if TYPE_CHECKING:
-    from .make_up import AppliedStep
-    from .step_reading import StepReading
+    from ..step.make_up import AppliedStep
+    from ..step.step_reading import StepReading
 
 AT_ONCE = frozenset(
     {

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from .exceptions import chain, is_known_to
+from ..exceptions import chain, is_known_to
 
 if TYPE_CHECKING:
     from ...core.cause import Pattern

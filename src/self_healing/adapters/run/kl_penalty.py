@@ -6,7 +6,7 @@ from typing import Any
 
 from ...core.errors import ActionFailed
 from ..family import family_of
-from .wrapping import Wrapping
+from ..wrapping import Wrapping
 
 
 class KlPenalty:

@@ -29,10 +29,10 @@ from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
 from ...tracking.alert_office import AlertOffice
-from .exit_codes import end_with, exit_code_of, is_for_good
+from ..ending.exit_codes import end_with, exit_code_of, is_for_good
+from ..ending.killed_attempt import listed_since, reached_at_least
+from ..ending.last_attempt import LastAttempt, last_attempt
 from .heart import Heart
-from .killed_attempt import listed_since, reached_at_least
-from .last_attempt import LastAttempt, last_attempt
 from .reflexes import Reflex
 
 if TYPE_CHECKING:
