@@ -12,7 +12,11 @@ import self_healing
 pytestmark = pytest.mark.torch
 ADAPTERS = Path(self_healing.__file__).parent / "adapters"
 READ = [
-    *(path for room in ("memory", "rollback", "run", "step", "ending") for path in sorted((ADAPTERS / room).glob("*.py"))),
+    *(
+        path
+        for room in ("memory", "rollback", "run", "step", "ending")
+        for path in sorted((ADAPTERS / room).glob("*.py"))
+    ),
     *(ADAPTERS / "data" / f"{name}.py" for name in ("bad_records", "bad_rows", "other_data")),
 ]
 """Modules that read a trainer and serve a loop without one as well."""
@@ -30,7 +34,10 @@ ALLOWED = {
     ("trainer", "prediction_step"): "only where an evaluation loop of transformers is in the traceback",
     ("trainer", "callback_handler"): "behind a look whether it is there",
     ("trainer", "_prepare_inputs"): "of data fetched ahead, which is done for the Trainer alone (`fetch_next`)",
-    ("trainer", "_train_batch_size"): "take_half_batches, for a train() that is entered anew; a loop takes smaller pieces",
+    (
+        "trainer",
+        "_train_batch_size",
+    ): "take_half_batches, for a train() that is entered anew; a loop takes smaller pieces",
     ("trainer.args", "train_batch_size"): "likewise",
     ("trainer", "_tr_loss"): "behind a look whether it is there",
     ("trainer.args", "steps_per_generation"): "behind a look whether the trainer generates its data",

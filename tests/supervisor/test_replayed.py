@@ -83,6 +83,15 @@ def test_the_command_tells_it(ledger, capsys):
     assert made["recording"]["exact"] is True
 
 
+def test_beside_other_files_its_decisions_are_counted(ledger, tmp_path, capsys):
+    log = tmp_path / "log.csv"
+    log.write_text("step,loss\n" + "".join(f"{step},2.0\n" for step in range(40)))
+    assert main(["replay", str(ledger), str(log)]) == 1
+    told = " ".join(capsys.readouterr().out.split())
+    assert "again; stop" in told
+    assert "2 files: 1 without warnings, 1 with, 0 unreadable." in told
+
+
 @pytest.mark.parametrize(
     ("name", "values", "told"),
     [

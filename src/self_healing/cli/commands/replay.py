@@ -231,9 +231,13 @@ def _tell_files(results: dict[str, ReplayResult | str]) -> None:
         if isinstance(result, str):
             rows.append((path, "-", "cannot be read", "-"))
             continue
-        plans = Counter(proposal.plan.rung for proposal in result.plans)
-        rows.append((path, str(result.observations), _summary(result), _counted(plans)))
-    show_table("Incidents per file", ("file", "observations", "incidents", "plans"), rows, widest="incidents")
+        decided = Counter(
+            [proposal.plan.rung for proposal in result.plans] + [each.decision for each in result.decisions]
+        )
+        observations = "-" if result.decisions and not result.observations else str(result.observations)
+        rows.append((path, observations, _summary(result), _counted(decided)))
+    columns = ("file", "observations", "incidents", "plans or decisions")
+    show_table("Incidents per file", columns, rows, widest="incidents")
     sick = sum(not isinstance(r, str) and not r.healthy for r in results.values())
     bad = sum(isinstance(r, str) for r in results.values())
     show(f"{len(results)} files: {len(results) - sick - bad} without warnings, {sick} with, {bad} unreadable.")
