@@ -47,7 +47,7 @@ def _parts(run: RunStory, safe: Callable[[object], str]) -> Iterator[str]:
         yield f"The newest {_MOST_EVENTS} of {run.timeline.seen} incidents:"
         yield ""
     for event in events[-_MOST_EVENTS:]:
-        yield from _event(event, safe)
+        yield from _event(event, safe, tells_steps=run.tells_steps)
     yield from _section("Where the time went", ())
     spent = spending_of(run)
     if spent:
@@ -78,8 +78,9 @@ def _curves(run: RunStory, safe: Callable[[object], str]) -> Iterator[str]:
     yield ""
 
 
-def _event(event: Event, safe: Callable[[object], str]) -> Iterator[str]:
-    yield f"### {event.number}. {safe(event.title)} at step {event.step:,}: {safe(event.state)}"
+def _event(event: Event, safe: Callable[[object], str], *, tells_steps: bool) -> Iterator[str]:
+    at = f" at step {event.step:,}" if tells_steps else ""
+    yield f"### {event.number}. {safe(event.title)}{at}: {safe(event.state)}"
     yield ""
     yield from (f"- seen: {safe(each)}" for each in event.because)
     if event.hypotheses:
@@ -89,7 +90,8 @@ def _event(event: Event, safe: Callable[[object], str]) -> Iterator[str]:
         what = ", ".join(deed.actions + [f"{each} failed" for each in deed.failed]) or "nothing"
         verdict = f"; judged: {deed.verdict}" if deed.verdict else ""
         said = f": {deed.said}" if deed.said else ""
-        yield f"- {safe(deed.how)}, step {deed.step:,}: {safe(what + said + verdict)}"
+        at = f", step {deed.step:,}" if tells_steps else ""
+        yield f"- {safe(deed.how)}{at}: {safe(what + said + verdict)}"
     yield f"- outcome: {ENDINGS[event.state]}" + (
         f"; {event.steps_lost:,} steps trained again" if event.steps_lost else ""
     )

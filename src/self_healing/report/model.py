@@ -126,6 +126,7 @@ class RunStory:
         self.mode = ""
         self.ended = ""
         self.entries = self._trained = self._repeated = 0
+        self._is_supervised = self._has_printed_step = False
         self.is_thinned = False
         self.began_s = self.now_s = 0.0
 
@@ -158,6 +159,11 @@ class RunStory:
     def last_step(self) -> int:
         """The step that the run has come to."""
         return self.account.attempts[-1].last_step if self.account.attempts else 0
+
+    @property
+    def tells_steps(self) -> bool:
+        """Whether the run has said how far it came: a command that is only watched from outside may print no steps."""
+        return bool(not self._is_supervised or self.mode or self.last_step or self._trained or self._has_printed_step)
 
     @property
     def steps_lost(self) -> int:
@@ -276,8 +282,9 @@ class RunStory:
                 status, says = body.get("status"), self.clean.line(body.get("says") or "")
                 self.attempt_ends.setdefault(entry.attempt, "completed" if status == 0 else _status(status))
                 self.attempt_says[entry.attempt] = says
+                self._has_printed_step |= body.get("step") is not None
             case "attempt-began":
-                self.ended = ""
+                self.ended, self._is_supervised = "", True
                 for each in _list(body.get("changes")):
                     self.changes.append(Change(entry.step, entry.attempt, "command", self.clean.line(each)))
             case "signals-thinned":

@@ -134,7 +134,7 @@ def attempts_of(run: RunStory) -> list[AttemptRow]:
         rows.append(
             AttemptRow(
                 each.number,
-                f"{each.first_step:,} to {each.last_step:,}",
+                f"{each.first_step:,} to {each.last_step:,}" if run.tells_steps else "-",
                 f"{left:.2f}",
                 f"{width:.2f}",
                 duration(max(0.0, each.ended_s - each.began_s)),

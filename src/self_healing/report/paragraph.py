@@ -65,9 +65,11 @@ def figures_of(run: RunStory) -> list[Figure]:
     lost = run.steps_lost
     evaluated = run.curves.get("eval_loss")
     rows = [
-        Figure("Steps", f"{run.last_step:,}", of, "good" if run.max_steps and run.last_step >= run.max_steps else ""),
+        Figure("Steps", f"{run.last_step:,}", of, "good" if run.max_steps and run.last_step >= run.max_steps else "")
+        if run.tells_steps else Figure("Steps", "-", "the command told none"),
         Figure("Incidents settled", f"{settled} of {events}" if events else "none", _of_themselves(run), "good" if settled == events else "bad"),
-        Figure("Steps lost", f"{lost:,}", "trained again" if lost else "nothing trained twice", "" if lost else "good"),
+        Figure("Steps lost", f"{lost:,}", "trained again" if lost else "nothing trained twice", "" if lost else "good")
+        if run.tells_steps else Figure("Steps lost", "-", "not known"),
         Figure("Goodput", "-", "not recorded") if goodput is None
         else Figure("Goodput", f"{goodput:.1%}", f"of {duration(run.spent.wall_s)}"),
     ]  # fmt: skip
@@ -117,6 +119,8 @@ def _course(run: RunStory) -> str:
     ranks = f" on {counted(len(run.ranks), 'rank')}" if len(run.ranks) > 1 else ""
     ended = ended_by(run)
     end = ENDINGS.get(ended, f"and ended: {ended}" if ended else "and has not said that it ended")
+    if not run.tells_steps:
+        return f"{who} took {duration(run.spent.wall_s)}{times}, told no steps, {end}."
     return f"{who} trained {steps}{ranks} in {duration(run.spent.wall_s)}{times}, {end}."
 
 
@@ -154,7 +158,7 @@ def _cost(run: RunStory) -> str:
         back = f", after {counted(returns, 'return')} to an earlier state" if returns else ""
         steps = f"{counted(lost, 'step')} had to be trained again{back}".capitalize()
         return f"{steps}; recoveries took {duration(seconds)}." if seconds >= 0.05 else f"{steps}."
-    if run.timeline.seen:
+    if run.timeline.seen and run.tells_steps:
         took = f"; what was done about it took {duration(seconds)}" if seconds >= 0.05 else ""
         return f"No step had to be trained again{took}."
     return ""

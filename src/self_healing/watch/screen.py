@@ -66,7 +66,8 @@ def _head(run: RunStory, width: int, now_s: float, *, is_ascii: bool) -> list[Te
     title = _line(run.outside.name or "run", "bold")
     word, style = _status(run, now_s)
     title.append("  ").append(word, style)
-    title.append(f"  step {run.last_step:,}" + (f" of {run.max_steps:,}" if run.max_steps else ""), "")
+    step = f"  step {run.last_step:,}" if run.tells_steps else "  no step told"
+    title.append(step + (f" of {run.max_steps:,}" if run.max_steps else ""), "")
     if run.max_steps:
         share = min(1.0, run.last_step / run.max_steps)
         room = max(10, min(30, width - len(title.plain) - 12))
@@ -133,12 +134,13 @@ def _events(run: RunStory, room: int) -> list[Text]:
     events = list(run.timeline.events)[-room:]
     if not events:
         return [_line("no incidents", "green")]
-    return [_event(event) for event in reversed(events)]
+    return [_event(event, tells_steps=run.tells_steps) for event in reversed(events)]
 
 
-def _event(event: Event) -> Text:
+def _event(event: Event, *, tells_steps: bool) -> Text:
     rank = f" rank {event.rank}" if event.rank else ""
-    line = _line(f"{event.number:>4}  step {event.step:<8,}{rank} ")
+    step = f"step {event.step:<8,}" if tells_steps else f"attempt {event.attempt:<5}"
+    line = _line(f"{event.number:>4}  {step}{rank} ")
     line.append(f"{event.title:<24} ", "bold").append(f"{event.state:<14}", STYLES.get(event.state, ""))
     deeds = [action for deed in event.deeds for action in (deed.actions or deed.failed)]
     done = ", ".join(dict.fromkeys(deeds)) or (event.because[0] if event.because else "")
@@ -153,7 +155,8 @@ def _plan(run: RunStory) -> Text:
     what = ", ".join(deed.actions) or deed.rung or "nothing"
     until = f", watched until step {deed.until_step:,}" if deed.until_step is not None else ""
     said = f": {deed.said}" if deed.said else ""
-    return _line(f"now: {what} because of {event.title.lower()} at step {event.step:,}{until}{said}", "yellow")
+    at = f" at step {event.step:,}" if run.tells_steps else ""
+    return _line(f"now: {what} because of {event.title.lower()}{at}{until}{said}", "yellow")
 
 
 def _ranks(run: RunStory, width: int) -> list[Text]:
