@@ -152,9 +152,9 @@ def test_in_advise_mode_nothing_is_taken(tmp_path):
         session.close()
 
 
-def spoil_memory(keeper):
-    """Flip one bit of the newest state, as memory without error correction does."""
-    newest = keeper.loop.snapshots.newest()
+def spoil_memory(keeper, key=None):
+    """Flip one bit of a state, the newest where none is named, as memory without error correction does."""
+    newest = keeper.loop.snapshots.newest() if key is None else keeper.loop.snapshots.get(key)
     values = newest.capture.copies.slot._blocks[0].bytes  # where it lies
     values[1000] ^= 16
     return newest

@@ -6,10 +6,11 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
+from ..actions.rewarm_learning_rate import RewarmLearningRate
 from ..actions.roll_back import RollBack
-from ..actions.scale_learning_rate import ScaleLearningRate
 from ..actions.skip_batches import SkipBatches
 from ..actions.stop_run import StopRun
+from ..actions.tighten_clipping import TightenClipping
 from ..actions.wait import Wait
 from ..core.action import Rung
 from ..core.detector import Detector, fires, quiet
@@ -73,9 +74,9 @@ class LossDivergence(Detector):
     remedy = (
         Rung((Wait(),), success=0.3),
         Rung((RollBack(), SkipBatches()), success=0.6, repeats=3),
-        # Where the rate is known to be too high its own cause comes first; else a lasting cut is a last resort.
-        Rung((RollBack(depth=1), ScaleLearningRate()), success=0.3),
-        Rung((RollBack(depth=2), ScaleLearningRate(), SkipBatches()), success=0.4),
+        # Where the rate is known to be too high its own cause comes first; here it may not be the rate at all.
+        Rung((RollBack(depth=1), RewarmLearningRate()), success=0.3),
+        Rung((RollBack(depth=2), RewarmLearningRate(), TightenClipping(), SkipBatches()), success=0.4),
         Rung((StopRun(),), success=0.0),
     )
     examples = (

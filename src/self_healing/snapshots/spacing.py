@@ -3,7 +3,8 @@
 With few slots the ages kept are spaced exponentially: many recent states, a few old ones, for trouble is usually
 seen soon after it began and sometimes late. Two states are never given up for a new one: the newest good one, and
 the oldest one on its way to become the next good one. Without the second, a short interval would replace every
-candidate before it has proved itself, and the last good state would age for ever.
+candidate before it has proved itself, and the last good state would age for ever. Where there is room for more, the
+newest one of the deep tier stays too: the deepest return goes to it, and not to the first state of the run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from .verdicts import Condition
 FEWEST_SLOTS = 2
 """One for the newest good state and one for its successor; the state before step 1 has a place of its own."""
 
+ROOM_FOR_DEEP = 3
+"""With so few states, all that is guarded would leave none to make room for a new one."""
+
 LARGEST_SHARE = 0.01
 """Of the time that training takes, what may go into saving states, however few steps the user is ready to lose."""
 
@@ -33,6 +37,7 @@ class Slot:
 
     step: int
     condition: Condition
+    is_deep: bool = False
 
 
 def slot_for(slots: Sequence[Slot | None], step: int, *, first_step: int = 0) -> int | None:
@@ -65,7 +70,8 @@ def slot_for(slots: Sequence[Slot | None], step: int, *, first_step: int = 0) ->
 def _guarded(held: Sequence[Slot]) -> set[int]:
     good = max((slot.step for slot in held if slot.condition is Condition.GOOD), default=None)
     heirs = [slot.step for slot in held if slot.condition is Condition.INTACT and (good is None or slot.step > good)]
-    return {step for step in (good, min(heirs, default=None)) if step is not None}
+    deep = max((slot.step for slot in held if slot.is_deep), default=None) if len(held) > ROOM_FOR_DEEP else None
+    return {step for step in (good, min(heirs, default=None), deep) if step is not None}
 
 
 class Pace:

@@ -54,14 +54,12 @@ class Tier(StrEnum):
 
     MEMORY = "memory"
     DEEP = "deep"
+    """In memory, and proved for so long that the deepest return goes to it."""
     DISK = "disk"
 
 
 GOOD_AFTER: Mapping[Tier, int] = {Tier.MEMORY: 32, Tier.DEEP: 128, Tier.DISK: 1024}
 """Healthy observations after which an intact state counts as good: what is kept longer is asked for more."""
-
-MOST_GROWTH = 100.0
-"""A norm this many times its reference is out of range; small ones count as 1, for adapters start at zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,9 @@ class OpenIncident:
 
     name: str
     onset: int
-    """The first step that may be harmed."""
+    """The first step that may be harmed, as far as is known."""
+    is_onset_known: bool = True
+    """False where it may have begun earlier: only states that have proved themselves are trusted then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,15 +99,13 @@ def verdict_when_taken(
     step: int,
     *,
     norms: Mapping[str, float] | None,
-    reference: Mapping[str, float] | None = None,
     open_incident: OpenIncident | None = None,
 ) -> StateVerdict:
-    """Judge a state at the moment it is taken.
+    """Judge a state at the moment it is taken; whether training can have changed its norms so is for the audit to say.
 
     Args:
         step: The last step whose update it holds.
         norms: Norms of its tensors by name; None or empty where nothing was measured.
-        reference: Norms of an earlier state that is trusted, where there is one.
         open_incident: The incident with the earliest onset that is open.
 
     """
@@ -121,13 +119,6 @@ def verdict_when_taken(
         return StateVerdict(Condition.SICK, f"{open_incident.name} began at step {open_incident.onset}")
     if not norms:
         return StateVerdict(Condition.UNKNOWN, "its values were not measured")
-    grown = sorted(
-        name
-        for name, norm in norms.items()
-        if reference is not None and norm > MOST_GROWTH * max(1.0, reference.get(name, math.inf))
-    )
-    if grown:
-        return StateVerdict(Condition.UNKNOWN, f"more than {MOST_GROWTH:g} times its norm before: {_some(grown)}")
     return StateVerdict(Condition.INTACT, "finite, norms in range, before any trouble that is known")
 
 
@@ -136,25 +127,31 @@ def after_observation(
 ) -> tuple[SavedState, ...]:
     """Return the states after an observation of a step: healthy ones add up to good, one that is not starts again.
 
-    The same tuple where none is on trial.
+    A good one in memory goes on to be proved, until the deepest return may go to it. The same tuple where none is on trial.
     """
-    if not any([state.verdict.condition is Condition.INTACT and step > state.step for state in states]):  # noqa: C419
+    if not any([_is_on_trial(state) and step > state.step for state in states]):  # noqa: C419
         return states
     return tuple(
         [
-            _observed(state, healthy=healthy, needed=needed[state.tier])
-            if state.verdict.condition is Condition.INTACT and step > state.step
-            else state
+            _observed(state, healthy=healthy, needed=needed) if _is_on_trial(state) and step > state.step else state
             for state in states
         ]
     )
 
 
-def _observed(state: SavedState, *, healthy: bool, needed: int) -> SavedState:
+def _is_on_trial(state: SavedState) -> bool:
+    condition = state.verdict.condition
+    return condition is Condition.INTACT or (condition is Condition.GOOD and state.tier is Tier.MEMORY)
+
+
+def _observed(state: SavedState, *, healthy: bool, needed: Mapping[Tier, int]) -> SavedState:
     if not healthy:
         return replace(state, healthy=0)
     state = replace(state, healthy=state.healthy + 1)
-    if state.healthy < needed:
+    if state.verdict.condition is Condition.GOOD:
+        is_deep = state.healthy >= needed.get(Tier.DEEP, GOOD_AFTER[Tier.DEEP])
+        return replace(state, tier=Tier.DEEP) if is_deep else state
+    if state.healthy < needed[state.tier]:
         return state
     return state.judged(Condition.GOOD, f"{state.healthy} healthy observations in a row after it")
 
@@ -194,14 +191,19 @@ MUCH_OLDER = 4
 
 
 def at_depth(states: Iterable[SavedState], newest: SavedState, *, depth: int, step: int) -> SavedState:
-    """Return an older state than the newest that will do: much older at depth 1, the oldest at depth 2."""
+    """Return an older state than the newest that will do: a much older one at depth 1, one that is proved at depth 2.
+
+    Proved is a state of the deep tier, further back than the one of depth 1; the oldest there is where none is.
+    """
     older = [each for each in states if each.step < newest.step and each.verdict.survives_a_crash]
     if depth == 0 or not older:
         return newest
-    far = [each for each in older if step - each.step >= MUCH_OLDER * (step - newest.step)]
-    if depth == 1 and far:
-        return max(far, key=lambda each: each.step)
-    return min(older, key=lambda each: each.step)
+    far = _newest(each for each in older if step - each.step >= MUCH_OLDER * (step - newest.step))
+    if depth == 1 and far is not None:
+        return far
+    beyond = newest if far is None else far
+    deep = _newest(each for each in older if each.tier is Tier.DEEP and each.step < beyond.step) if depth > 1 else None
+    return deep or min(older, key=lambda each: each.step)
 
 
 def _newest(states: Iterable[SavedState]) -> SavedState | None:

@@ -82,6 +82,14 @@ def test_a_sick_state_makes_room_before_any_other():
     assert slot_for(held, 100) == 1
 
 
+def test_the_newest_state_of_the_deep_tier_stays_where_there_is_room_for_more():
+    kept = [Slot(step, Condition.GOOD, is_deep=step <= 620) for step in (100, 620, 640, 980)]
+    assert kept[slot_for([Slot(each.step, each.condition) for each in kept], 1000)].step == 620  # the closest in age
+    assert kept[slot_for(kept, 1000)].step == 100
+    few = [Slot(620, Condition.GOOD, is_deep=True), Slot(640, Condition.GOOD), Slot(990, Condition.INTACT)]
+    assert few[slot_for(few, 1000)].step == 620
+
+
 def test_one_slot_is_not_taken_from_a_good_state():
     assert slot_for([Slot(10, Condition.GOOD)], 20) is None
     assert slot_for([Slot(10, Condition.UNKNOWN)], 20) == 0

@@ -17,6 +17,8 @@ HARMFUL = frozenset(
 """Failures that may have harmed the weights."""
 OF_THE_STATE = frozenset({"unexplained-state"})
 """Rules about the weights themselves, whatever class of failure they belong to."""
+SEEN_IN_NORMS = frozenset({"weights-not-finite"})
+"""Rules of harm that the norms of a state show: one that is intact was taken before it, whenever it began."""
 HELD_BACK = frozenset({"loss-not-finite", "gradient-not-finite", "eval-not-finite"})
 """Rules of failures whose updates were never applied, so that the weights are as they were."""
 

@@ -17,7 +17,7 @@ from ...snapshots.verdicts import (
     newest_for_a_crash,
     newest_for_an_incident,
 )
-from .harm import is_unhealthy, may_have_harmed
+from .harm import SEEN_IN_NORMS, is_unhealthy, may_have_harmed
 
 
 class KnownStates:
@@ -76,13 +76,15 @@ class KnownStates:
             usable = [state for state in usable if state.step <= step - min_steps] or usable[:1]
         if before_step is None and self.open is None:
             newest = newest_for_a_crash(usable)
+        elif before_step is None and self.open is not None:
+            newest = newest_for_an_incident(usable, self.open.onset if self.open.is_onset_known else None)
         else:
-            onset = before_step if before_step is not None or self.open is None else self.open.onset
-            newest = newest_for_an_incident(usable, onset)
+            newest = newest_for_an_incident(usable, before_step)
         return None if newest is None else at_depth(usable, newest, depth=depth, step=step)
 
     def _suspect(self, incident: Incident) -> None:
+        is_known = incident.onset_step is not None or incident.name in SEEN_IN_NORMS
         onset = incident.onset_step if incident.onset_step is not None else incident.step
         if self.open is None or onset < self.open.onset:
-            self.open = OpenIncident(incident.name, onset)
+            self.open = OpenIncident(incident.name, onset, is_onset_known=is_known)
             self.states = after_incident(self.states, self.open)

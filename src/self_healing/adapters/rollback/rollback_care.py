@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.failure import FailureType, Severity
 from ...core.incident import Incident
+from ..ending.device_errors import is_device_lost
 from ..run.abilities import TrainerAbilities
 from ..run.checkpoint_folders import newest_usable
 from ..run.moves import ReturnTo
@@ -14,6 +15,7 @@ from ..wrapping import Wrapping
 from .abilities import RollbackAbilities
 from .in_loop import RollbackLoop
 from .left_state import LeftState, facts_for_takeover
+from .memory_snapshots import SnapshotDamagedError
 from .restart import MemoryRestart
 from .shared_states import ENDED_FOR_GOOD
 from .state_keeper import StateKeeper
@@ -171,17 +173,24 @@ class RollbackCare:
         was_leaving, self._is_leaving = self._is_leaving, is_leaving
         if not is_leaving or was_leaving or self.keeper is None or self._desk is None:
             return
-        good = self.keeper.newest_good()
-        if good is None:
-            return
+        if str(getattr(self.trainer.args.save_strategy, "value", "no")) == "no":
+            return  # the user wants no checkpoints
         newest, _ = newest_usable(self.trainer.args.output_dir, int(self.trainer.state.global_step) + 1)
-        if str(getattr(self.trainer.args.save_strategy, "value", "no")) == "no" or good.step <= (
-            newest.step if newest else 0
-        ):
-            return  # the user wants no checkpoints, or has one that is as good
-        with checkpoints.saving_what_is(good.verdict):
-            said = self.keeper.write_to_disk(good)
-        self._desk.note("secured", f"the loss has left its level: {said}, a state that has proved itself")
+        on_disk = newest.step if newest else 0
+        while (good := self.keeper.newest_good()) is not None and good.step > on_disk:
+            try:
+                with checkpoints.saving_what_is(good.verdict):
+                    said = self.keeper.write_to_disk(good)
+            except SnapshotDamagedError as error:
+                self.keeper.damaged(good, str(error))
+                continue  # with an older one
+            except (MemoryError, OSError, RuntimeError) as error:  # it is a precaution, and may not cost the run
+                if is_device_lost(error):
+                    raise
+                self._desk.note("not-secured", f"step {good.step}: {type(error).__name__}: {error}")
+                return
+            self._desk.note("secured", f"the loss has left its level: {said}, a state that has proved itself")
+            return
 
     def read(self, reading: StepReading) -> None:
         """Take note of an update, and see whether the first one after a return is what it was the first time."""

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...core.incident import Incident
 from ...core.signal import Signal, SnapshotDropped, SnapshotTaken
 from ...snapshots.audit import Finding
+from ...snapshots.spacing import FEWEST_SLOTS
 from ...snapshots.verdicts import Condition, SavedState, StateVerdict, verdict_when_taken
 from ..ending.device_errors import is_device_lost
 from ..run.moves import ReturnTo
@@ -26,6 +27,10 @@ from .state_schedule import MOST_SLOTS, NoRoomError, ScheduleSettings, StateSche
 
 if TYPE_CHECKING:
     from ..step.step_guard import StepGuard
+
+
+MOST_FAILURES = 3
+"""States in a row that could not be taken before no more are: what they cost is lost."""
 
 
 class Settings(ScheduleSettings, Protocol):
@@ -71,6 +76,8 @@ class StateKeeper:
         """The last audit has found something that training cannot have done."""
         self._unmeasured: list[str] = []
         """States whose norms are on their way."""
+        self._failures = 0
+        """States in a row that could not be taken."""
         self.schedule = StateSchedule(settings)
         self.agreed: Callable[[int], bool] | None = None
         """Says whether all processes take the state of a step, where there are several; else the schedule does."""
@@ -132,11 +139,12 @@ class StateKeeper:
         except (MemoryError, OSError, RuntimeError) as error:  # of torch too: no memory, a tensor cannot be read
             if is_device_lost(error):  # found out here by chance: the states that there are must not be given up for it
                 raise
-            self._stop_taking(f"the state of step {step} could not be taken ({type(error).__name__}: {error})")
+            self._could_not_take(f"the state of step {step} could not be taken ({type(error).__name__}: {error})")
             return
         if snapshot is None:  # a step before it is still to be made up
             return
         busy_s = time.perf_counter() - began_s
+        self._failures = 0
         snapshot.updates = self.updates
         self._forget_what_is_gone()
         self.known.add(snapshot.key, step)
@@ -162,6 +170,20 @@ class StateKeeper:
                 self._stop_taking(str(error))
                 return False
         return schedule.can_keep(self.states, self._step())
+
+    def _could_not_take(self, because: str) -> None:
+        """Go on with the states that there are, in their memory; after a few failures in a row without any."""
+        self._failures += 1
+        self._forget_what_is_gone()  # one may have made room already
+        kept = len(self.loop.snapshots)
+        if kept <= FEWEST_SLOTS or self._failures >= MOST_FAILURES:
+            self._stop_taking(because)
+            return
+        self.loop.snapshots.slots = kept
+        self.schedule.missed(self._step())
+        self.note(
+            "snapshot-failed", f"{because}: {kept} earlier ones are kept, and no more memory is taken for later ones"
+        )
 
     def _stop_taking(self, because: str) -> None:
         """Go on without states: nothing about them may cost a run."""
@@ -290,7 +312,12 @@ class StateKeeper:
         """Keep the furthest sound state, in case the run ends before it has come as far again."""
         is_sound = self.known.open is None and not self._is_unexplained
         self.loop.snapshots.furthest = furthest_sound(
-            self.loop.snapshots, self.states, step=self._step(), updates=self.updates, is_sound=is_sound
+            self.loop.snapshots,
+            self.states,
+            step=self._step(),
+            updates=self.updates,
+            is_sound=is_sound,
+            tell=self._tell,
         )
 
     def choose(self, *, before_step: int | None, depth: int, min_steps: int | None) -> SavedState | None:
@@ -315,6 +342,12 @@ class StateKeeper:
         with self.loop.snapshots.for_a_moment(snapshot), keeping_all_checkpoints(trainer):
             trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
         return f"{name} was written from memory"
+
+    def damaged(self, state: SavedState, because: str) -> None:
+        """Let go of a state whose memory does not hold what was set aside."""
+        self._tell("state-damaged", because)
+        self._drop([state])
+        self._share()
 
     def _older_than(self, key: str) -> str | None:
         """Return the newest state before one that turned out to be damaged."""

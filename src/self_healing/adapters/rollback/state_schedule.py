@@ -9,7 +9,7 @@ from typing import Protocol
 
 from ...snapshots.budget import free_memory, slots_within
 from ...snapshots.spacing import FEWEST_SLOTS, Pace, Slot, failures_per_second, slot_for, steps_between
-from ...snapshots.verdicts import SavedState
+from ...snapshots.verdicts import SavedState, Tier
 
 MOST_SLOTS = 6
 """States besides the first one; with exponential ages more would add little."""
@@ -81,6 +81,10 @@ class StateSchedule:
             between = min(between, max(1, step - first_step))
         self._next = step + between
 
+    def missed(self, step: int) -> None:
+        """Try again after as many steps as have gone by since the last state: the one that was due could not be taken."""
+        self._next = step + max(1, step - self._took_at)
+
     def returned(self, step: int, *, onset: int | None) -> None:
         """Take the next state as soon as there is something new: the one of this step is kept already.
 
@@ -102,11 +106,12 @@ class StateSchedule:
         wanted, needed = (MOST_SLOTS, FEWEST_SLOTS) if states else (1, 1)
         free, ranks = free_memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         fraction = self.settings.snapshot_memory_fraction
-        slots = slots_within(nbytes, free=free, fraction=fraction, local_ranks=ranks, most=wanted)
+        # One more is set aside for a moment when the run returns, or a state goes to disk.
+        slots = slots_within(nbytes, free=free, fraction=fraction, local_ranks=ranks, most=wanted + 1)
         if slots < needed:
             raise NoRoomError(f"a state takes {nbytes:,} bytes of host memory, of which {free:,} are free")
         if states:
-            self.slots = limited(slots, nbytes, FEWEST_SLOTS)
+            self.slots = limited(max(needed, slots - 1), nbytes, FEWEST_SLOTS)
         return bool(states)
 
     def can_keep(self, states: Sequence[SavedState], step: int) -> bool:
@@ -118,5 +123,5 @@ def place_for(states: Sequence[SavedState], step: int) -> int | None:
     """Return which of the states after the first one makes room; None where each is worth more than a new one."""
     if not states:
         return 0
-    slots = [Slot(each.step, each.verdict.condition) for each in states[1:]]
+    slots = [Slot(each.step, each.verdict.condition, is_deep=each.tier is Tier.DEEP) for each in states[1:]]
     return slot_for(slots, step, first_step=states[0].step)
