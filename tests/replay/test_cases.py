@@ -52,6 +52,17 @@ def test_every_entry_of_a_readable_file_is_seen(results):
         assert (result.runs, result.torn) == (1, 0)
 
 
+def test_no_healthy_run_would_have_been_returned(results):
+    """All that are labelled so, those included of which it can be argued."""
+    healthy = {key: result for key, (row, result) in readable(results).items() if row["healthy"]}
+    assert len(healthy) >= 15
+    returns = {
+        key: [(each.plan.step, each.plan.incident) for each in result.plans if "roll-back" in each.plan.rung]
+        for key, result in healthy.items()
+    }
+    assert {key: found for key, found in returns.items() if found} == {}
+
+
 def test_the_strict_healthy_set_has_no_error(results):
     strict = {
         key: result for key, (row, result) in readable(results).items() if row["healthy"] and row["ambiguous"] is None
