@@ -113,6 +113,18 @@ def state_norms(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 @torch.no_grad()
+def count_not_finite(tensors: Iterable[Tensor]) -> int:
+    """Return how many tensors hold a value that is not finite; waits once for each device, and for the others of each shard."""
+    broken, flags = 0, dict[torch.device, list[Tensor]]()
+    for tensor in tensors:
+        is_finite = torch.isfinite(tensor.detach()).all()
+        if is_sharded(tensor):
+            broken += not bool(is_finite)
+        else:
+            flags.setdefault(tensor.device, []).append(is_finite)
+    return broken + sum(int((~torch.stack(each)).sum()) for each in flags.values())
+
+
 def scale_(grads: Sequence[Tensor], coefficient: Tensor) -> None:
     """Multiply all gradients in place by a 0-dimensional tensor."""
     for tensors, _ in _groups([local_of(grad) for grad in grads]):

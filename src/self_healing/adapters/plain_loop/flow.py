@@ -98,8 +98,9 @@ class LoopFlow(Session):
             return True, batch
 
     def _epoch_ends(self) -> tuple[Any, Any]:
-        """Leave nothing to be made up; None in the first place says that there is more."""
+        """Leave nothing to be made up or unseen; None in the first place says that there is more."""
         self.know_everything()
+        self.look_at_the_end()  # for all that is known here, of the run
         self.ranks.epoch_ended()
         self._settle_moves()
         if self.is_over:

@@ -156,6 +156,7 @@ class RollbackLoop(StateReturns):
                 if begins:
                     self._begin_again(epoch)
                 self._run(original, epoch, enters_anew=enters_anew)
+                self.on_epoch_over()
             except RollBackTo as asked:
                 epoch = self.return_to(asked.move)
                 enters_anew, begins = True, False

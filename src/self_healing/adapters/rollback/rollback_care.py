@@ -82,7 +82,9 @@ class RollbackCare:
         found.may_change_loss = may_change_loss
         return found
 
-    def attach(self, desk: RunDesk, raised: Callable[[Exception], object]) -> None:
+    def attach(
+        self, desk: RunDesk, raised: Callable[[Exception], object], epoch_is_over: Callable[[], None] = lambda: None
+    ) -> None:
         """Stand around the data as they are delivered, inside of what makes steps up: the guard comes afterwards."""
         keeper, self._desk = self.keeper, desk
         if keeper is None:
@@ -90,6 +92,7 @@ class RollbackCare:
         keeper.signal, keeper.note, keeper.look, keeper.on_return = desk.signal, desk.note, desk.look, self._returned
         keeper.shared.past_of = desk.healer.past_of
         keeper.loop.on_error = lambda error: self._answer(error, raised)
+        keeper.loop.on_epoch_over = epoch_is_over
         keeper.loop.attach(self._wrapping)
 
     def ended(self, exit_reason: str, *, is_unsaved: bool = False) -> None:
@@ -168,11 +171,15 @@ class RollbackCare:
                 self.keeper.loop.old.settle()
 
     def secure(self, incidents: Iterable[Incident], checkpoints: CheckpointCare) -> None:
-        """Write the newest good state to disk when the loss begins to leave its level: the process may not survive it."""
+        """Write the newest good state to disk when the loss begins to leave its level: the process may not survive it.
+
+        What has changed the weights besides training shows in an audit, and is answered by it: neither data nor rate are to blame.
+        """
         is_leaving = any(each.failure in LEAVING and each.severity > Severity.INFO for each in incidents)
         was_leaving, self._is_leaving = self._is_leaving, is_leaving
         if not is_leaving or was_leaving or self.keeper is None or self._desk is None:
             return
+        self.suspect()
         if str(getattr(self.trainer.args.save_strategy, "value", "no")) == "no":
             return  # the user wants no checkpoints
         newest, _ = newest_usable(self.trainer.args.output_dir, int(self.trainer.state.global_step) + 1)

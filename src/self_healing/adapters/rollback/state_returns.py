@@ -64,6 +64,8 @@ class StateReturns:
         """What stands in for a loop whose epochs cannot be entered."""
         self.on_error: Callable[[Exception], ReturnTo | None] = lambda _error: None
         """Is asked about an exception inside an epoch; what it returns is returned to, else the exception goes on."""
+        self.on_epoch_over: Callable[[], None] = lambda: None
+        """May ask for a return by raising `RollBackTo`, when an epoch was trained, evaluated and saved."""
         self.returns = 0
         """How often an earlier state was returned to."""
         self.lost_steps = 0

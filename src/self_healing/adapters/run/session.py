@@ -256,6 +256,20 @@ class Session:
         self.rollback.suspect()
         return mended
 
+    def look_at_the_end(self) -> None:
+        """Look at weights and moments when the last step was taken: what it has done to them no later step can show."""
+        from ...tensors.sharded import is_sharded
+
+        if any(is_sharded(parameter) for parameter in self.trainer.model.parameters()):
+            return  # a look would be a collective of the training's own group
+        broken = self._broken_weights()
+        if not broken:
+            self.rollback.suspect()
+        elif self.guard.lets_through:
+            self.note("ends-not-finite", f"{broken} tensors of weights are not finite at the end", level=logging.ERROR)
+        else:
+            self.look_at_weights()
+
     def emergency_checkpoint(self) -> str:
         """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
         return emergency_checkpoint(self)
@@ -281,9 +295,9 @@ class Session:
         return self._broken_weights() == 0
 
     def _broken_weights(self) -> int:
-        import torch
+        from ...tensors.norms import count_not_finite
 
-        return sum(not bool(torch.isfinite(p).all()) for p in self.trainer.model.parameters())
+        return count_not_finite(self.trainer.model.parameters())
 
     def figures_of_saving(self) -> dict[str, float]:
         """Return how many checkpoints could not be written; nothing where all were."""

@@ -82,7 +82,7 @@ class TrainerSession(Session):
             self.note(name, text, level=level)
         self.ranks.attach(self.trainer.accelerator, self._changes)
         self.data.attach(continues=self.desk.continues)
-        self.rollback.attach(self.desk, partial(raised_in_the_loop, self))
+        self.rollback.attach(self.desk, partial(raised_in_the_loop, self), self._look_once_more)
         self.guard.attach()
         self.log_figures.attach(self._changes)
         LoggedHealth(self.trainer, self.desk).attach(self._changes)
@@ -173,7 +173,24 @@ class TrainerSession(Session):
     def end_of_epoch(self) -> None:
         """Leave nothing to be made up or voted on: logs, checkpoints and evaluations of an epoch come next."""
         self.know_everything()
+        if self._is_last_epoch():
+            self.look_at_the_end()
         self.ranks.epoch_ended(self.desk)
+
+    def _is_last_epoch(self) -> bool:
+        trainer, state = self.trainer, self.trainer.state
+        return bool(
+            trainer.control.should_training_stop
+            or state.global_step >= state.max_steps
+            or round(state.epoch or 0) >= state.num_train_epochs
+        )
+
+    def _look_once_more(self) -> None:
+        """Look again when the last epoch was evaluated and saved, which may have harmed it; go back where that shows."""
+        is_ending = self.interrupted_by is not None or self.abilities.stop_reason is not None
+        if self._is_last_epoch() and not is_ending and not self.surroundings.is_one_of_several:
+            self.look_at_the_end()
+            self.go_where_asked()
 
     def ended(self, exit_reason: str, error: BaseException | None) -> None:
         """Write how the run ended."""
