@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..family import names_in_all
+from ..family import is_as_in_the_arguments, names_in_all
 from .also_state import AlsoState
 
 if TYPE_CHECKING:
@@ -227,6 +227,8 @@ def put_count_back(trainer: Any, name: str, value: Any) -> None:
     """Let a trainer go on from a count that came through JSON, in containers of the kinds it has now."""
     from ...tensors.adoption import alike
 
+    if is_as_in_the_arguments(trainer, name):  # those of now count
+        return
     own = vars(trainer).get(name)
     setattr(trainer, name, refilled(own, alike(own, value)))
 
