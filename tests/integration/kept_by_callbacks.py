@@ -92,16 +92,18 @@ class OfAnObject(TrainerCallback):
 
 
 class OfTorch(TrainerCallback):
-    """torch's own, which counts its updates in a buffer, with a judge beside it that never changes."""
+    """torch's own, which counts its updates in a buffer (and here in an attribute), with a judge that never changes."""
 
     def __init__(self):
         self.judge = torch.nn.Linear(300, 300).requires_grad_(False)
 
     def on_train_begin(self, args, state, control, model, **kwargs):
         self.average = torch.optim.swa_utils.AveragedModel(model)
+        self.average.updates = 0
 
     def on_step_end(self, args, state, control, model, **kwargs):
         self.average.update_parameters(model)
+        self.average.updates += 1
 
     def tensors(self):
         return list(self.average.state_dict().values())

@@ -78,6 +78,7 @@ def test_what_counts_the_updates_of_an_average_goes_back_with_it(runs):
     assert callback_of(returned, "Late").seen == STEPS
     assert callback_of(returned, "OfAnObject").average.num_updates == STEPS
     assert callback_of(returned, "OfTorch").average.n_averaged == STEPS
+    assert callback_of(returned, "OfTorch").average.updates == STEPS
 
 
 def test_what_a_callback_refers_to_is_still_the_same(runs):
