@@ -32,7 +32,6 @@ TRAINER_ONLY_FILES = {
 ALLOWED = {
     ("trainer", "_clip_grad_norm"): "StepGuard.clip, which PlainGuard replaces",
     ("trainer", "prediction_step"): "only where an evaluation loop of transformers is in the traceback",
-    ("trainer", "callback_handler"): "behind a look whether it is there",
     ("trainer", "_prepare_inputs"): "of data fetched ahead, which is done for the Trainer alone (`fetch_next`)",
     (
         "trainer",

@@ -47,6 +47,10 @@ class Family:
     """Arguments, besides the batch size and the accumulation, that the place of a run in its data depends on."""
     counts: ClassVar[tuple[str, ...]] = ()
     """All attributes of which an earlier state of the trainer consists, besides those that every Trainer has."""
+    moved_by_loss: ClassVar[tuple[str, ...]] = ()
+    """Of these, those that are given another value whenever a loss is computed, so that one computed again must not count."""
+    adaptive: ClassVar[Mapping[str, str]] = NONE
+    """Of these, those that are an argument at first, and the attribute that says whether the trainer moves them at all."""
     generated: ClassVar[tuple[str, ...]] = ()
     """Attributes with data that were generated ahead; they are among the counts."""
     generates_by: ClassVar[tuple[str, ...]] = ()
@@ -133,6 +137,12 @@ def names_in_all(attribute: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for family in families().values() for name in getattr(family, attribute)))
 
 
+def is_as_in_the_arguments(trainer: Any, name: str) -> bool:
+    """Say whether an attribute is among the counts of some trainers, while in this one it only repeats an argument."""
+    switches = [family.adaptive[name] for family in families().values() if name in family.adaptive]
+    return bool(switches) and not any(getattr(trainer, switch, False) for switch in switches)
+
+
 def weights_were_changed(trainer: Any) -> None:
     """Have whoever holds a copy of the weights, such as a generation server, be sent them anew."""
     for family in families().values():
@@ -144,7 +154,17 @@ def weights_were_changed(trainer: Any) -> None:
 def followed_reference(trainer: Any) -> Any:
     """Return a reference model that follows the model, and so is part of a state; None where there is none."""
     reference = getattr(trainer, "ref_model", None)
-    return reference if reference is not None and getattr(trainer.args, "sync_ref_model", False) else None
+    if reference is None:
+        return None
+    callbacks = getattr(getattr(trainer, "callback_handler", None), "callbacks", ())
+    is_moved = getattr(trainer.args, "sync_ref_model", False) or any(_moves(each, reference) for each in callbacks)
+    return reference if is_moved else None
+
+
+def _moves(callback: Any, reference: Any) -> bool:
+    """Say whether a callback may write to the reference: it has hold of it, or is handed it for that (TRL's BEMA)."""
+    own = vars(callback)
+    return bool(own.get("update_ref_model")) or any(value is reference for value in own.values())
 
 
 def forget_offloaded(trainer: Any) -> None:

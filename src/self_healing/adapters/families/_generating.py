@@ -17,7 +17,13 @@ class Generating(Family):
     micro_batch_settings = ("steps_per_generation",)
     data_settings = ("num_generations", "num_iterations", *micro_batch_settings)
     generated = ("_buffered_inputs",)
-    counts = ("_metrics", "_total_train_tokens", *step_counts, *generated, "_logs")
+    moved_by_loss = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
+    adaptive = MappingProxyType({"entropy_coef": "use_adaptive_entropy"})
+    told_by_rewards = ("_pending_extra_logs", "_pending_metrics")
+    counts = (
+        *("_metrics", "_total_train_tokens", *step_counts, *generated, "_logs"),
+        *(*moved_by_loss, *told_by_rewards),
+    )
     generates_by = ("_generate_single_turn",)
     scored_by = ("reward_funcs",)
     stale_marks = MappingProxyType({"_last_loaded_step": -1})

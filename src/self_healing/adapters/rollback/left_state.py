@@ -14,9 +14,10 @@ from ...core.errors import SelfHealingError
 from ...snapshots.shared_folder import SharedMemoryError
 from ..family import followed_reference, weights_were_changed
 from ..run.data_facts import data_facts, differences
+from .callback_state import with_state
 from .guard_state import GuardState
 from .shared_states import place_from
-from .trainer_capture import counted_names, put_count_back, with_state
+from .trainer_capture import counted_names, put_count_back
 
 if TYPE_CHECKING:
     from ...snapshots.shared_reader import PublishedState

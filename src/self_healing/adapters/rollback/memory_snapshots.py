@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..family import followed_reference, names_in_all, weights_were_changed
+from .callback_state import nbytes_in_callbacks
 from .guard_state import GuardState
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ class MemorySnapshots:
 
 
 def _nbytes_besides_weights(trainer: Any) -> int:
-    """Return the size of moments, buffers and inputs that were made in advance."""
+    """Return the size of moments, buffers, inputs that were made in advance, and what follows the weights."""
     import torch
     from torch.utils import _pytree
 
@@ -268,5 +269,8 @@ def _nbytes_besides_weights(trainer: Any) -> int:
         list(trainer.model.buffers()),
         [getattr(trainer, name, None) for name in names_in_all("generated")],
     )
-    leaves = _pytree.tree_leaves(things)
-    return sum(nbytes_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    reference = followed_reference(trainer)
+    followers = () if reference is None else (*reference.parameters(), *reference.buffers())
+    leaves = (*_pytree.tree_leaves(things), *followers)
+    own = sum(nbytes_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
+    return own + nbytes_in_callbacks(trainer)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..family import names_in_all
+from ..family import is_as_in_the_arguments, names_in_all
 from .also_state import AlsoState
+from .callback_state import CallbackTensors, with_state
 
 if TYPE_CHECKING:
     from ...tensors.copies import Copies
@@ -54,7 +55,7 @@ class HostValues:
 
 
 class TrainerCapture:
-    """Weights, optimizer, scheduler, scaler, random generators, trainer state and counts at one moment.
+    """Weights, optimizer, scheduler, scaler, random generators, trainer state, counts and callbacks at one moment.
 
     Take it between two steps. Where the data stand is not part of it: whoever replays or rewinds data adds that with
     `add`, and it is put back after everything else. Copies that are only collected, as by `HostCopies`, are made by
@@ -90,6 +91,7 @@ class TrainerCapture:
             (callback, keep(callback.state(), copies, f"callback.{type(callback).__name__}"))
             for callback in with_state(trainer)
         ]
+        self._callback_tensors = CallbackTensors(trainer, copies)
         self._added: list[Captured] = []
         self._random = capture(RandomState)
 
@@ -161,6 +163,7 @@ class TrainerCapture:
             part.restore()
         self._also.restore()
         self._restore_counts()
+        self._callback_tensors.restore()
         self._restore_callbacks()
         for added in self._added if with_added else ():
             added.restore()
@@ -227,14 +230,7 @@ def put_count_back(trainer: Any, name: str, value: Any) -> None:
     """Let a trainer go on from a count that came through JSON, in containers of the kinds it has now."""
     from ...tensors.adoption import alike
 
+    if is_as_in_the_arguments(trainer, name):  # those of now count
+        return
     own = vars(trainer).get(name)
     setattr(trainer, name, refilled(own, alike(own, value)))
-
-
-def with_state(trainer: Any) -> list[Any]:
-    """Return the callbacks that have a state of their own to export."""
-    if not hasattr(trainer, "callback_handler"):  # a loop of somebody's own
-        return []
-    from transformers.trainer_callback import ExportableState
-
-    return [callback for callback in trainer.callback_handler.callbacks if isinstance(callback, ExportableState)]

@@ -14,13 +14,15 @@ Counted = dict[tuple[str, str], list[Any]]
 
 @dataclass(slots=True)
 class Counters:
-    """Lengths of the trainer's lists of metrics, and its token counts, at one moment."""
+    """Lengths of the trainer's lists of metrics, its token counts and what adapts to its losses, at one moment."""
 
     lengths: dict[tuple[str, str], int] = field(default_factory=dict)
     tokens: float | None = None
     mode: str = "train"
     seen: int | None = None
     """Tokens in the trainer's state, to which trainers that generate add while they prepare their inputs."""
+    moved: dict[str, Any] = field(default_factory=dict)
+    """What computing a loss gives another value: a weight that adapts to the last steps."""
 
     @classmethod
     def of(cls, trainer: Any, mode: str = "train") -> Counters:
@@ -31,7 +33,9 @@ class Counters:
             if isinstance(metrics, dict):
                 lengths.update({(attribute, name): len(values) for name, values in metrics.get(mode, {}).items()})
         seen = getattr(getattr(trainer, "state", None), "num_input_tokens_seen", None)
-        return cls(lengths, getattr(trainer, "_total_train_tokens", None), mode, seen)
+        own = getattr(trainer, "__dict__", {})
+        moved = {name: own[name] for name in names_in_all("moved_by_loss") if name in own}
+        return cls(lengths, getattr(trainer, "_total_train_tokens", None), mode, seen, moved)
 
     def added(self, trainer: Any) -> Counted:
         """Return what was counted since."""
@@ -49,6 +53,8 @@ class Counters:
                     del lists[metric]
         if self.tokens is not None:
             trainer._total_train_tokens = self.tokens  # noqa: SLF001  # TRL's own counter
+        for name, value in self.moved.items():
+            setattr(trainer, name, value)
 
     def restore_before_preparing(self, trainer: Any) -> None:
         """Do the same where the inputs will be prepared again, and be counted with that."""
