@@ -95,3 +95,12 @@ def test_a_namesake_of_a_class_of_trl_is_not_taken_for_it():
 def test_names_are_looked_for_in_every_trainer():
     assert names_in_all("metric_lists") == ("_stored_metrics", "_metrics")
     assert "_buffered_inputs" in names_in_all("counts")
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("settings", "is_cut"), [({}, True), ({"entropy_coef": 0.01}, False)])
+def test_a_loss_with_an_entropy_bonus_is_not_cut_into_pieces(settings, is_cut, tmp_path):
+    from self_healing.drills.tiny_trl import TINY
+
+    trainer = TINY["grpo"](tmp_path, max_steps=1, **settings)
+    assert (family_of(trainer).why_whole(trainer) is None) is is_cut

@@ -25,6 +25,8 @@ class Grpo(Generating):
         """Refuse a loss that picks its tokens from the whole batch, and one that is not known."""
         if getattr(trainer, "top_entropy_quantile", 1.0) < 1.0:
             return "top_entropy_quantile < 1 picks tokens from the whole batch"
+        if getattr(trainer, "_entropy_bonus_enabled", False):
+            return "the entropy bonus is a mean over the tokens of a whole batch, and moves once for each"
         kind = trainer.loss_type
         return None if kind in WEIGHTS else f"how the GRPO loss {kind} adds up its rows is not known"
 
