@@ -60,7 +60,7 @@ def clean(tmp_path_factory):
 
 
 def test_checkpoints_after_an_exact_return_can_be_trusted_and_the_incident_is_over_at_the_end(clean, tmp_path):
-    trainer = break_once_after(tiny_trainer(tmp_path, **SAVING), 43)
+    trainer = break_once_after(tiny_trainer(tmp_path, **SAVING), 53)
     assert SelfHealingTrainer(trainer).train().metrics["healing/rollbacks"] == 1
     assert same(trainer, clean)
     assert conditions(tmp_path) == dict.fromkeys(range(10, 70, 10), "intact")
