@@ -11,8 +11,9 @@ from self_healing.actions.roll_back import RollBack
 from self_healing.adapters.run.moves import PendingMove, Resume, ReturnTo, Stop
 from self_healing.core.action import rung
 from self_healing.core.capability import ReturnAsked
+from self_healing.core.failure import FailureType
 from self_healing.core.ledger import read_ledger
-from self_healing.core.signal import ReturnDropped, Returned, SnapshotTaken
+from self_healing.core.signal import Completed, ReturnDropped, Returned, SnapshotTaken
 from self_healing.detectors.loss_divergence import LossDivergence
 from self_healing.detectors.loss_spike import LossSpike
 from self_healing.readers import open_recording
@@ -144,6 +145,55 @@ def test_where_the_run_ends_nothing_follows_for_others_that_have_waited_either()
     assert len(training.plans) == before
     training.signal(ReturnDropped(step=training.step, asked="late", because="the batch is halved", goes_on=True))
     assert training.plans[before].incident == "other"
+
+
+def closed(training, name="loss-divergence"):
+    entries = [entry.body for entry in training.ledger.entries if entry.kind == "incident" and entry.name == name]
+    return [body["reason"] for body in entries if body["event"] == "closed"]
+
+
+def test_a_run_that_is_completed_closes_what_a_return_has_put_an_end_to():
+    training = asking()
+    left = training.step
+    returns(training, "late", 99, asked="late")
+    training.feed(*calm(left - 99, seed=3))
+    assert closed(training) == [], "it is still being watched"
+    training.signal(Completed(step=training.step))
+    assert closed(training) == ["recovered"]
+    verdict = [entry.body for entry in training.ledger.entries if entry.kind == "verdict"][-1]
+    assert f"came to step {left} again" in verdict["because"]
+    assert told(training).incidents[-1]["closed"] == "recovered"
+    assert rolled_back(told(training))["verdict"] == "recovered"
+
+
+@pytest.mark.parametrize("why", ["it did not come as far", "it was seen again", "no return was made"])
+def test_a_run_that_is_completed_leaves_open_what_nobody_can_say_is_over(why):
+    training = asking()
+    left = training.step
+    if why != "no return was made":
+        returns(training, "late", 99, asked="late")
+        training.feed(*calm(left - 99 - (why == "it did not come as far"), seed=3))
+    if why == "it was seen again":
+        training.healer.care.cases.get(("loss-divergence", FailureType.DIVERGENCE, "")).fire(
+            training.healer.care.incident_of(training.plans[-1])
+        )
+    plans = len(training.plans)
+    training.signal(Completed(step=training.step))
+    assert closed(training) == []
+    assert len(training.plans) == plans, "nothing follows any more"
+
+
+def test_a_run_that_returns_further_by_itself_is_where_it_was_before_the_trouble():
+    training = asking()
+    returns(training, "late", 99, asked="late")
+    (case,) = training.healer.care.cases
+    assert case.returned_to == 99
+    training.feed(*calm(5, seed=3))
+    training.signal(SnapshotTaken(step=training.step, key="later"))
+    returns(training, "later", 104)
+    assert case.returned_to == 99, "what is trained now goes back to there all the same"
+    returns(training, "early", 49)
+    assert case.returned_to == 49
 
 
 def test_a_ledger_from_before_this_signal_is_replayed_and_told_as_it_was():

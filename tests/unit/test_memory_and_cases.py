@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from self_healing.actions.roll_back import RollBack
 from self_healing.actions.scale_learning_rate import ScaleLearningRate
 from self_healing.core.cause import Cause
@@ -59,11 +61,48 @@ def test_what_comes_back_after_a_return_is_neither_over_nor_normal_and_may_begin
     case.start_acting(PLAN)
     case.start_watching(rewound=True, eval_before=None, at_s=0.0)
     for _ in range(100):
-        case.feed(1.0)
+        case.feed(1.0, step=3)
     case.reopen()
     assert (case.age, case.quiet) == (0, 0)
     case.fire(replace(INCIDENT, onset_step=2))
     assert case.incident.onset_step == 2
+
+
+def returned(*, watch=32, quiet_until, looks_every=1):
+    """Return a case of step 5 that was answered by a return to step 2, and was quiet until some step."""
+    case = Case(incident=replace(INCIDENT, looks_every=looks_every))
+    case.start_acting(replace(PLAN, watch=watch))
+    case.start_watching(rewound=True, eval_before=None, at_s=0.0, returned_to=2)
+    for step in range(3, quiet_until + 2):  # the last one shows what comes
+        case.feed(1.0, step)
+    return case
+
+
+@pytest.mark.parametrize(
+    ("case", "onset", "is_another"),
+    [
+        (returned(quiet_until=13), 14, True),
+        (returned(quiet_until=12), 13, False),  # too early to say that the first one was over
+        (returned(quiet_until=13), 5, False),  # it began where the first one was found
+        (returned(quiet_until=13), 6, True),
+        (returned(quiet_until=13, looks_every=2), 14, False),
+        (returned(quiet_until=14, looks_every=2), 15, True),
+        (returned(quiet_until=6, watch=2), 7, True),  # whose watch is shorter than that
+    ],
+)
+def test_what_begins_after_the_run_was_well_at_the_place_of_the_first_one_is_another_event(case, onset, is_another):
+    seen = replace(INCIDENT, step=20, onset_step=onset)
+    case.fire(seen)
+    assert case.incident.onset_step == (onset if is_another else 3)
+    assert case.returned_to is None
+
+
+@pytest.mark.parametrize(("step", "expected"), [(20, (20, 20)), (5, (5, 3))])
+def test_another_rule_that_shows_it_moves_the_place_only_where_it_is_another_event(step, expected):
+    case = returned(quiet_until=19)
+    case.relapsed(replace(INCIDENT, name="other", step=step, onset_step=None))
+    assert (case.incident.step, case.incident.onset_step) == expected
+    assert (case.returned_to, case.wants_plan) == (None, True)
 
 
 def test_what_is_new_grave_or_acted_on_is_under_way_and_a_warning_that_was_told_is_not():

@@ -9,17 +9,15 @@ from typing import Protocol
 from .failure import Effect, Severity
 from .history import History
 from .incident import Incident
-from .lifecycle import Case, Key, OpenCases, Phase, key_of
+from .lifecycle import QUIET_AFTER, Case, Key, OpenCases, Phase, key_of
 from .memory import Memory
 from .plan import Outcome, Plan, merge
 from .policy import Policy
+from .relapse import comes_back, is_relapse
 from .signal import Metrics, Signal
 from .trials import EVALUATION, Trial, relapsed
 from .undos import Undos, is_on_trial, takes_back
 from .verdict import Reference, Verdict, VerdictKind
-
-QUIET_AFTER = 8
-"""Observations without a firing after which an incident nobody is acting on has passed."""
 
 NEW_NORMAL_AFTER = 64
 """Observations after which an incident that goes on and is not acted on becomes the new normal."""
@@ -111,7 +109,7 @@ class Care:
             pace = case.incident.paced_by
             if pace is None or pace in signal.values:
                 metric = case.incident.metric
-                case.feed(signal.values[metric] if metric and signal.is_finite(metric) else None)
+                case.feed(signal.values[metric] if metric and signal.is_finite(metric) else None, signal.step)
                 continue
             case.unpaced += 1
             if case.unpaced >= STALE_AFTER:
@@ -129,24 +127,10 @@ class Care:
             self.office.record_case(case, "worsened")
         self._supersede(incident)
         for watching in self._watching(incident):
-            if watching.plan is not None and self._is_relapse(watching, incident, case):
+            if watching.plan is not None and is_relapse(watching, incident, case):
                 self._conclude(watching, VerdictKind.RELAPSED, incident.because)
                 self.undos.unhelpful.append(watching.plan)
-                watching.reopen()
-
-    def _is_relapse(self, watching: Case, incident: Incident, fired: Case) -> bool:
-        """Say whether a firing means that the plan being watched has failed."""
-        assert watching.plan is not None
-        silent_for = incident.time_s - watching.acted_s
-        if incident.patience_s is not None and watching.watched == 0 and silent_for < incident.patience_s:
-            return False  # the same silence: the remedy has not had its time yet
-        if watching.plan.hold_longest is not None:  # a hold expects firings; only something worse ends it early
-            return fired.wants_plan and incident.severity > watching.plan.severity
-        is_the_same = incident.name == watching.plan.incident or incident.failure is not watching.plan.failure
-        repeats = watching.has_rewound and is_the_same and not incident.only_errors_count
-        if repeats and incident.step <= watching.plan.step:
-            return incident.severity >= Severity.WARNING  # the run has not even come to where the trouble was found
-        return incident.severity >= watching.plan.severity
+                watching.relapsed(incident)
 
     def _aged(self, case: Case, step: int) -> None:
         """Let time pass for one case: judge a plan whose window is over, close what has passed."""
@@ -181,7 +165,8 @@ class Care:
                 self.undos.unhelpful.append(plan)
             case.reopen()
             return
-        if plan.effect is Effect.RECIPE and case.reference is not None and case.reference.is_worse(tuple(case.recent)):
+        if case.is_worse():
+            assert case.reference is not None
             because = (
                 f"{case.incident.metric} got worse: now about {case.recent[-1]:.4g}, was {case.reference.level:.4g}"
             )
@@ -261,7 +246,9 @@ class Care:
             self._watch(case, rewound=rewound, returned_to=step)
         elif rewound:
             for other in self.cases:
-                if not (other.phase is Phase.WATCHING and other.has_rewound):
+                if other.phase is Phase.WATCHING and other.has_rewound:
+                    other.returned_to = step if other.returned_to is None else min(step, other.returned_to)
+                else:
                     self._close(other, "rewound", release=False)
         for other in self.cases:  # whose plan was overtaken by this return, and is not carried out any more
             if other.phase is Phase.ACTING:
@@ -336,6 +323,18 @@ class Care:
             if waits and case.plan is not None and incident.severity > case.plan.severity:
                 case.reopen()
 
+    def has_completed(self, step: int) -> None:
+        """Close what a return has put an end to: nothing follows any more that could show more of it.
+
+        A few observations are less than a whole watch, but the run has come by the place of the trouble without it.
+        """
+        for case in self.cases:
+            plan = case.plan
+            if plan is not None and plan.hold_longest is None and case.has_stayed_away() and not case.is_worse():
+                again = f"no {plan.failure} when the run came to step {plan.step} again"
+                self._conclude(case, VerdictKind.RECOVERED, f"{again}, nor until it was completed at step {step}")
+                self._close(case, "recovered")
+
     # -- small steps ---------------------------------------------------------------------------------
 
     def _asking(self) -> list[Case]:
@@ -351,7 +350,7 @@ class Care:
     def _watching(self, incident: Incident) -> list[Case]:
         """Return the cases whose plan an incident may speak against."""
         watching = [case for case in self.cases if case.phase is Phase.WATCHING]
-        return [each for each in watching if each.incident.failure is incident.failure or _comes_back(each, incident)]
+        return [each for each in watching if each.incident.failure is incident.failure or comes_back(each, incident)]
 
     def _conclude(self, case: Case, kind: VerdictKind, because: str) -> None:
         assert case.plan is not None
@@ -375,17 +374,6 @@ class Care:
         case = self.cases.add(Case(incident=incident, opened_step=plan.step))
         self.office.record_case(case, "opened")
         return case
-
-
-def _comes_back(case: Case, incident: Incident) -> bool:
-    """Say whether another rule sees the same metric stand out at the very place that a run has returned from.
-
-    One outlier elsewhere is none of the plan's business. There it is more of what the plan has changed or left out.
-    """
-    plan, metric = case.plan, case.incident.metric
-    if plan is None or not case.has_rewound or plan.effect is not Effect.RECIPE or plan.onset_step is None:
-        return False
-    return metric is not None and incident.metric == metric and plan.onset_step <= incident.step <= plan.step
 
 
 def _key(plan: Plan) -> Key:

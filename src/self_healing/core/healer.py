@@ -31,6 +31,7 @@ from .plan import Outcome, Plan
 from .policy import Circumstances, Policy
 from .settings import Settings
 from .signal import (
+    Completed,
     Facts,
     Heartbeat,
     Metrics,
@@ -132,6 +133,9 @@ class Healer:
                 self.care.does_not_return(signal.asked, ask_again=signal.goes_on)
                 if not signal.goes_on:  # nothing can follow any more
                     return None
+            case Completed():
+                self.care.has_completed(signal.step)
+                return None
         trouble = self.ledger.trouble()
         if trouble:
             logger.warning("the ledger cannot be written, training goes on: %s", trouble)
@@ -262,8 +266,7 @@ class Healer:
 
     def _steps_since_before(self, incident: Incident) -> int | None:
         """Return how far back the newest state lies that is older than an incident."""
-        onset = incident.step if incident.onset_step is None else incident.onset_step
-        older = [step for step in self._states.values() if step < onset]
+        older = [step for step in self._states.values() if step < incident.began]
         return incident.step - max(older) if older else None
 
     def _ladder(self, rule: Detector | None, incident: Incident) -> Ladder:

@@ -61,6 +61,11 @@ class Incident:
     """What may have caused it, most likely first: for the user's hooks; the ledger has it in a line of its own."""
 
     @property
+    def began(self) -> int:
+        """The step where the trouble began, as far as is known."""
+        return self.step if self.onset_step is None else self.onset_step
+
+    @property
     def fingerprint(self) -> str:
         """Tell whether two failures are the same one: same exception, same place, same step."""
         return f"{self.exception}|{self.where}|{self.step}" if self.exception else ""

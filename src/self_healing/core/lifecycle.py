@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from .failure import FailureType, Severity
+from .failure import Effect, FailureType, Severity
 from .incident import Incident
 from .plan import Plan
 from .verdict import Reference
 
 RECENT = 8
 """Newest values of the watched metric that are compared with the reference."""
+QUIET_AFTER = 8
+"""Observations without a firing after which an incident nobody is acting on has passed."""
 YOUNG = 32
 """Observations for which a case that nobody acts on is watched closely all the same."""
 
@@ -75,6 +77,12 @@ class Case:
     eval_before: float | None = None
     has_rewound: bool = False
     """The plan has returned the run to an earlier step."""
+    returned_to: int | None = None
+    """The step that the plan has returned the run to; None where it has not, or the trouble was seen again since."""
+    looked_at: int | None = None
+    """The step of the newest observation since the plan was carried out."""
+    quiet_beyond: int = 0
+    """Observations without a firing since the run has come past where the trouble was found before the return."""
     acted_s: float = 0.0
     """When the plan was carried out, by the adapter's clock."""
     unpaced: int = 0
@@ -106,21 +114,41 @@ class Case:
         worse = (incident.severity, incident.stage) > (self.incident.severity, self.incident.stage)
         severity = max(incident.severity, self.incident.severity)
         onset = self.incident.onset_step if self.incident.onset_step is not None else incident.onset_step
-        if self.has_rewound and onset is not None and incident.onset_step is not None:
+        if self.is_another_event(incident):
+            onset = incident.onset_step
+        elif self.has_rewound and onset is not None and incident.onset_step is not None:
             onset = min(onset, incident.onset_step)  # other data have come to where it was
         stage = max(incident.stage, self.incident.stage)
         self.incident = replace(incident, severity=severity, stage=stage, onset_step=onset)
         self.firings += 1
-        self.quiet = 0
+        self.quiet = self.quiet_beyond = 0
+        self.returned_to = None
         return worse
 
-    def feed(self, value: float | None) -> None:
-        """Count one observation and remember the metric's value."""
+    def is_another_event(self, incident: Incident) -> bool:
+        """Say whether something began where the run was well already, after a return: what it has returned from was over."""
+        if self.plan is None or self.beyond_step is None or incident.began <= self.beyond_step:
+            return False
+        long_enough = min(QUIET_AFTER + self.incident.looks_every - 1, self.plan.watch - 1)
+        return self.quiet_beyond > max(1, long_enough)  # it counts the observation that shows it, too
+
+    def relapsed(self, incident: Incident) -> None:
+        """Ask for a plan again: an incident, which may be another rule's, has shown that the last one did not help."""
+        if self.is_another_event(incident):  # what was done before it began is none of its business
+            is_known = self.incident.onset_step is not None
+            self.incident = replace(self.incident, step=incident.step, onset_step=incident.began if is_known else None)
+        self.returned_to = None
+        self.reopen()
+
+    def feed(self, value: float | None, step: int) -> None:
+        """Count one observation, of a step, and remember the metric's value."""
         self.age += 1
         self.quiet += 1
         self.unpaced = 0
         if self.phase is Phase.WATCHING:
             self.watched += 1
+            self.looked_at = step
+            self.quiet_beyond += self.beyond_step is not None and step > self.beyond_step
         if value is not None:
             self.recent.append(value)
 
@@ -142,8 +170,8 @@ class Case:
         assert self.plan is not None
         self.watch = self.plan.watch
         self.beyond_step = self.plan.step if returned_to is not None and returned_to < self.plan.step else None
-        self.watched = 0
-        self.quiet = 0
+        self.returned_to, self.looked_at = returned_to, None
+        self.watched = self.quiet = self.quiet_beyond = 0
         self.eval_before = eval_before
         # After a rollback the metric is compared with what it was before the trouble, else with the trouble itself.
         self.reference = self.before if rewound else Reference.of(tuple(self.recent))
@@ -154,6 +182,17 @@ class Case:
     def is_watch_over(self, step: int) -> bool:
         """Say whether the plan can be judged after an observation of a step."""
         return self.watched >= self.watch and (self.beyond_step is None or step > self.beyond_step)
+
+    def has_stayed_away(self) -> bool:
+        """Say whether the run has come again to where the trouble was found, and it was not seen since the return."""
+        is_there = self.looked_at is not None and self.plan is not None and self.looked_at >= self.plan.step
+        return self.phase is Phase.WATCHING and self.returned_to is not None and is_there
+
+    def is_worse(self) -> bool:
+        """Say whether the metric is clearly worse than what a changed recipe is judged by."""
+        if self.plan is None or self.plan.effect is not Effect.RECIPE or self.reference is None:
+            return False
+        return self.reference.is_worse(tuple(self.recent))
 
     def reopen(self) -> None:
         """Ask for a plan again: the last one was refused, failed, or did not help."""

@@ -151,6 +151,11 @@ class ReturnDropped(Signal):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Completed(Signal):
+    """The run has done all that it was to do: what it was watched for can be judged by what there is."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Resumed(Signal):
     """The run goes on from a state saved by an earlier process, with the core's history of that moment."""
 

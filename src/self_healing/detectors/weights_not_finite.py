@@ -53,7 +53,13 @@ class WeightsNotFinite(Detector):
     )
 
     def check(self, now: Signal, past: History) -> Incident | None:
-        """Fire where the adapter counted a non-finite tensor."""
+        """Fire where the adapter counted a non-finite tensor, and say in which step they were used first."""
         if not isinstance(now, Metrics) or not (tensors := now.get("weights_nonfinite")):
             return None
-        return self.incident(now, f"{tensors:g} tensors of weights or optimizer state are not finite", tensors=tensors)
+        seen_in = now.get("weights_seen_in_step")
+        return self.incident(
+            now,
+            f"{tensors:g} tensors of weights or optimizer state are not finite",
+            onset_step=None if seen_in is None else int(seen_in),
+            tensors=tensors,
+        )

@@ -56,6 +56,8 @@ class RollbackAbilities(TrainerAbilities):
         first = 1 + (state.step if state is not None and returned is None else step)
         if isinstance(move, ReturnTo | Resume) and move.onset is not None:
             first = move.onset
+            if self.last_with_sound_weights == first - 1 and (state is None or state.step < first - 1):
+                first -= 1  # weights that an update has broken are only found when the next step uses them
         # An exception has left the loop in the middle of the next step, whose data are the ones in question.
         stop = step + (2 if self.left_by is not None else 1)
         found = range(max(1, min(first, stop - 1)), stop)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.failure import FailureType
-from ...core.incident import Incident
+from ...core.lifecycle import Case
 from ...snapshots.disk_tier import DiskTier
 from ...snapshots.verdicts import StateVerdict
 from ..run.reflexes import Reflex
@@ -22,7 +22,7 @@ from ..wrapping import Wrapping
 from .beside_checkpoint import CannotReadError, counts_of, put_back, remove_where_alone, write_beside
 from .best_checkpoint import keeping_all_checkpoints, name_a_best_that_is_there
 from .guard_state import GuardState
-from .harm import is_unhealthy, may_have_harmed
+from .harm import harmed_since, is_unhealthy, may_have_harmed
 
 if TYPE_CHECKING:
     from ..run.run_desk import RunDesk
@@ -126,25 +126,23 @@ class CheckpointCare:
             return
         self._desk.go_on_with(history)
 
-    def steps_end(self, steps: Iterable[int], incidents: Iterable[Incident]) -> None:
+    def steps_end(self, steps: Iterable[int], cases: Iterable[Case]) -> None:
         """Judge the checkpoints by what is open after some steps."""
-        known = list(incidents)
-        harmful = self._suspect(known)
-        if self._is_in_trouble and not harmful:
+        known = list(cases)
+        if not self._suspect(known):
             self.disk.incidents_over()
-        self._is_in_trouble = bool(harmful)
-        is_healthy = not any(map(is_unhealthy, known))
+        # Also while what the run has returned from is watched: if it comes back, what was written since may be sick.
+        self._is_in_trouble = any(may_have_harmed(case.incident) for case in known)
+        is_healthy = not any(is_unhealthy(case.incident) for case in known)
         for step in steps:
             self.disk.observed(step, is_healthy=is_healthy)
 
-    def _suspect(self, incidents: Iterable[Incident]) -> list[Incident]:
-        """Mark what holds harmed steps, and whatever is written from now on; return what may have harmed them."""
-        harmful = [each for each in incidents if may_have_harmed(each)]
-        for incident in harmful:
-            self.disk.incident_opened(
-                incident.name, incident.step if incident.onset_step is None else incident.onset_step
-            )
-        return harmful
+    def _suspect(self, cases: Iterable[Case]) -> bool:
+        """Mark what holds harmed steps, and whatever is written from now on; say whether anything may have harmed them."""
+        harmful = [(case, since) for case in cases if (since := harmed_since(case)) is not None]
+        for case, since in harmful:
+            self.disk.incident_opened(case.incident.name, since)
+        return bool(harmful)
 
     def returned(self, to_step: int) -> None:
         """Forget the checkpoints of steps that are undone; they stay where they are, and stay sick."""
@@ -215,7 +213,7 @@ class CheckpointCare:
             if known is None:
                 known = self.audit()
                 # Now, for no step may follow that is judged at its end: a signal or an exception has ended the run.
-                self._suspect(case.incident for case in self._desk.healer.care.cases)
+                self._suspect(self._desk.healer.care.cases)
             self.disk.saved(folder, is_finite=self._weights_are_finite(), known=known)
         return result
 

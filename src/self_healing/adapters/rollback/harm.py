@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ...core.failure import FailureType, Severity
 from ...core.incident import Incident
+from ...core.lifecycle import Case
 
 HARMFUL = frozenset(
     {
@@ -21,6 +22,24 @@ SEEN_IN_NORMS = frozenset({"weights-not-finite"})
 """Rules of harm that the norms of a state show: one that is intact was taken before it, whenever it began."""
 HELD_BACK = frozenset({"loss-not-finite", "gradient-not-finite", "eval-not-finite"})
 """Rules of failures whose updates were never applied, so that the weights are as they were."""
+
+
+def is_onset_known(incident: Incident) -> bool:
+    """Say whether the states from before it can be told from those since: by the step where it began, or by themselves."""
+    return incident.onset_step is not None or incident.name in SEEN_IN_NORMS
+
+
+def harmed_since(case: Case) -> int | None:
+    """Return the first step whose state an open incident makes sick, None where it makes none sick.
+
+    None, too, where the run has returned to before it and it was not seen since: what is trained now is not what was
+    harmed. Where it is not known when it began, the state that was returned to may hold the harm already.
+    """
+    incident = case.incident
+    if not may_have_harmed(incident):
+        return None
+    is_before = case.returned_to is not None and case.returned_to < incident.began
+    return None if is_before and is_onset_known(incident) else incident.began
 
 
 def may_have_harmed(incident: Incident) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
-from ...core.incident import Incident
+from ...core.lifecycle import Case
 from ...snapshots.verdicts import (
     OpenIncident,
     SavedState,
@@ -17,7 +17,7 @@ from ...snapshots.verdicts import (
     newest_for_a_crash,
     newest_for_an_incident,
 )
-from .harm import SEEN_IN_NORMS, is_unhealthy, may_have_harmed
+from .harm import harmed_since, is_onset_known, is_unhealthy
 
 
 class KnownStates:
@@ -46,15 +46,18 @@ class KnownStates:
         """Take note of what is thought of a state."""
         self.states = tuple(replace(state, verdict=verdict) if state.key == key else state for state in self.states)
 
-    def observed(self, step: int, incidents: Iterable[Incident], *, good_after: int) -> None:
-        """Count a step, with what is open at its end."""
-        known = list(incidents)
-        harmful = [each for each in known if may_have_harmed(each)] if known else []
-        for incident in harmful:
-            self._suspect(incident)
+    def observed(self, step: int, cases: Iterable[Case], *, good_after: int) -> None:
+        """Count a step, with what is open at its end.
+
+        What the run has returned from makes no state sick any more, but while it is watched none has proved itself either.
+        """
+        known = list(cases)
+        harmful = [(case, since) for case in known if (since := harmed_since(case)) is not None]
+        for case, since in harmful:
+            self._suspect(case, since)
         if not harmful:
             self.open = None
-        healthy = not known or not any(map(is_unhealthy, known))
+        healthy = not any(is_unhealthy(case.incident) for case in known)
         self.states = after_observation(self.states, step, healthy=healthy, needed={Tier.MEMORY: good_after})
 
     def newest_good(self) -> SavedState | None:
@@ -82,9 +85,8 @@ class KnownStates:
             newest = newest_for_an_incident(usable, before_step)
         return None if newest is None else at_depth(usable, newest, depth=depth, step=step)
 
-    def _suspect(self, incident: Incident) -> None:
-        is_known = incident.onset_step is not None or incident.name in SEEN_IN_NORMS
-        onset = incident.onset_step if incident.onset_step is not None else incident.step
-        if self.open is None or onset < self.open.onset:
-            self.open = OpenIncident(incident.name, onset, is_onset_known=is_known)
+    def _suspect(self, case: Case, since: int) -> None:
+        if self.open is None or since < self.open.onset:
+            incident = case.incident
+            self.open = OpenIncident(incident.name, since, is_onset_known=is_onset_known(incident))
             self.states = after_incident(self.states, self.open)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...core.failure import FailureType, Severity
-from ...core.incident import Incident
+from ...core.lifecycle import Case
 from ..ending.device_errors import is_device_lost
 from ..run.abilities import TrainerAbilities
 from ..run.checkpoint_folders import newest_usable
@@ -163,19 +163,19 @@ class RollbackCare:
         if self.keeper is not None:
             self.keeper.step_begins(step_time_s, is_due=is_due)
 
-    def steps_end(self, steps: Iterable[int], incidents: Iterable[Incident]) -> None:
+    def steps_end(self, steps: Iterable[int], cases: Iterable[Case]) -> None:
         """Judge the states by what is open after some steps."""
         if self.keeper is not None:
-            self.keeper.observed(steps, incidents)
+            self.keeper.observed(steps, cases)
             if self.keeper.loop.old is not None:
                 self.keeper.loop.old.settle()
 
-    def secure(self, incidents: Iterable[Incident], checkpoints: CheckpointCare) -> None:
+    def secure(self, cases: Iterable[Case], checkpoints: CheckpointCare) -> None:
         """Write the newest good state to disk when the loss begins to leave its level: the process may not survive it.
 
         What has changed the weights besides training shows in an audit, and is answered by it: neither data nor rate are to blame.
         """
-        is_leaving = any(each.failure in LEAVING and each.severity > Severity.INFO for each in incidents)
+        is_leaving = any(case.incident.failure in LEAVING and case.incident.severity > Severity.INFO for case in cases)
         was_leaving, self._is_leaving = self._is_leaving, is_leaving
         if not is_leaving or was_leaving or self.keeper is None or self._desk is None:
             return

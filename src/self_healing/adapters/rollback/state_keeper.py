@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ...core.incident import Incident
+from ...core.lifecycle import Case
 from ...core.signal import Signal, SnapshotDropped, SnapshotTaken
 from ...snapshots.audit import Finding
 from ...snapshots.spacing import FEWEST_SLOTS
@@ -265,14 +265,14 @@ class StateKeeper:
 
     # -- judging -------------------------------------------------------------------------------------
 
-    def observed(self, steps: Iterable[int], incidents: Iterable[Incident]) -> None:
+    def observed(self, steps: Iterable[int], cases: Iterable[Case]) -> None:
         """Count steps, with what is open after them."""
         furthest = self.loop.snapshots.furthest
         if furthest is not None and self.updates > furthest.updates:
             self.loop.snapshots.furthest = None  # the run is beyond it again
         self._judge_what_is_measured()
         for step in steps:
-            self.known.observed(step, incidents, good_after=self.settings.good_after)
+            self.known.observed(step, cases, good_after=self.settings.good_after)
         self._share()
 
     def first_loss(self, step: int, loss: float) -> ReturnTo | None:

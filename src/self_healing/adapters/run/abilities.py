@@ -119,6 +119,8 @@ class TrainerAbilities(LoopAbilities):
         super().__init__(trainer, rate_scale)
         self.left_by: BaseException | None = None
         """The exception that has left the loop, while it is being answered."""
+        self.last_with_sound_weights: int | None = None
+        """The last step before the one in which the weights were found broken: its update may have done it."""
         self.note: Callable[[str, str], None] = _nobody_reads
         """Writes a remark into the ledger and the log."""
         self.why_whole: Callable[[], str | None] = _nothing_known

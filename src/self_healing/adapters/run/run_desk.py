@@ -22,7 +22,7 @@ from ...core.plan import Outcome, Plan
 from ...core.run_directory import ledger_path, run_directory_of, supervisor_ledger_path
 from ...core.run_ledgers import iter_run
 from ...core.secrets import secrets_of_urls
-from ...core.signal import Fact, Facts, Metrics, Resumed, ReturnDropped, Signal
+from ...core.signal import Completed, Fact, Facts, Metrics, Resumed, ReturnDropped, Signal
 from ...core.voting import Voting
 from ...report.clean import seconds_of
 from ...report.environment import hardware, versions
@@ -252,6 +252,8 @@ class RunDesk:
     def ended(self, exit_reason: str, error: BaseException | None, figures: Mapping[str, float]) -> None:
         """Write how the run ended: a line in the ledger, the postmortem, and one sentence in the log."""
         self.finish()
+        if exit_reason == "completed":
+            self._observe(Completed(step=self.step(), time_s=time.time()))
         code = self.exit_code(exit_reason)
         self.heart.ends(exit_reason, code)
         if code == ExitCode.GAVE_UP and error is not None:

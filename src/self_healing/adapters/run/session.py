@@ -241,15 +241,16 @@ class Session:
         if found:
             self.note("nan-examined", str(found["nan_because"]))
             self.desk.learn(found)
-        return self.look_at_weights()
+        return self.look_at_weights(window)
 
-    def look_at_weights(self) -> bool:
-        """Look whether the weights are to blame; say whether they were and have been mended.
+    def look_at_weights(self, window: Window) -> bool:
+        """Look whether the weights are to blame for a step; say whether they were and have been mended.
 
         It is cheap, and nothing but an earlier state helps against broken weights.
         """
         broken = self._broken_weights()
-        self.desk.look({"weights_nonfinite": float(broken)})
+        self.abilities.last_with_sound_weights = window.step if broken else None
+        self.desk.look({"weights_nonfinite": float(broken), "weights_seen_in_step": float(window.step + 1)})
         mended = broken > 0 and self.weights_are_finite()
         if mended:
             self.desk.look({"weights_nonfinite": 0.0})

@@ -75,12 +75,12 @@ class StepIntake:
     def judge_by_steps(self) -> None:
         """Judge states and checkpoints by what is open after the newest steps."""
         session = self._session
-        incidents = [case.incident for case in session.desk.healer.care.cases]
+        cases = list(session.desk.healer.care.cases)
         steps, self.ended = self.ended, []
-        session.rollback.steps_end(steps, incidents)
+        session.rollback.steps_end(steps, cases)
         if session.checkpoints is not None:
-            session.checkpoints.steps_end(steps, incidents)
-            session.rollback.secure(incidents, session.checkpoints)
+            session.checkpoints.steps_end(steps, cases)
+            session.rollback.secure(cases, session.checkpoints)
 
     def _taken_in(self, reading: StepReading, step_time_s: float) -> None:
         self._session.rollback.read(reading)

@@ -1,0 +1,112 @@
+"""What a run writes after it has returned to before some trouble: it is as good as that of a run that never had it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from self_healing import HealingConfig, SelfHealingTrainer, guard
+from self_healing.cli.main import main
+from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.drills.trained import same, updates
+from self_healing.readers import open_recording
+from self_healing.replay import replay
+from self_healing.report.postmortem import postmortem_path, read_postmortem
+from self_healing.snapshots.manifest import read_manifest
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+SAVING = {"save_strategy": "steps", "save_steps": 10, "logging_steps": 5}
+
+
+def break_once_after(trainer, *steps):
+    """Write a NaN into a weight after the update of some steps, once each."""
+    import torch
+    from transformers import TrainerCallback
+
+    left = set(steps)
+
+    class Break(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step in left:
+                left.discard(state.global_step)
+                with torch.no_grad():
+                    next(trainer.model.parameters()).view(-1)[0] = float("nan")
+                    next(p for p in trainer.model.parameters() if p.dim() == 1)[0] = float("nan")
+
+    trainer.add_callback(Break())
+    return trainer
+
+
+def conditions(folder):
+    found = {int(each.name.split("-")[1]): read_manifest(each) for each in folder.glob("checkpoint-*")}
+    return {step: str(found[step].verdict.condition) for step in sorted(found)}
+
+
+def ledger(folder):
+    return [json.loads(line) for line in (folder / "healing" / "ledger.jsonl").read_text().splitlines()]
+
+
+def said_of_returns(folder):
+    outcomes = [line["body"] for line in ledger(folder) if line["kind"] == "outcome"]
+    return [(body["rung"], body["results"][-1]["text"]) for body in outcomes if "roll-back" in body["rung"]]
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    trainer = tiny_trainer(tmp_path_factory.mktemp("clean"), **SAVING)
+    trainer.train()
+    return trainer
+
+
+def test_checkpoints_after_an_exact_return_can_be_trusted_and_the_incident_is_over_at_the_end(clean, tmp_path):
+    trainer = break_once_after(tiny_trainer(tmp_path, **SAVING), 53)
+    assert SelfHealingTrainer(trainer).train().metrics["healing/rollbacks"] == 1
+    assert same(trainer, clean)
+    assert conditions(tmp_path) == dict.fromkeys(range(10, 70, 10), "intact")
+    postmortem = read_postmortem(postmortem_path(tmp_path))
+    (found,) = [each for each in postmortem.incidents if each["name"] == "weights-not-finite"]
+    assert (found["closed"], found["closed_step"], postmortem.advice) == ("recovered", 60, [])
+    assert main(["diagnose", str(tmp_path)]) == 0
+    replayed = replay(open_recording(tmp_path / "healing" / "ledger.jsonl"))
+    assert (replayed.exact, replayed.differences) == (True, [])
+    longer = tiny_trainer(tmp_path, **SAVING | {"max_steps": 62})
+    SelfHealingTrainer(longer, HealingConfig(shared_memory=False)).train(resume_from_checkpoint="auto")
+    told = [line["body"]["text"] for line in ledger(tmp_path) if line["name"] == "resuming"]
+    assert told[-1] == "checkpoint-60 is resumed from"
+
+
+def test_a_second_one_that_comes_once_costs_no_more_data_than_from_where_it_began(tmp_path):
+    trainer = break_once_after(tiny_trainer(tmp_path, max_steps=70, logging_steps=5), 23, 49)
+    SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=10)).train()
+    first, second = said_of_returns(tmp_path)
+    assert first == ("roll-back", "a return to memory-3-step-20, step 20, is asked for")
+    assert second == ("roll-back+skip-batches", "the data of steps 49 to 51 are left out")
+    returns = [line["step"] for line in ledger(tmp_path) if line["name"] == "returned"]
+    assert returns == [20, 43], "a state between the two can be trusted"
+    assert updates(trainer) == 70
+
+
+def test_a_loop_goes_on_from_the_only_checkpoint_that_it_wrote_after_a_return(tmp_path):
+    import torch
+    from torch import nn
+
+    def loop(*, breaks_after=None, resume=False):
+        torch.manual_seed(0)
+        model, steps, left = nn.Linear(8, 1), [], {breaks_after}
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        rows = torch.randn(160, 8)
+        with guard(model, optimizer, run_dir=tmp_path, save_every=20, resume=resume) as run:
+            for batch in run.batches(torch.utils.data.DataLoader(rows, batch_size=8)):
+                steps.append(run.step_number)
+                with run.step(batch) as step:
+                    step.backward(lambda x: (model(x) - x.sum(1, keepdim=True)).pow(2).mean(), batch)
+                if run.step_number in left:
+                    left.clear()
+                    model.weight.data[0, 0] = float("nan")
+        return steps
+
+    assert loop(breaks_after=18)[-1] == 19
+    assert conditions(tmp_path) == {20: "intact"}
+    assert read_postmortem(postmortem_path(tmp_path)).advice == []
+    assert loop(resume="auto") == [], "all twenty steps are done"
