@@ -81,8 +81,11 @@ class KnownStates:
             newest = newest_for_an_incident(usable, onset)
         return None if newest is None else at_depth(usable, newest, depth=depth, step=step)
 
-    def _suspect(self, incident: Incident) -> None:
-        onset = incident.onset_step if incident.onset_step is not None else incident.step
+    def harmed_since(self, onset: int, name: str) -> None:
+        """Take note of trouble that may have harmed every state since its first step."""
         if self.open is None or onset < self.open.onset:
-            self.open = OpenIncident(incident.name, onset)
+            self.open = OpenIncident(name, onset)
             self.states = after_incident(self.states, self.open)
+
+    def _suspect(self, incident: Incident) -> None:
+        self.harmed_since(incident.onset_step if incident.onset_step is not None else incident.step, incident.name)

@@ -75,6 +75,8 @@ class RunDesk:
         """What takes in the steps that nobody has taken note of yet, before anything else is looked at."""
         self.waiting: deque[Signal] = deque()
         """What was seen and is looked at when everything is in order for what may follow from it."""
+        self.brought_to_light: deque[Signal] = deque()
+        """What was found out while a plan was carried out: the core knows of it before it makes the next one."""
         self.last_metrics: dict[str, float] = {}
         self.seconds_acting = 0.0
         """The time that plans and reflexes have taken."""
@@ -210,8 +212,17 @@ class RunDesk:
             outcome = healer.act(plan, self.abilities, time.perf_counter)
             if outcome is not None:
                 self.was_done(outcome, plan)
-            plan = None if outcome is None else healer.next_plan(outcome)
+            plan = self._wish_for_what_came_to_light()
+            if plan is None and outcome is not None:
+                plan = healer.next_plan(outcome)
         return last
+
+    def _wish_for_what_came_to_light(self) -> Plan | None:
+        """Let the healer look at what a plan has brought to light; return the last plan it made of it."""
+        wish: Plan | None = None
+        while self.brought_to_light:
+            wish = self._observe(self.brought_to_light.popleft()) or wish
+        return wish
 
     def was_done(self, outcome: Outcome, plan: Plan | None = None) -> None:
         """Take note of a plan that was carried out, whatever came of it."""

@@ -246,8 +246,11 @@ class Session:
     def look_at_weights(self) -> bool:
         """Look whether the weights are to blame; say whether they were and have been mended.
 
-        It is cheap, and nothing but an earlier state helps against broken weights.
+        It is cheap, and nothing but an earlier state helps against broken weights; against those that no state holds, not
+        even that.
         """
+        if self.rollback.frozen_is_broken(look=True) and self.pending.stop_reason is not None:
+            return False
         broken = self._broken_weights()
         self.desk.look({"weights_nonfinite": float(broken)})
         mended = broken > 0 and self.weights_are_finite()
