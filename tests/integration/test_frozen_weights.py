@@ -109,16 +109,19 @@ def test_it_is_named_nothing_is_returned_to_and_the_same_script_goes_on_exactly(
     trainer = lora(tmp_path)
     before_forward(trainer, harm)
     said = given_up(trainer)
-    assert BROKEN in said and "checkpoint-8 was written from host memory" in said
+    assert BROKEN in said
+    assert "checkpoint-8 was written from host memory" in said
     assert 'train(resume_from_checkpoint="auto")' in said
     assert [entry["body"]["key"] for entry in entries(tmp_path, "signal") if entry["name"] == "returned"] == []
     (last,) = [entry for entry in entries(tmp_path, "plan") if entry["name"] == "unexplained-state"]
-    assert last["body"]["rung"] == "stop-run" and last["body"]["hypothesis"] == "broken-frozen-weight"
+    assert last["body"]["rung"] == "stop-run"
+    assert last["body"]["hypothesis"] == "broken-frozen-weight"
     assert any("restart-process" in passed for passed in last["body"]["instead_of"]), "a new process may do better"
     (note,) = [entry["body"]["text"] for entry in entries(tmp_path, "note") if entry["name"] == "frozen-weight-broken"]
     assert BROKEN in note
     told = read_postmortem(tmp_path / "postmortem.json")
-    assert told.exit_reason == "unrecoverable" and BROKEN in json.dumps(told.to_json())
+    assert told.exit_reason == "unrecoverable"
+    assert BROKEN in json.dumps(told.to_json())
     assert trainer.state.global_step == 8
 
     again = lora(tmp_path)
@@ -144,7 +147,8 @@ def test_without_adapters_no_checkpoint_holds_the_broken_weight_and_shared_memor
     trainer = frozen_embedding(tmp_path)
     before_forward(trainer, scaled("model.embed_tokens.weight", float("nan")))
     said = given_up(trainer)
-    assert "model.embed_tokens.weight" in said and "the state of step 8 is left in shared memory" in said
+    assert "model.embed_tokens.weight" in said
+    assert "the state of step 8 is left in shared memory" in said
     assert not list(tmp_path.glob("checkpoint-*"))
     again = frozen_embedding(tmp_path)
     SelfHealingTrainer(again, SETTINGS).train(resume_from_checkpoint="auto")
@@ -166,7 +170,8 @@ def test_a_healthy_run_with_adapters_is_that_of_a_stock_trainer(clean, tmp_path)
     trainer = lora(tmp_path)
     SelfHealingTrainer(trainer, SETTINGS).train()
     assert same(list(weights(trainer).values()), list(weights(clean(lora)).values()))
-    assert entries(tmp_path, "incident") == [] and entries(tmp_path, "plan") == []
+    assert entries(tmp_path, "incident") == []
+    assert entries(tmp_path, "plan") == []
     assert not [entry for entry in entries(tmp_path, "note") if entry["name"].startswith(("frozen", "changed"))]
 
 
@@ -188,4 +193,5 @@ def test_whoever_ignores_the_rule_may_change_what_does_not_train(tmp_path):
     trainer = lora(tmp_path)
     before_forward(trainer, scaled(BROKEN, 1.01))
     SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=2, ignore=("unexplained-state",))).train()
-    assert trainer.state.global_step == STEPS and entries(tmp_path, "plan") == []
+    assert trainer.state.global_step == STEPS
+    assert entries(tmp_path, "plan") == []

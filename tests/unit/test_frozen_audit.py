@@ -22,7 +22,9 @@ class Watched:
         import torch
 
         torch.manual_seed(0)
-        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(number)).requires_grad_(False)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(number)).requires_grad_(
+            False
+        )
         self.notes = []
         self.audit = FrozenAudit(
             SimpleNamespace(model=self.layers), lambda: is_wanted, lambda *note: self.notes.append(note)
@@ -97,7 +99,8 @@ def test_on_suspicion_all_are_looked_at(small_shares):
     assert watched.states(0, 2) is None
     watched.harm(17)
     broken = watched.audit.look_at_all(2)
-    assert "17.weight" in str(broken) and broken.since < 3
+    assert "17.weight" in str(broken)
+    assert broken.since < 3
 
 
 def test_what_is_not_finite_has_harmed_no_step_before(small_shares):
@@ -105,7 +108,8 @@ def test_what_is_not_finite_has_harmed_no_step_before(small_shares):
     assert watched.states(0, 5) is None
     watched.harm(17, 18, 19, by=float("nan"))  # however many
     broken = watched.audit.look_at_all(9)
-    assert broken.names == ("17.weight", "18.weight", "19.weight") and broken.since == 9
+    assert broken.names == ("17.weight", "18.weight", "19.weight")
+    assert broken.since == 9
 
 
 def test_what_changes_in_every_step_is_code_and_compared_no_longer():
@@ -114,7 +118,8 @@ def test_what_changes_in_every_step_is_code_and_compared_no_longer():
         watched.harm(4, by=0.99)
         assert watched.states(step, step) is None
     ((name, text),) = watched.notes
-    assert name == "changed-beside-the-optimizer" and "4.weight" in text
+    assert name == "changed-beside-the-optimizer"
+    assert "4.weight" in text
     watched.harm(5)
     assert watched.states(6, 6)[1].names == ("5.weight",)
 
@@ -149,7 +154,8 @@ def test_weights_that_states_hold_are_left_to_the_audit_of_states():
     watched = Watched(is_wanted=False)
     assert watched.states(0, 4) is None
     watched.harm(1)
-    assert watched.states(5, 9) is None and watched.audit.look_at_all(9) is None
+    assert watched.states(5, 9) is None
+    assert watched.audit.look_at_all(9) is None
 
 
 def test_a_weight_that_is_cast_or_begins_to_train_is_not_broken():
@@ -158,4 +164,5 @@ def test_a_weight_that_is_cast_or_begins_to_train_is_not_broken():
     watched.layers[0].weight.data = watched.layers[0].weight.data.bfloat16()
     watched.layers[1].requires_grad_(True)
     watched.harm(1)
-    assert watched.states(5, 9) is None and watched.notes == []
+    assert watched.states(5, 9) is None
+    assert watched.notes == []

@@ -33,7 +33,8 @@ def test_every_single_flipped_bit_shows(dtype):
 
 
 @pytest.mark.parametrize(
-    "harm", [lambda t: t.mul_(-30), lambda t: t.neg_(), lambda t: t.view(-1)[3].fill_(float("nan")), lambda t: t.zero_()]
+    "harm",
+    [lambda t: t.mul_(-30), lambda t: t.neg_(), lambda t: t.view(-1)[3].fill_(float("nan")), lambda t: t.zero_()],
 )
 def test_what_norms_do_not_tell_shows_too(harm):
     tensor = values(torch.float32)
@@ -47,7 +48,8 @@ def test_the_same_values_give_the_same_sum_wherever_and_however_they_lie(dtype):
     tensor = values(dtype)
     shifted = torch.cat([tensor.new_zeros(1), tensor.view(-1)])[1:].view_as(tensor)  # between two words
     across = tensor.t().contiguous().t()
-    assert shifted.storage_offset() == 1 and not across.is_contiguous()
+    assert shifted.storage_offset() == 1
+    assert not across.is_contiguous()
     assert len(set(checksums_now([tensor, tensor.clone(), shifted, across]))) == 1
 
 
@@ -55,7 +57,8 @@ def test_they_are_begun_without_waiting_for_a_device(no_host_waits):
     tensors = [values(dtype) for dtype in DTYPES] + [torch.ones(())]
     with no_host_waits():
         begun = Checksums(tensors)
-        assert begun.are_there() and begun.read() == checksums_now(tensors)
+        assert begun.are_there()
+        assert begun.read() == checksums_now(tensors)
 
 
 def test_only_what_needs_no_gradient_and_lies_somewhere_is_looked_at():
@@ -69,4 +72,5 @@ def test_numbers_that_are_not_finite_are_told_from_others():
     broken = values(torch.bfloat16)
     broken[2, 3] = float("inf")
     assert not is_finite(broken)
-    assert is_finite(values(torch.bfloat16)) and is_finite(values(torch.uint8))
+    assert is_finite(values(torch.bfloat16))
+    assert is_finite(values(torch.uint8))

@@ -205,7 +205,11 @@ class RollbackCare:
         """Say whether weights that no state holds are known to be broken; looks at all of them where that is asked for."""
         if self.keeper is None:
             return False
-        if look and self._abilities is not None and not (self._abilities.pending.is_returning or self.guard.lets_through):
+        if (
+            look
+            and self._abilities is not None
+            and not (self._abilities.pending.is_returning or self.guard.lets_through)
+        ):
             self.keeper.tell_of_frozen()
         return self.keeper.frozen.broken is not None
 
