@@ -7,7 +7,8 @@ import json
 import pytest
 
 from self_healing import HealingConfig, SelfHealingTrainer
-from self_healing.core.errors import UnrecoverableError
+from self_healing.core.errors import ExitCode, UnrecoverableError
+from self_healing.core.heartbeat import read_heartbeat
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
 from self_healing.report.postmortem import read_postmortem
 
@@ -117,6 +118,7 @@ def test_it_is_named_nothing_is_returned_to_and_the_same_script_goes_on_exactly(
     assert last["body"]["rung"] == "stop-run"
     assert last["body"]["hypothesis"] == "broken-frozen-weight"
     assert any("restart-process" in passed for passed in last["body"]["instead_of"]), "a new process may do better"
+    assert read_heartbeat(tmp_path).exit_code == ExitCode.DEVICE_LOST, "by which heal run starts it again"
     (note,) = [entry["body"]["text"] for entry in entries(tmp_path, "note") if entry["name"] == "frozen-weight-broken"]
     assert BROKEN in note
     told = read_postmortem(tmp_path / "postmortem.json")
@@ -140,6 +142,9 @@ def test_a_return_that_another_trouble_asks_for_is_refused_because_it_would_be_i
     (refused,) = [entry for entry in entries(tmp_path, "outcome") if entry["body"]["rung"] == "roll-back"]
     assert BROKEN in refused["body"]["results"][0]["text"]
     assert [entry["body"]["rung"] for entry in entries(tmp_path, "plan")] == ["roll-back", "stop-run"]
+    assert "unexplained-state" in {entry["name"] for entry in entries(tmp_path, "incident")}, (
+        "known before the next plan"
+    )
     assert (tmp_path / "checkpoint-8").is_dir()
 
 

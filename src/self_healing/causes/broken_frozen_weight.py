@@ -30,8 +30,7 @@ class BrokenFrozenWeight(Cause):
     confirm = "Load the model from its files once more, and compare the weight that is named with the one in memory."
     fixes = (
         'Start the script again with `resume_from_checkpoint="auto"`: what does not train is loaded anew from its files.',
-        "Where it comes back on the same machine, have its accelerator and its memory tested "
-        "(`nvidia-smi -q -d ECC`, `dcgmi diag`).",
+        "Where it comes back on the same machine, have its memory tested (`nvidia-smi -q -d ECC`, `dcgmi diag`).",
         'Where code of yours writes to weights that do not train, switch the rule off: `ignore=("unexplained-state",)`.',
     )
     remedy = (rung(RestartProcess(), success=0.95), rung(StopRun()))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from self_healing.adapters.rollback.frozen_audit import FrozenAudit  # noqa: E402
 from self_healing.tensors.checksums import Checksums, checksums_now, frozen_weights, is_finite  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("one_thread")]
@@ -59,6 +62,19 @@ def test_they_are_begun_without_waiting_for_a_device(no_host_waits):
         begun = Checksums(tensors)
         assert begun.are_there()
         assert begun.read() == checksums_now(tensors)
+
+
+def test_an_audit_of_whole_weights_waits_for_no_device(no_host_waits):
+    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(20))).requires_grad_(False)
+    audit = FrozenAudit(SimpleNamespace(model=model), lambda: True, lambda *_: None)
+    with no_host_waits():
+        for step in range(5):
+            audit.state_taken(step)
+            assert audit.found(step) is None
+    with torch.no_grad():
+        model[3].weight.neg_()
+    audit.state_taken(5)
+    assert audit.found(5).names == ("3.weight",)
 
 
 def test_only_what_needs_no_gradient_and_lies_somewhere_is_looked_at():

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ...tensors.checksums import Checksums
 
 SHARES = 16
-"""All of them are seen within so many states, unless that is more than `MOST_BYTES` at a time."""
+"""So many looks see all of them, twice as many where tensors do not fill a share; more where a share is `MOST_BYTES`."""
 LEAST_BYTES = 16 << 20
 """So few are looked at all at once: a device reads them in 10 microseconds, a host in 2 milliseconds."""
 MOST_BYTES = 256 << 20

@@ -29,7 +29,7 @@ from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
 from ...tracking.alert_office import AlertOffice
-from ..ending.exit_codes import end_with, exit_code_of, is_for_good
+from ..ending.exit_codes import end_with, exit_code_of, helps_elsewhere, is_for_good
 from ..ending.killed_attempt import listed_since, reached_at_least
 from ..ending.last_attempt import LastAttempt, last_attempt
 from .heart import Heart
@@ -265,7 +265,7 @@ class RunDesk:
         self.finish()
         code = self.exit_code(exit_reason)
         self.heart.ends(exit_reason, code)
-        if code == ExitCode.GAVE_UP and error is not None:
+        if code in (ExitCode.GAVE_UP, ExitCode.DEVICE_LOST) and error is not None:
             end_with(error, code)
         ledger, step = self.opened.ledger, self.step()
         if ledger is None:
@@ -288,6 +288,8 @@ class RunDesk:
     def exit_code(self, exit_reason: str) -> int | None:
         """Return what an end asks whoever has started the process for, None where nothing of ours has decided it."""
         plan = self._gave_up
+        if plan is not None and exit_reason == "unrecoverable" and helps_elsewhere(plan):
+            return ExitCode.DEVICE_LOST
         # Only a rehearsal gives up without a plan.
         gave_up = exit_reason == "unrecoverable" if plan is None else is_for_good(plan, self.healer.memory)
         return exit_code_of(exit_reason, self.config.preemption_signals, is_for_good=gave_up)
