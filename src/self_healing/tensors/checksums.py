@@ -1,8 +1,9 @@
 """Checksums of weights that nothing trains: any change shows, and training never waits for them.
 
-The memory of a tensor is added up as whole numbers of 64 bits, which wrap around. Such a sum does not depend on the order
-in which a device adds, so that it is the same whenever the tensor is; a flipped bit, a changed sign and a value that is not
-finite all change it. Values that change places by whole numbers of 64 bits do not.
+The memory of a tensor is added up as whole numbers of 64 bits, which wrap around, in 16 columns. Such sums do not depend on
+the order in which a device adds, so that they are the same whenever the tensor is. A flipped bit changes one of them for
+certain. A single sum would be zero as often for a tensor of other signs as a coin falls even: the highest bits of two words
+cancel, so that only the others tell; 16 of them never are, all at once. Values that change places within a column do not show.
 """
 
 from __future__ import annotations
@@ -24,6 +25,10 @@ from .side_stream import measuring_stream
 logger = logging.getLogger("self_healing.snapshots")
 
 WORD_BYTES = 8
+COLUMNS = 16
+ROW_BYTES = WORD_BYTES * COLUMNS
+
+Checksum = tuple[int, ...]
 
 
 class Checksums:
@@ -31,7 +36,7 @@ class Checksums:
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         self._tensors = list(tensors)
-        self._sums: list[int] | None = None
+        self._sums: list[Checksum] | None = None
         self._is_done = threading.Event()
         devices = {tensor.device for tensor in tensors if tensor.is_cuda}
         if not devices:
@@ -45,7 +50,7 @@ class Checksums:
         """Say whether `read` answers without waiting."""
         return self._is_done.is_set()
 
-    def read(self) -> list[int] | None:
+    def read(self) -> list[Checksum] | None:
         """Return them in the order of the tensors; None where they could not be computed."""
         if not self.are_there():
             with hurry:
@@ -62,7 +67,7 @@ class Checksums:
             self._is_done.set()
 
 
-def checksums_now(tensors: Sequence[Tensor]) -> list[int]:
+def checksums_now(tensors: Sequence[Tensor]) -> list[Checksum]:
     """Return the checksums of tensors; waits for their devices."""
     return _all_sums(list(tensors), {})
 
@@ -87,13 +92,13 @@ def _can_be_read(tensor: Tensor) -> bool:
 
 
 @torch.no_grad()
-def _all_sums(tensors: list[Tensor], ready: Mapping[torch.device, torch.cuda.Event]) -> list[int]:
-    found: dict[int, int] = {}
+def _all_sums(tensors: list[Tensor], ready: Mapping[torch.device, torch.cuda.Event]) -> list[Checksum]:
+    found: dict[int, Checksum] = {}
     for device in {tensor.device for tensor in tensors}:
         places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
         members = [tensors[place] for place in places]
-        sums = _on_a_device(members, ready[device]) if device in ready else torch.stack([*map(_sum, members)])
-        found.update(zip(places, sums.tolist(), strict=True))
+        sums = _on_a_device(members, ready[device]) if device in ready else torch.stack([*map(_sums_of, members)])
+        found.update(zip(places, map(tuple, sums.tolist()), strict=True))
     return [found[place] for place in range(len(tensors))]
 
 
@@ -102,18 +107,22 @@ def _on_a_device(tensors: list[Tensor], ready: torch.cuda.Event) -> Tensor:
     stream = measuring_stream(tensors[0].device)
     with torch.cuda.stream(stream):
         stream.wait_event(ready)
-        sums = torch.stack([*map(_sum, tensors)])
+        sums = torch.stack([*map(_sums_of, tensors)])
         event = torch.cuda.Event(blocking=True)
         event.record(stream)
         event.synchronize()
         return sums.cpu()
 
 
-def _sum(tensor: Tensor) -> Tensor:
+def _sums_of(tensor: Tensor) -> Tensor:
     flat = local_of(tensor).detach().reshape(-1).view(torch.uint8)
     if flat.storage_offset() % WORD_BYTES:
         flat = flat.clone()
-    whole = flat.numel() // WORD_BYTES * WORD_BYTES
-    # Words of the width of the sum: others would be copied to that width first, several times the memory of the tensor.
-    total = flat[:whole].view(torch.int64).sum()
-    return total if whole == flat.numel() else total + flat[whole:].sum(dtype=torch.int64)
+    whole = flat.numel() // ROW_BYTES * ROW_BYTES
+    # Words of the width of the sums: others would be copied to that width first, several times the memory of the tensor.
+    sums = flat[:whole].view(torch.int64).view(-1, COLUMNS).sum(dim=0)
+    if whole == flat.numel():
+        return sums
+    rest = flat.new_zeros(ROW_BYTES)
+    rest[: flat.numel() - whole] = flat[whole:]
+    return sums + rest.view(torch.int64)

@@ -46,6 +46,13 @@ def test_what_norms_do_not_tell_shows_too(harm):
     assert checksums_now([tensor]) != before
 
 
+def test_other_signs_show_whatever_the_values():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(300):
+        tensor = torch.randn(64, 8, generator=generator)
+        assert checksums_now([tensor]) != checksums_now([-tensor])
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_the_same_values_give_the_same_sum_wherever_and_however_they_lie(dtype):
     tensor = values(dtype)

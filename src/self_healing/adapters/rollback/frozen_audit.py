@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.signal import Fact, Facts, Signal
 
 if TYPE_CHECKING:
-    from ...tensors.checksums import Checksums
+    from ...tensors.checksums import Checksum, Checksums
 
 SHARES = 16
 """So many looks see all of them, twice as many where tensors do not fill a share; more where a share is `MOST_BYTES`."""
@@ -36,7 +36,7 @@ class _Weight:
     nbytes: int
     kind: tuple[Any, ...] = ()
     """What it was when its checksum was taken: one that was cast since is another one."""
-    checksum: int | None = None
+    checksum: Checksum | None = None
     seen: int = 0
     """The last step at which it was what it was at first."""
     turn: int = 0
@@ -147,7 +147,7 @@ class FrozenAudit:
             self._weights = [_Weight(name, tensor, nbytes_of(tensor)) for name, tensor in found.items()]
         return [each for each in self._weights if not each.tensor.requires_grad]
 
-    def _compare(self, step: int, weights: list[_Weight], sums: Iterable[int]) -> list[_Weight]:
+    def _compare(self, step: int, weights: list[_Weight], sums: Iterable[Checksum]) -> list[_Weight]:
         """Take note of those that are what they were, and of what they are at first; return the others."""
         changed = []
         for each, checksum in zip(weights, sums, strict=False):
