@@ -245,6 +245,10 @@ class LayeredConfig(BaseModel):
         running = self._running(catalogue)
         return tuple(rule for rule in self._all(catalogue) if rule.name() in running)
 
+    def runs_rule(self, name: str) -> bool:
+        """Say whether a rule runs: it may be ignored, or not be selected."""
+        return name in self._running()
+
     def _rules_known(self, catalogue: Catalogue | None = None) -> Catalogue:
         known = self._catalogue if catalogue is None else catalogue
         return discovered() if known is None else known

@@ -37,6 +37,8 @@ class Cause:
     """What a person can do about it, with numbers."""
     remedy: ClassVar[Ladder] = ()
     """What the healer can do about it; empty where the rule's own ladder is as good."""
+    is_certain: ClassVar[bool] = False
+    """True where its evidence is a measurement that leaves nothing else to try: then the rule's own ladder is not gone back to."""
     references: ClassVar[tuple[str, ...]] = ()
 
     @classmethod

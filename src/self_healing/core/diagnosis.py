@@ -33,6 +33,8 @@ class Hypothesis:
     remedy: Ladder = ()
     is_echo: bool = False
     """True where it is usually a consequence of something else."""
+    is_certain: bool = False
+    """True where only its own remedies can help."""
     at: int = 0
     """Where in the incident's text it was found: the last character of it."""
 
@@ -115,7 +117,7 @@ def ranked(found: Iterable[Hypothesis]) -> tuple[Hypothesis, ...]:
 def _from_cause(cause: Cause, evidence: Evidence, remedy: Ladder) -> Hypothesis:
     return Hypothesis(
         name=cause.name(), says=cause.summary(), weight=evidence.weight, found=evidence.found, confirm=cause.confirm,
-        fixes=cause.fixes, references=cause.references, remedy=remedy,
+        fixes=cause.fixes, references=cause.references, remedy=remedy, is_certain=cause.is_certain,
     )  # fmt: skip
 
 

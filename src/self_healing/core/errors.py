@@ -63,7 +63,8 @@ class RanksParted(SelfHealingError):
 class UnrecoverableError(SelfHealingError):
     """Training was given up where no original exception exists to re-raise.
 
-    Uncaught, it ends the process with code 78 where a new one would not fare better.
+    Uncaught, it ends the process with code 78 where a new one would not fare better, and with 77 where memory has failed it
+    that only a new one can fill again.
     """
 
 

@@ -208,7 +208,8 @@ def _holds_longer_than(rung: Rung, steps: int | None) -> bool:
 
 def _is_a_suspicion(leading: Hypothesis) -> bool:
     """Say whether a hypothesis comes from numbers and suggests more than to end the run; what a text says is certain."""
-    return leading.failure is None and any(not rung.is_final for rung in leading.remedy)
+    is_inferred = leading.failure is None and not leading.is_certain
+    return is_inferred and any(not rung.is_final for rung in leading.remedy)
 
 
 def _why_final(is_deterministic: bool, exhausted: str | None, passed_over: list[str], attempts: int) -> str:

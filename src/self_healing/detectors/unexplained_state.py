@@ -12,7 +12,7 @@ from ..core.detector import Detector, fires, quiet
 from ..core.failure import FailureType, Severity
 from ..core.history import History
 from ..core.incident import Incident
-from ..core.signal import Metrics, Signal
+from ..core.signal import Facts, Metrics, Signal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,8 @@ class UnexplainedState(Detector):
     ## Why it matters
     A flipped bit or an overwritten block leaves numbers that are finite and wrong. The loss shows it late or never, and
     every checkpoint written since is wrong too. Nothing in the recipe is to blame, so the steps since the last state
-    that passed are simply done again: a glitch does not come back.
+    that passed are simply done again: a glitch does not come back. A weight that does not train (below adapters) is in no
+    state, so that a new process has to load it anew.
 
     ## What to try
     1. Test the device and its memory (`nvidia-smi -q -d ECC`, `dcgmi diag`): a flipped bit looks like this.
@@ -40,6 +41,7 @@ class UnexplainedState(Detector):
     failure = FailureType.HARDWARE
     fine = "corrupted_state"
     severity = Severity.ERROR
+    listens = (Metrics, Facts)
     reads = ("state_unexplained",)
     paced_by = "state_unexplained"
     remedy = (
@@ -57,11 +59,19 @@ class UnexplainedState(Detector):
             at_step=2,
             severity=Severity.ERROR,
         ),
+        fires(
+            "a weight that does not train",
+            facts={"frozen_broken": "wte.weight: it does not train, and holds values that are not finite"},
+            at_step=0,
+            severity=Severity.ERROR,
+        ),
         quiet("every change is explained", state_unexplained=[0.0] * 5, state_audited_from=[0.0, 10.0, 20.0, 30.0]),
     )
 
     def check(self, now: Signal, past: History) -> Incident | None:
         """Fire where an audit had findings; the trouble began after the snapshot before."""
+        if isinstance(now, Facts):
+            return self._broken_for_good(now)
         if not isinstance(now, Metrics) or not (tensors := now.get("state_unexplained")):
             return None
         since = now.get("state_audited_from")
@@ -72,3 +82,11 @@ class UnexplainedState(Detector):
             onset_step=None if since is None else int(since) + 1,
             tensors=tensors,
         )
+
+    def _broken_for_good(self, now: Facts) -> Incident | None:
+        """Fire where a weight that nothing trains is not what it was; no state holds it."""
+        broken, since = now.facts.get("frozen_broken"), now.facts.get("frozen_sound_until")
+        if not broken:
+            return None
+        onset = int(since) + 1 if isinstance(since, int | float) else None
+        return self.incident(now, f"{broken}; no state holds it", onset_step=onset)

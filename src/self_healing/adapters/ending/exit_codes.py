@@ -12,13 +12,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ...core.errors import DeviceLost, ExitCode, Preempted
+from ...core.failure import FailureType
 
 if TYPE_CHECKING:
     from ...core.memory import Memory
     from ...core.plan import Plan
 
 _MARK = "self_healing_exit_code"
-_MAY_HELP = ("restart-process", "retry-later")
+RESTART = "restart-process"
+_MAY_HELP = (RESTART, "retry-later")
 """Remedies that another process, or a later one, is still left with."""
 
 
@@ -27,6 +29,12 @@ def is_for_good(plan: Plan, memory: Memory) -> bool:
     if plan.fingerprint in memory.faithful_retries:  # the same exception at the same place, once more
         return True
     return not any(name in passed.partition(":")[0] for passed in plan.instead_of for name in _MAY_HELP)
+
+
+def helps_elsewhere(plan: Plan) -> bool:
+    """Say whether a plan has ended a run that its hardware has failed, and that another process can go on with."""
+    passed_over = {passed.partition(":")[0] for passed in plan.instead_of}
+    return plan.failure is FailureType.HARDWARE and RESTART in passed_over
 
 
 def end_with(error: BaseException, code: int) -> None:

@@ -71,6 +71,8 @@ def emergency_checkpoint(session: Session) -> str:
     impossible = session.surroundings.why_nothing_is_saved()
     if impossible is not None:
         return impossible
+    if session.rollback.frozen_is_broken():
+        return _save_what_trains(session)
     if session.is_saved(step):
         return f"checkpoint-{step} was there already"
     try:  # on a device that has failed even looking at the weights does
@@ -86,6 +88,15 @@ def emergency_checkpoint(session: Session) -> str:
         return f"the emergency checkpoint failed: {session.checkpoints.failed}"
     session.saved()
     return f"checkpoint-{step} was written"
+
+
+def _save_what_trains(session: Session) -> str:
+    """Put the last state that was trained with sound weights on disk, where the broken ones are no part of it."""
+    if hasattr(session.trainer.model, "peft_config"):  # of which only the adapters are saved, and those train
+        return save_from_memory(session, within_s=session.config.grace_seconds)[0]
+    kept = session.rollback.kept_step()
+    where = "no state outlives this process" if kept is None else f"the state of step {kept} is left in shared memory"
+    return f"a checkpoint would hold the broken weights too, and none was written; {where}"
 
 
 def save_from_memory(session: Session, *, within_s: float) -> tuple[str, bool]:

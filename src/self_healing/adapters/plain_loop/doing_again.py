@@ -56,7 +56,7 @@ class DoingAgain:
         if (
             not can_be_run(window) and not session.ranks.is_one_of_several
         ):  # else that was done when we have run it again
-            session.look_at_weights(window)
+            session.look_at_weights(window.step)
         if session.pending.asked is not None:  # it goes further back than that
             return
         times = self._count(step, "unsound")

@@ -11,6 +11,7 @@ from ...core.errors import ActionFailed
 from ..run.abilities import TrainerAbilities
 from ..run.moves import Resume, ReturnTo
 from ..step.learning_rate import LearningRateScale
+from .frozen_audit import BrokenWeights
 from .state_keeper import StateKeeper
 
 
@@ -27,6 +28,10 @@ class RollbackAbilities(TrainerAbilities):
 
     def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
         """Ask for a return to a state in memory, else for leaving the loop and resuming from a checkpoint."""
+        broken = self.keeper.look_at_frozen()
+        if broken is not None:
+            self.keeper.brought_to_light.append(broken.sign(int(self.loop.state.global_step)))
+            raise ActionFailed(f"no earlier state would help: {broken}, and none holds it")
         self._blame(before_step)
         chosen = self.keeper.choose(before_step=before_step, depth=depth, min_steps=min_steps)
         if chosen is None:
@@ -43,8 +48,20 @@ class RollbackAbilities(TrainerAbilities):
 
     def stop_run(self, reason: str) -> str:
         """End training at this step, with the weights of the furthest sound state: a deeper return may have lost them."""
+        broken = self.keeper.frozen.broken
+        if broken is not None:
+            # Before anything is put back, for it is written from memory as well.
+            told = reason if str(broken) in reason else f"{reason}; {broken}"
+            reason = f"{told}. {self._save_now()}. {self._how_to_load_anew(broken)}"
         further = self.keeper.return_to_the_furthest()
         return super().stop_run(reason) + further
+
+    def _how_to_load_anew(self, broken: BrokenWeights) -> str:
+        how = getattr(self.loop, "resumes_by", 'train(resume_from_checkpoint="auto")')
+        return (
+            f"Start the script again, with {how}: it loads {broken.names[0]} and all else that does not train anew from its "
+            "files, and goes on from the last state that was sound"
+        )
 
     def skip_batches(self, *, margin: int) -> str | ReturnAsked:
         """Leave out what was trained on since the trouble began, and some more, when it is trained again."""

@@ -85,8 +85,11 @@ class KnownStates:
             newest = newest_for_an_incident(usable, before_step)
         return None if newest is None else at_depth(usable, newest, depth=depth, step=step)
 
-    def _suspect(self, case: Case, since: int) -> None:
-        if self.open is None or since < self.open.onset:
-            incident = case.incident
-            self.open = OpenIncident(incident.name, since, is_onset_known=is_onset_known(incident))
+    def harmed_since(self, onset: int, name: str, *, is_onset_known: bool = True) -> None:
+        """Take note of trouble that may have harmed every state since its first step."""
+        if self.open is None or onset < self.open.onset:
+            self.open = OpenIncident(name, onset, is_onset_known=is_onset_known)
             self.states = after_incident(self.states, self.open)
+
+    def _suspect(self, case: Case, since: int) -> None:
+        self.harmed_since(since, case.incident.name, is_onset_known=is_onset_known(case.incident))

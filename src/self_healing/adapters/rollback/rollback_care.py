@@ -63,6 +63,7 @@ class RollbackCare:
         can_return = kind is not RollbackLoop or RollbackLoop.is_possible(trainer) or MemoryRestart.is_possible(trainer)
         if is_wanted and can_return:
             self.keeper = StateKeeper(trainer, guard, config, kind)
+            self.keeper.frozen.compares = config.runs_rule("unexplained-state")
         self._kinds = abilities
         """What the abilities of a run are made of, without states to return to and with them."""
         self.on_return: Callable[[Arrival], None] = _nobody_listens
@@ -91,6 +92,7 @@ class RollbackCare:
             return
         keeper.signal, keeper.note, keeper.look, keeper.on_return = desk.signal, desk.note, desk.look, self._returned
         keeper.shared.past_of = desk.healer.past_of
+        desk.brought_to_light = keeper.brought_to_light
         keeper.loop.on_error = lambda error: self._answer(error, raised)
         keeper.loop.on_epoch_over = epoch_is_over
         keeper.loop.attach(self._wrapping)
@@ -214,6 +216,18 @@ class RollbackCare:
         """Look at the state of this moment: a step was not finite whatever the data, or an outlier."""
         if self._abilities is not None and not (self._abilities.pending.is_returning or self.guard.lets_through):
             self._abilities.keeper.audit_now()
+
+    def frozen_is_broken(self, *, look: bool = False) -> bool:
+        """Say whether weights that no state holds are known to be broken; looks at all of them where that is asked for."""
+        if self.keeper is None:
+            return False
+        if (
+            look
+            and self._abilities is not None
+            and not (self._abilities.pending.is_returning or self.guard.lets_through)
+        ):
+            self.keeper.tell_of_frozen()
+        return self.keeper.frozen.broken is not None
 
     def audit_checkpoint(self) -> StateVerdict | None:
         """Look at a state that is written to disk, so that later findings do not throw suspicion on it."""

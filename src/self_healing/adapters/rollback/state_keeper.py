@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ...core.lifecycle import Case
 from ...core.signal import Signal, SnapshotDropped, SnapshotTaken
@@ -16,6 +17,7 @@ from ..ending.device_errors import is_device_lost
 from ..run.moves import ReturnTo
 from .best_checkpoint import keeping_all_checkpoints
 from .first_losses import FirstLosses
+from .frozen_audit import BrokenWeights, FrozenAudit
 from .furthest import furthest_sound
 from .in_loop import RollbackLoop
 from .known_states import KnownStates
@@ -23,7 +25,7 @@ from .memory_snapshots import Snapshot
 from .shared_states import SharedStates
 from .state_audit import StateAudit
 from .state_returns import Arrival, StateReturns
-from .state_schedule import MOST_SLOTS, NoRoomError, ScheduleSettings, StateSchedule, place_for
+from .state_schedule import MOST_SLOTS, NoRoomError, StateSchedule, StateSettings, place_for
 
 if TYPE_CHECKING:
     from ..step.step_guard import StepGuard
@@ -33,19 +35,11 @@ MOST_FAILURES = 3
 """States in a row that could not be taken before no more are: what they cost is lost."""
 
 
-class Settings(ScheduleSettings, Protocol):
-    """What the user may say about it."""
-
-    good_after: int
-    shared_memory: bool
-    shared_memory_max_fraction: float
-
-
 class StateKeeper:
     """Takes states of one training and judges them by what is observed afterwards."""
 
     def __init__(
-        self, trainer: Any, guard: StepGuard, settings: Settings, kind: type[StateReturns] = RollbackLoop
+        self, trainer: Any, guard: StepGuard, settings: StateSettings, kind: type[StateReturns] = RollbackLoop
     ) -> None:
         self.trainer = trainer
         self.settings = settings
@@ -70,6 +64,10 @@ class StateKeeper:
         self.look: Callable[[Mapping[str, float]], None] = lambda _values: None
         """Is given what there is to observe about states."""
         self.audit = StateAudit(trainer, self._tell)
+        self.frozen = FrozenAudit(trainer, self.loop.snapshots.leaves_out_frozen, self._tell)
+        """Looks at what states leave out because nothing trains it."""
+        self.brought_to_light: deque[Signal] = deque()
+        """What was found out while a plan was carried out."""
         self.updates = 0
         """Updates that the weights of this moment hold."""
         self._is_unexplained = False
@@ -116,6 +114,7 @@ class StateKeeper:
         self._losses.begin()
         self._unmeasured.clear()
         self.audit.begin()
+        self.frozen.begin()
 
     def is_due(self) -> bool:
         """Say whether the state of this moment is to be taken before the next step; later where memory is not ready."""
@@ -143,6 +142,7 @@ class StateKeeper:
             return
         if snapshot is None:  # a step before it is still to be made up
             return
+        self.frozen.state_taken(step)
         busy_s = time.perf_counter() - began_s
         self._failures = 0
         snapshot.updates = self.updates
@@ -247,14 +247,37 @@ class StateKeeper:
 
         if not self.states:
             return None
+        if (broken := self.tell_of_frozen()) is not None:
+            return StateVerdict(Condition.SICK, str(broken))
         step, optimizer = self._step(), self.trainer.optimizer
         norms = state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer))
         before, findings = self.audit.audit(step, norms) if is_kept else self.audit.compare(step, norms)
         self._tell_of_audit(step, before, findings)
         return _sick(findings[0]) if findings else None
 
+    def look_at_frozen(self, *, now: bool = True) -> BrokenWeights | None:
+        """Look at all weights that states leave out, or at what is known of them by now; return what is broken.
+
+        No return can put it back, and no state since then is trusted.
+        """
+        known, step = self.frozen.broken, self._step()
+        broken = self.frozen.look_at_all(step) if now else self.frozen.found(step)
+        if broken is not None and known is None:
+            self._is_unexplained = True
+            self.note("frozen-weight-broken", f"{broken}; no state of this run holds it, so that none can put it back")
+            self.known.harmed_since(broken.since + 1, "unexplained-state")
+            self._share()
+        return broken
+
+    def tell_of_frozen(self, *, now: bool = True) -> BrokenWeights | None:
+        """Do so, and have the core decide what is to follow."""
+        broken = self.look_at_frozen(now=now)
+        if broken is not None and not (self.loop.guard is not None and self.loop.guard.lets_through):
+            self.signal(broken.sign(self._step()))
+        return broken
+
     def _tell_of_audit(self, step: int, before: int, findings: Sequence[Finding]) -> None:
-        self._is_unexplained = bool(findings)
+        self._is_unexplained = bool(findings) or self.frozen.broken is not None
         if findings:
             told = f"{len(findings)} tensors of the state of step {step}, such as {findings[0].name}: {findings[0].because}"
             self.note("state-unexplained", told)
@@ -271,6 +294,7 @@ class StateKeeper:
         if furthest is not None and self.updates > furthest.updates:
             self.loop.snapshots.furthest = None  # the run is beyond it again
         self._judge_what_is_measured()
+        self.tell_of_frozen(now=False)  # at the end of a step, where a run can be ended without another one
         for step in steps:
             self.known.observed(step, cases, good_after=self.settings.good_after)
         self._share()
@@ -359,6 +383,7 @@ class StateKeeper:
         snapshot = arrival.snapshot
         self.updates = snapshot.updates
         self._is_unexplained = False
+        self.frozen.returned(snapshot.step)
         gone = self._what_is_gone()  # those after it belong to what is undone
         self.known.open = None
         self.audit.returned(snapshot.step, snapshot.norms() or {})

@@ -23,6 +23,14 @@ class ScheduleSettings(Protocol):
     snapshot_memory_fraction: float
 
 
+class StateSettings(ScheduleSettings, Protocol):
+    """What the user may say about states."""
+
+    good_after: int
+    shared_memory: bool
+    shared_memory_max_fraction: float
+
+
 class NoRoomError(Exception):
     """Host memory has no room for the fewest states that are of use."""
 

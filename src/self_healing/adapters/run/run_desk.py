@@ -29,7 +29,7 @@ from ...report.environment import hardware, versions
 from ...report.postmortem import build_postmortem, postmortem_path
 from ...report.write import write_json_atomically
 from ...tracking.alert_office import AlertOffice
-from ..ending.exit_codes import end_with, exit_code_of, is_for_good
+from ..ending.exit_codes import end_with, exit_code_of, helps_elsewhere, is_for_good
 from ..ending.killed_attempt import listed_since, reached_at_least
 from ..ending.last_attempt import LastAttempt, last_attempt
 from .heart import Heart
@@ -75,6 +75,8 @@ class RunDesk:
         """What takes in the steps that nobody has taken note of yet, before anything else is looked at."""
         self.waiting: deque[Signal] = deque()
         """What was seen and is looked at when everything is in order for what may follow from it."""
+        self.brought_to_light: deque[Signal] = deque()
+        """What was found out while a plan was carried out: the core knows of it before it makes the next one."""
         self.last_metrics: dict[str, float] = {}
         self.seconds_acting = 0.0
         """The time that plans and reflexes have taken."""
@@ -210,8 +212,17 @@ class RunDesk:
             outcome = healer.act(plan, self.abilities, time.perf_counter)
             if outcome is not None:
                 self.was_done(outcome, plan)
-            plan = None if outcome is None else healer.next_plan(outcome)
+            plan = self._wish_for_what_came_to_light()
+            if plan is None and outcome is not None:
+                plan = healer.next_plan(outcome)
         return last
+
+    def _wish_for_what_came_to_light(self) -> Plan | None:
+        """Let the healer look at what a plan has brought to light; return the last plan it made of it."""
+        wish: Plan | None = None
+        while self.brought_to_light:
+            wish = self._observe(self.brought_to_light.popleft()) or wish
+        return wish
 
     def was_done(self, outcome: Outcome, plan: Plan | None = None) -> None:
         """Take note of a plan that was carried out, whatever came of it."""
@@ -256,7 +267,7 @@ class RunDesk:
             self._observe(Completed(step=self.step(), time_s=time.time()))
         code = self.exit_code(exit_reason)
         self.heart.ends(exit_reason, code)
-        if code == ExitCode.GAVE_UP and error is not None:
+        if code in (ExitCode.GAVE_UP, ExitCode.DEVICE_LOST) and error is not None:
             end_with(error, code)
         ledger, step = self.opened.ledger, self.step()
         if ledger is None:
@@ -279,6 +290,8 @@ class RunDesk:
     def exit_code(self, exit_reason: str) -> int | None:
         """Return what an end asks whoever has started the process for, None where nothing of ours has decided it."""
         plan = self._gave_up
+        if plan is not None and exit_reason == "unrecoverable" and helps_elsewhere(plan):
+            return ExitCode.DEVICE_LOST
         # Only a rehearsal gives up without a plan.
         gave_up = exit_reason == "unrecoverable" if plan is None else is_for_good(plan, self.healer.memory)
         return exit_code_of(exit_reason, self.config.preemption_signals, is_for_good=gave_up)

@@ -241,16 +241,19 @@ class Session:
         if found:
             self.note("nan-examined", str(found["nan_because"]))
             self.desk.learn(found)
-        return self.look_at_weights(window)
+        return self.look_at_weights(window.step)
 
-    def look_at_weights(self, window: Window) -> bool:
-        """Look whether the weights are to blame for a step; say whether they were and have been mended.
+    def look_at_weights(self, step: int) -> bool:
+        """Look whether the weights after a step are to blame for what follows; say whether they were and have been mended.
 
-        It is cheap, and nothing but an earlier state helps against broken weights.
+        It is cheap, and nothing but an earlier state helps against broken weights; against those that no state holds, not
+        even that.
         """
+        if self.rollback.frozen_is_broken(look=True) and self.pending.stop_reason is not None:
+            return False
         broken = self._broken_weights()
-        self.abilities.last_with_sound_weights = window.step if broken else None
-        self.desk.look({"weights_nonfinite": float(broken), "weights_seen_in_step": float(window.step + 1)})
+        self.abilities.last_with_sound_weights = step if broken else None
+        self.desk.look({"weights_nonfinite": float(broken), "weights_seen_in_step": float(step + 1)})
         mended = broken > 0 and self.weights_are_finite()
         if mended:
             self.desk.look({"weights_nonfinite": 0.0})
@@ -269,7 +272,7 @@ class Session:
         elif self.guard.lets_through:
             self.note("ends-not-finite", f"{broken} tensors of weights are not finite at the end", level=logging.ERROR)
         else:
-            self.look_at_weights()
+            self.look_at_weights(self._step())
 
     def emergency_checkpoint(self) -> str:
         """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
