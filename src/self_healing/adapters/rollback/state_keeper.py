@@ -227,8 +227,8 @@ class StateKeeper:
             if snapshot is not None and self.state_of(key) is not None:
                 self._judge(snapshot, norms)
 
-    def _judge(self, snapshot: Snapshot, norms: Mapping[str, float]) -> None:
-        step = snapshot.step
+    def _judge(self, snapshot: Snapshot, measured: Mapping[str, float]) -> None:
+        step, norms = snapshot.step, self.audit.buffers.without(measured)
         verdict = verdict_when_taken(step, norms=norms, open_incident=self.known.open)
         before, findings = self.audit.audit(step, norms)
         if findings:
@@ -248,7 +248,8 @@ class StateKeeper:
         if not self.states:
             return None
         step, optimizer = self._step(), self.trainer.optimizer
-        norms = state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer))
+        measured = state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer))
+        norms = self.audit.buffers.without(measured)
         before, findings = self.audit.audit(step, norms) if is_kept else self.audit.compare(step, norms)
         self._tell_of_audit(step, before, findings)
         return _sick(findings[0]) if findings else None
@@ -317,6 +318,7 @@ class StateKeeper:
             step=self._step(),
             updates=self.updates,
             is_sound=is_sound,
+            of_interest=self.audit.buffers.without,
             tell=self._tell,
         )
 

@@ -37,6 +37,7 @@ from .step_profile import StepProfile
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ...tensors.finite_buffers import FiniteBuffers
     from ..ending.interrupts import Interrupts
     from ..engines import Surroundings
     from ..ranks.session_ranks import SessionRanks
@@ -78,6 +79,7 @@ class Session:
     """The other processes, where there are any."""
     note: Any
     _examiner: Examiner
+    _buffers: FiniteBuffers
     _step_began: float
     _step_time_s = 0.0
     _found_unsound = False
@@ -126,7 +128,10 @@ class Session:
 
     def _make_figures(self) -> None:
         """Make what counts, times and takes in the steps."""
+        from ...tensors.finite_buffers import FiniteBuffers
+
         trainer = self.trainer
+        self._buffers = FiniteBuffers(trainer.model)
         self._changes = Wrapping()
         self.figures = RunFigures(self)
         # One process is enough: all would write to the same files.
@@ -277,13 +282,16 @@ class Session:
         self._saved_steps.add(step)
 
     def weights_are_finite(self) -> bool:
-        """Look at every parameter; waits for the device."""
+        """Look at every parameter and every buffer; waits for the device."""
         return self._broken_weights() == 0
 
     def _broken_weights(self) -> int:
         import torch
 
-        return sum(not bool(torch.isfinite(p).all()) for p in self.trainer.model.parameters())
+        model, keeper = self.trainer.model, self.rollback.keeper
+        left_alone = keeper.audit.buffers.left_alone if keeper is not None else ()
+        weights = sum(not bool(torch.isfinite(p).all()) for p in model.parameters())
+        return weights + len(self._buffers.broken(model, left_alone))
 
     def figures_of_saving(self) -> dict[str, float]:
         """Return how many checkpoints could not be written; nothing where all were."""
