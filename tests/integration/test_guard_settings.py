@@ -14,7 +14,7 @@ from self_healing import HealingConfig, UnrecoverableError
 from self_healing.adapters.transformers import SelfHealingTrainer, healing
 from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
-from self_healing.drills.fault import Fault
+from self_healing.drills.fault import Fault, once_before_forward
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
 from self_healing.drills.tiny_trl import word_tokenizer
 from self_healing.drills.trained import same
@@ -140,6 +140,20 @@ def test_warn_lets_the_step_through(tmp_path):
     trainer, error = guarded(tmp_path, "nan-loss", {"nan_action": "warn"})
     assert error is None
     assert math.isnan(flat(trainer).sum()), "as the user has asked for"
+
+
+def test_warn_is_about_what_is_not_finite_alone_so_that_weights_that_are_finite_and_wrong_are_put_back(tmp_path):
+    def harm(model):
+        model.model.layers[0].self_attn.q_proj.weight.data.mul_(-30)
+
+    trainer = tiny_trainer(tmp_path, max_steps=40)
+    once_before_forward(trainer, AT, harm)
+    SelfHealingTrainer(trainer, HealingConfig(nan_action="warn", snapshot_every_steps=10)).train()
+    entries = read_ledger(tmp_path / "healing" / "ledger.jsonl").entries
+    assert "unexplained-state" in [entry.name for entry in entries if entry.kind == "incident"]
+    clean = tiny_trainer(tmp_path / "clean", max_steps=40)
+    clean.train()
+    assert same(trainer, clean)
 
 
 def test_rollback_returns_at_the_first_one(tmp_path):
