@@ -120,6 +120,11 @@ STORIES = (
     speaks("log-softmax-overflow", "infinite after calm norms", "loss-not-finite", {"loss": [*CALM, INF], "grad_norm": [*NORMS, INF]}),
     speaks("log-softmax-overflow", "probabilities far apart", "loss-not-finite", {"loss": [2.0, NAN], SAMPLING: [3.0, 3.0]}),
     ruled_out("log-softmax-overflow", "the norm failed first", "loss-not-finite", {"loss": [2.0, 2.0, NAN], "grad_norm": [1.0, NAN, NAN]}),
+    speaks(
+        "broken-start", "seen before the first step", "weights-not-finite", {"weights_nonfinite": [1.0]},
+        not_finite_at_start="lm_head.weight",
+    ),
+    ruled_out("broken-start", "they broke later", "weights-not-finite", {"weights_nonfinite": [0.0, 2.0]}),
     speaks("corrupted-state", "two tensors are broken", "weights-not-finite", {"weights_nonfinite": [0.0, 2.0]}),
     speaks("corrupted-state", "NaN whatever the batch", "loss-not-finite", {"loss": [*CALM, NAN, NAN, NAN, NAN]}),
     speaks("corrupted-state", "an audit had findings", "unexplained-state", {"state_unexplained": [0.0, 3.0]}),

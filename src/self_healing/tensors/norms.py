@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-from .finite_buffers import floating_buffers
+from .finite_at_first import floating_buffers
 from .sharded import Sharded, is_sharded, local_of, parts_of_whole
 
 HALF = (torch.float16, torch.bfloat16)

@@ -91,6 +91,8 @@ class LoopFlow(Session):
                     continue
                 return found
             self.begin_of_step()
+            if self.began_broken:  # no step of it could be sound
+                self._settle_moves()
             if self.go_where_asked():
                 continue
             if self.guard.hands_out_again:

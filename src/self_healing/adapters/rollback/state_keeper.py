@@ -69,6 +69,8 @@ class StateKeeper:
         self.note: Callable[[str, str], None] = lambda _name, _text: None
         self.look: Callable[[Mapping[str, float]], None] = lambda _values: None
         """Is given what there is to observe about states."""
+        self.began_broken: Callable[[Sequence[str]], None] = lambda _names: None
+        """Is told what is not finite in the state that training began with."""
         self.audit = StateAudit(trainer, self._tell)
         self.updates = 0
         """Updates that the weights of this moment hold."""
@@ -236,7 +238,11 @@ class StateKeeper:
         elif snapshot.key == self.states[0].key and not verdict.is_sick:
             verdict = StateVerdict(Condition.GOOD, "the state this training began with")
         self.known.judged(snapshot.key, verdict)
-        self._tell_of_audit(step, before, findings)
+        if findings and snapshot.key == self.states[0].key and not self.loop.returns:
+            self._is_unexplained = True
+            self.began_broken([finding.name for finding in findings])
+        else:
+            self._tell_of_audit(step, before, findings)
 
     def audit_now(self, *, is_kept: bool = False) -> StateVerdict | None:
         """Compare the state of this moment with the last one: it is suspicious, or is being kept on disk.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,7 +38,7 @@ from .step_profile import StepProfile
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
-    from ...tensors.finite_buffers import FiniteBuffers
+    from ...tensors.finite_at_first import FiniteAtFirst
     from ..ending.interrupts import Interrupts
     from ..engines import Surroundings
     from ..ranks.session_ranks import SessionRanks
@@ -79,7 +80,9 @@ class Session:
     """The other processes, where there are any."""
     note: Any
     _examiner: Examiner
-    _buffers: FiniteBuffers
+    _at_first: FiniteAtFirst | None = None
+    began_broken = False
+    """Whether the weights were not finite before the first step, which was told."""
     _step_began: float
     _step_time_s = 0.0
     _found_unsound = False
@@ -128,10 +131,7 @@ class Session:
 
     def _make_figures(self) -> None:
         """Make what counts, times and takes in the steps."""
-        from ...tensors.finite_buffers import FiniteBuffers
-
         trainer = self.trainer
-        self._buffers = FiniteBuffers(trainer.model)
         self._changes = Wrapping()
         self.figures = RunFigures(self)
         # One process is enough: all would write to the same files.
@@ -181,6 +181,8 @@ class Session:
 
     def begin_of_step(self) -> None:
         """Take the state before the step where it is time."""
+        if self._at_first is None:
+            self._look_at_the_start()
         self.spent.account.steps_begin(self._step())
         self.profile.step_begins(self._step() + 1)
         if self.rollback.is_due():
@@ -188,6 +190,32 @@ class Session:
                 self.rollback.step_begins(self._step_time_s, is_due=True)
         else:
             self.rollback.step_begins(self._step_time_s, is_due=False)
+
+    def _look_at_the_start(self) -> None:
+        """Note what is finite before the first step; where no device has to be waited for, look at it too."""
+        from ...tensors.finite_at_first import FiniteAtFirst
+
+        self._at_first = FiniteAtFirst(self.trainer.model)
+        if self.rollback.keeper is not None:
+            self.rollback.keeper.began_broken = self._tell_of_a_broken_start
+        if self._at_first.is_known:
+            self._tell_of_a_broken_start(self._at_first.broken_weights())
+
+    def _tell_of_a_broken_start(self, names: Sequence[str]) -> None:
+        """Say that training has begun with weights that are not finite: nothing that is tried could mend them."""
+        if self.began_broken or not names:
+            return
+        self.began_broken = True
+        told = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        self.note(
+            "began-not-finite",
+            f"the state that this training begins with is not finite ({told}): look at how the model was loaded, at its dtype "
+            "and its initialisation",
+            level=logging.ERROR,
+        )
+        if not self.guard.lets_through:  # else as the user has asked for
+            self.desk.learn({"not_finite_at_start": told})
+            self.desk.look({"weights_nonfinite": float(len(names))})
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it."""
@@ -254,6 +282,8 @@ class Session:
         It is cheap, and nothing but an earlier state helps against broken weights.
         """
         broken = self._broken_weights()
+        if broken and self._at_first is not None:
+            self._tell_of_a_broken_start(self._at_first.broken_weights())
         self.desk.look({"weights_nonfinite": float(broken)})
         mended = broken > 0 and self.weights_are_finite()
         if mended:
@@ -291,7 +321,7 @@ class Session:
         model, keeper = self.trainer.model, self.rollback.keeper
         left_alone = keeper.audit.buffers.left_alone if keeper is not None else ()
         weights = sum(not bool(torch.isfinite(p).all()) for p in model.parameters())
-        return weights + len(self._buffers.broken(model, left_alone))
+        return weights + (len(self._at_first.broken_buffers(model, left_alone)) if self._at_first is not None else 0)
 
     def figures_of_saving(self) -> dict[str, float]:
         """Return how many checkpoints could not be written; nothing where all were."""
