@@ -346,8 +346,6 @@ def make_callback(session: TrainerSession) -> Any:
             self.session.go_where_asked()  # what an evaluation has shown is answered before the next step
             self.session.begin_of_step()
             self.session.go_where_asked()  # what was found in the state that was just taken
-            if self.session.began_broken and self.session.abilities.stop_reason is not None:
-                give_up(self.session.abilities.stop_reason, None)  # no step of it could be sound
 
         on_substep_end = on_prediction_step = _gets_on
 

@@ -48,10 +48,7 @@ class FiniteAtFirst:
         return [
             name
             for name, is_finite in _are_finite(floating_buffers(model)).items()
-            if name in self._buffers
-            and name not in left_alone
-            and not bool(is_finite)
-            and bool(self._buffers[name])
+            if name in self._buffers and name not in left_alone and not bool(is_finite) and bool(self._buffers[name])
         ]
 
 

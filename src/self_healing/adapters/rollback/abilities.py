@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...core.capability import ReturnAsked
+from ...core.capability import ReturnAsked, StoppedAt
 from ...core.errors import ActionFailed
 from ..run.abilities import TrainerAbilities
 from ..run.moves import Resume, ReturnTo
@@ -41,10 +41,11 @@ class RollbackAbilities(TrainerAbilities):
             raise ActionFailed("no state of this run has proved itself yet")
         return self.keeper.write_to_disk(good)
 
-    def stop_run(self, reason: str) -> str:
+    def stop_run(self, reason: str) -> str | StoppedAt:
         """End training at this step, with the weights of the furthest sound state: a deeper return may have lost them."""
-        further = self.keeper.return_to_the_furthest()
-        return super().stop_run(reason) + further
+        before, further = int(self.loop.state.global_step), self.keeper.return_to_the_furthest()
+        text, step = f"{super().stop_run(reason)}{further}", int(self.loop.state.global_step)
+        return text if step == before else StoppedAt(step, text)
 
     def skip_batches(self, *, margin: int) -> str | ReturnAsked:
         """Leave out what was trained on since the trouble began, and some more, when it is trained again."""

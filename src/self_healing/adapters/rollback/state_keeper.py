@@ -265,7 +265,9 @@ class StateKeeper:
         if findings:
             told = f"{len(findings)} tensors of the state of step {step}, such as {findings[0].name}: {findings[0].because}"
             self.note("state-unexplained", told)
-        if self.loop.guard is not None and self.loop.guard.lets_through:  # what is not finite, as the user has asked for
+        if (
+            self.loop.guard is not None and self.loop.guard.lets_through
+        ):  # what is not finite, as the user has asked for
             findings = [finding for finding in findings if finding.is_finite]
         # Of every audit, so that a rule can tell that nothing is wrong any more.
         self.look({"state_unexplained": float(len(findings)), "state_audited_from": float(before)})
