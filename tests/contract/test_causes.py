@@ -125,6 +125,11 @@ STORIES = (
         frozen_broken="wte.weight: it does not train, and holds values that are not finite",
     ),
     ruled_out("broken-frozen-weight", "nobody has found one", "weights-not-finite", {"weights_nonfinite": [0.0, 2.0]}),
+    speaks(
+        "broken-start", "seen before the first step", "weights-not-finite", {"weights_nonfinite": [1.0]},
+        not_finite_at_start="lm_head.weight",
+    ),
+    ruled_out("broken-start", "they broke later", "weights-not-finite", {"weights_nonfinite": [0.0, 2.0]}),
     speaks("corrupted-state", "two tensors are broken", "weights-not-finite", {"weights_nonfinite": [0.0, 2.0]}),
     speaks("corrupted-state", "NaN whatever the batch", "loss-not-finite", {"loss": [*CALM, NAN, NAN, NAN, NAN]}),
     speaks("corrupted-state", "an audit had findings", "unexplained-state", {"state_unexplained": [0.0, 3.0]}),

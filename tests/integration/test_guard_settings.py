@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import shutil
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,11 +15,12 @@ from self_healing import HealingConfig, UnrecoverableError
 from self_healing.adapters.transformers import SelfHealingTrainer, healing
 from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
-from self_healing.drills.fault import Fault
+from self_healing.drills.fault import Fault, once_before_forward
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
 from self_healing.drills.tiny_trl import word_tokenizer
 from self_healing.drills.trained import same
 from self_healing.drills.trained import weights as flat
+from self_healing.report.postmortem import postmortem_path, read_postmortem
 
 from .rehearsed import make_with_model_init
 
@@ -140,6 +142,52 @@ def test_warn_lets_the_step_through(tmp_path):
     trainer, error = guarded(tmp_path, "nan-loss", {"nan_action": "warn"})
     assert error is None
     assert math.isnan(flat(trainer).sum()), "as the user has asked for"
+
+
+def test_warn_is_about_what_is_not_finite_alone_so_that_weights_that_are_finite_and_wrong_are_put_back(tmp_path):
+    def harm(model):
+        model.model.layers[0].self_attn.q_proj.weight.data.mul_(-30)
+
+    trainer = tiny_trainer(tmp_path, max_steps=40)
+    once_before_forward(trainer, AT, harm)
+    SelfHealingTrainer(trainer, HealingConfig(nan_action="warn", snapshot_every_steps=10)).train()
+    entries = read_ledger(tmp_path / "healing" / "ledger.jsonl").entries
+    assert "unexplained-state" in [entry.name for entry in entries if entry.kind == "incident"]
+    clean = tiny_trainer(tmp_path / "clean", max_steps=40)
+    clean.train()
+    assert same(trainer, clean)
+
+
+def test_without_any_recovery_the_steps_that_are_given_up_for_a_sound_state_count_as_lost(tmp_path):
+    def harm(model):
+        model.model.layers[0].self_attn.q_proj.weight.data.mul_(-30)
+
+    trainer = tiny_trainer(tmp_path, max_steps=40)
+    once_before_forward(trainer, AT, harm)
+    with pytest.raises(UnrecoverableError):
+        SelfHealingTrainer(trainer, HealingConfig(max_recovery_attempts=0, snapshot_every_steps=10)).train()
+    told = read_postmortem(postmortem_path(tmp_path))
+    (stopped,) = told.recovery_actions
+    seen_at = told.incidents[0]["step"]
+    assert (trainer.state.global_step, told.last_step) == (10, 10)
+    assert told.steps_lost == stopped["steps_lost"] == seen_at - 10 > 0
+    assert "the weights are those of step 10" in stopped["said"]
+
+
+def test_a_return_for_which_no_checkpoint_is_there_says_where_it_looked(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=40, save_strategy="steps", save_steps=10)
+    once_before_forward(trainer, AT, lambda model: _spoil_after_deleting(model, tmp_path))
+    with pytest.raises(UnrecoverableError):
+        SelfHealingTrainer(trainer, HealingConfig(snapshot_memory_fraction=0.0)).train()
+    entries = read_ledger(tmp_path / "healing" / "ledger.jsonl").entries
+    said = [result["text"] for e in entries if e.kind == "outcome" for result in e.body["results"]]
+    assert any(f"none is in {tmp_path}" in text for text in said), said
+
+
+def _spoil_after_deleting(model, folder):
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    model.model.norm.weight.data.fill_(math.nan)
 
 
 def test_rollback_returns_at_the_first_one(tmp_path):

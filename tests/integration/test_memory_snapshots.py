@@ -132,7 +132,7 @@ def test_a_state_that_was_changed_in_memory_is_refused_and_nothing_is_touched(tm
     assert not same(list(weights(trainer).values()), before)
 
 
-def test_norms_tell_what_trains_and_its_moments_by_name(tmp_path):
+def test_norms_tell_what_trains_its_moments_and_buffers_by_name(tmp_path):
     import torch
 
     snapshots, _ = trained("lora", tmp_path)
@@ -146,6 +146,7 @@ def test_norms_tell_what_trains_and_its_moments_by_name(tmp_path):
         expected |= {
             f"optimizer.{key}/{name}": torch.linalg.vector_norm(state[key]).item() for key in ("exp_avg", "exp_avg_sq")
         }
+    expected |= {name: torch.linalg.vector_norm(buffer).item() for name, buffer in trainer.model.named_buffers()}
     assert snapshot.capture.copies.norms() == pytest.approx(expected, rel=1e-6)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from self_healing import guard
+from self_healing import ConfigError, guard
 
 from .plain_loops import (
     Net,
@@ -118,3 +118,13 @@ def test_commit_false_leaves_the_step_to_the_loop(tmp_path):
                 loop.scheduler.step()
     assert run.step_number == 30
     assert_same(loop, bare(make()))
+
+
+def test_a_folder_that_cannot_be_gone_on_from_is_told_by_the_name_that_guard_gives_it(tmp_path):
+    loop = make()
+    (tmp_path / "other").mkdir()
+    run = guard(loop.model, loop.optimizer, run_dir=tmp_path / "run", resume=tmp_path / "other")
+    with pytest.raises(
+        ConfigError, match=r"^resume='.*other' cannot be resumed from: it is no checkpoint of guard\(\)"
+    ):
+        next(iter(run.batches(loop.loader)))

@@ -38,4 +38,5 @@ class StopRun(Action):
 
     def apply(self, run: object) -> Done:
         """Ask the run to end."""
-        return Done(text=cast("CanStop", run).stop_run(self.reason))
+        stopped = cast("CanStop", run).stop_run(self.reason)
+        return Done(text=stopped) if isinstance(stopped, str) else Done(text=stopped.text, step=stopped.step)

@@ -26,7 +26,7 @@ from .ending.leaving import (
     leave_as_asked,
     lose_device,
 )
-from .ending.raising import raised
+from .ending.raising import is_the_end, raised
 from .exceptions import came_from_a_callback, is_pruning
 from .given import given_config, given_trainer
 from .own_loop.recognised import has_own_loop
@@ -240,7 +240,7 @@ def _train_until_done(
 
 def _answer(session: TrainerSession, error: Exception) -> Resume | None:
     """Have an exception that has left the loop looked at; None where it is to be raised again."""
-    if is_pruning(error):
+    if is_pruning(error) or is_the_end(session, error):
         return None
     if session.mode is Mode.HEAL and is_device_lost(error):  # whoever has met it first, be it a callback
         lose_device(session, error)

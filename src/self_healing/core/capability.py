@@ -151,7 +151,16 @@ class CanAlert(Protocol):
 class CanStop(Protocol):
     """Training can be ended in good order, with a postmortem."""
 
-    def stop_run(self, reason: str) -> str: ...
+    def stop_run(self, reason: str) -> str | StoppedAt: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StoppedAt:
+    """What is reported where a run ends with the state of another step than the one it was at."""
+
+    step: int
+    text: str
+    """What was done, in a sentence."""
 
 
 class RollbackDone(Protocol):

@@ -49,6 +49,13 @@ class WeightsNotFinite(Detector):
     )
     examples = (
         fires("one tensor is enough", weights_nonfinite=[0.0, 0.0, 1.0], at_step=2, severity=Severity.ERROR),
+        fires(
+            "before the first step",
+            weights_nonfinite=[1.0],
+            facts={"not_finite_at_start": "lm_head.weight"},
+            at_step=0,
+            severity=Severity.ERROR,
+        ),
         quiet("all finite", weights_nonfinite=[0.0] * 5),
     )
 
@@ -56,10 +63,11 @@ class WeightsNotFinite(Detector):
         """Fire where the adapter counted a non-finite tensor, and say in which step they were used first."""
         if not isinstance(now, Metrics) or not (tensors := now.get("weights_nonfinite")):
             return None
-        seen_in = now.get("weights_seen_in_step")
-        return self.incident(
-            now,
-            f"{tensors:g} tensors of weights or optimizer state are not finite",
-            onset_step=None if seen_in is None else int(seen_in),
-            tensors=tensors,
-        )
+        told = f"{tensors:g} tensors of weights or optimizer state are not finite"
+        seen_in, at_start = now.get("weights_seen_in_step"), past.facts.get("not_finite_at_start")
+        if at_start:
+            told = (
+                f"the state that this training began with is not finite ({at_start}), and no return can mend that: look at how "
+                "the model was loaded, at its dtype and its initialisation, or train from another checkpoint"
+            )
+        return self.incident(now, told, onset_step=None if seen_in is None else int(seen_in), tensors=tensors)

@@ -92,9 +92,7 @@ def _event(event: Event, safe: Callable[[object], str], *, tells_steps: bool) ->
         said = f": {deed.said}" if deed.said else ""
         at = f", step {deed.step:,}" if tells_steps else ""
         yield f"- {safe(deed.how)}{at}: {safe(what + said + verdict)}"
-    yield f"- outcome: {ENDINGS[event.state]}" + (
-        f"; {event.steps_lost:,} steps trained again" if event.steps_lost else ""
-    )
+    yield f"- outcome: {ENDINGS[event.state]}" + (f"; {event.steps_lost:,} steps undone" if event.steps_lost else "")
     yield ""
 
 

@@ -68,7 +68,7 @@ def figures_of(run: RunStory) -> list[Figure]:
         Figure("Steps", f"{run.last_step:,}", of, "good" if run.max_steps and run.last_step >= run.max_steps else "")
         if run.tells_steps else Figure("Steps", "-", "the command told none"),
         Figure("Incidents settled", f"{settled} of {events}" if events else "none", _of_themselves(run), "good" if settled == events else "bad"),
-        Figure("Steps lost", f"{lost:,}", "trained again" if lost else "nothing trained twice", "" if lost else "good")
+        Figure("Steps lost", f"{lost:,}", _of_lost(run)[1] if lost else "nothing trained twice", "" if lost else "good")
         if run.tells_steps else Figure("Steps lost", "-", "not known"),
         Figure("Goodput", "-", "not recorded") if goodput is None
         else Figure("Goodput", f"{goodput:.1%}", f"of {duration(run.spent.wall_s)}"),
@@ -151,12 +151,17 @@ def _of(count: int, total: int) -> str:
     return "both" if total == 2 else "all"
 
 
+def _of_lost(run: RunStory) -> tuple[str, str]:
+    """Say what became of lost steps: a run that is given up ends with an earlier state, and trains the last of them no more."""
+    return ("were", "undone") if run.ended == "unrecoverable" else ("had to be", "trained again")
+
+
 def _cost(run: RunStory) -> str:
     lost, seconds = run.steps_lost, run.account.seconds_lost
     returns = len(run.returns)
     if lost:
         back = f", after {counted(returns, 'return')} to an earlier state" if returns else ""
-        steps = f"{counted(lost, 'step')} had to be trained again{back}".capitalize()
+        steps = f"{counted(lost, 'step')} {' '.join(_of_lost(run))}{back}".capitalize()
         return f"{steps}; recoveries took {duration(seconds)}." if seconds >= 0.05 else f"{steps}."
     if run.timeline.seen and run.tells_steps:
         took = f"; what was done about it took {duration(seconds)}" if seconds >= 0.05 else ""

@@ -103,6 +103,7 @@ class Finding:
     name: str
     because: str
     """One sentence with the decisive numbers."""
+    is_finite: bool = True
 
 
 def unexplained(before: Iterable[TensorNorm], now: Iterable[TensorNorm], between: Between) -> list[Finding]:
@@ -116,9 +117,10 @@ def unexplained(before: Iterable[TensorNorm], now: Iterable[TensorNorm], between
     audit = _Audit(then, current, between)
     findings = []
     for tensor in current:
-        because = _not_finite(tensor) or audit.judge(tensor)
+        odd = _not_finite(tensor)
+        because = odd or audit.judge(tensor)
         if because:
-            findings.append(Finding(tensor.name, because))
+            findings.append(Finding(tensor.name, because, is_finite=not odd))
     return findings
 
 

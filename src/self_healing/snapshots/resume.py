@@ -110,17 +110,31 @@ def _written_s(folder: Path) -> float:
 
 
 def resolve(
-    wanted: str | os.PathLike[str] | bool | None, output_dir: str | os.PathLike[str], *, model_only: bool = False
+    wanted: str | os.PathLike[str] | bool | None,
+    output_dir: str | os.PathLike[str],
+    *,
+    model_only: bool = False,
+    key: str = "resume_from_checkpoint",
+    writer: str = "",
 ) -> Chosen:
     """Say what a `resume_from_checkpoint` means: "auto" and True choose, a path must be usable, else from the start.
 
     Unlike with a stock Trainer, True is no error where there is no checkpoint, and a path without optimizer or
     scheduler is one. A path marked sick is taken, for it was asked for by name.
 
+    Args:
+        wanted: What was asked for.
+        output_dir: Where checkpoints are looked for.
+        model_only: The run saves the model only.
+        key: What the user calls it.
+        writer: Who alone writes such checkpoints, so that their files need not be known to the user.
+
     Raises:
         ConfigError: the path cannot be resumed from; the text says why and what to do.
 
     """
+    if not isinstance(wanted, str | os.PathLike | bool | None) or wanted == "":
+        raise ConfigError(f'{key}={wanted!r}: must be None, False, True, "{AUTO}" or the path of a checkpoint')
     if wanted is None or wanted is False:
         return Chosen()
     if wanted is True or wanted == AUTO:
@@ -128,8 +142,10 @@ def resolve(
     folder = Path(wanted)
     checked = check(folder, model_only=model_only)
     if checked.problems:
+        is_another = bool(writer) and folder.is_dir() and not (folder / "trainer_state.json").exists()
+        why = f"it is no checkpoint of {writer}" if is_another else "; ".join(checked.problems)
         raise ConfigError(
-            f"resume_from_checkpoint={str(wanted)!r} cannot be resumed from: {'; '.join(checked.problems)}. "
+            f"{key}={str(wanted)!r} cannot be resumed from: {why}. "
             f'Name another checkpoint, or "{AUTO}" for the newest usable one in {output_dir}.'
         )
     return Chosen(path=folder, checked=checked)

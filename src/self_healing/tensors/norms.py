@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
+from .finite_at_first import floating_buffers
 from .sharded import Sharded, is_sharded, local_of, parts_of_whole
 
 HALF = (torch.float16, torch.bfloat16)
@@ -98,13 +99,14 @@ def per_tensor_norms(grads: Sequence[Tensor]) -> Tensor:
 
 @torch.no_grad()
 def state_norms(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
-    """Return the norms of what trains and of the optimizer's state, named as a snapshot names them. Waits for the device.
+    """Return the norms of what trains, of buffers and of the optimizer's state, named as in a snapshot. Waits for the device.
 
     Of what is sharded they are those of this process's part, as in a snapshot: nobody else is asked.
     """
     parts = parts_of_whole(model.modules())
     names: dict[Tensor, str] = {parts.get(parameter, parameter): name for name, parameter in model.named_parameters()}
     found = {name: parameter.detach() for parameter, name in names.items() if parameter.requires_grad}
+    found.update(floating_buffers(model))
     for parameter, state in optimizer.state.items():
         for key, value in state.items() if parameter in names else ():
             if isinstance(value, Tensor) and value.dim() > 0 and value.is_floating_point():

@@ -289,7 +289,7 @@ class ModuleContents:
         ]
         paths = {id(each): path for path, each in module.named_modules()}
         self.buffers = [
-            keep(dict(each._buffers), copies, (prefix + paths.get(id(each), "")).rstrip("."))  # noqa: SLF001
+            keep(dict(each._buffers), copies, (prefix + paths.get(id(each), "")).rstrip("."), measure=True)  # noqa: SLF001
             for each in self.modules
         ]
         self._noted: NotedModules | None = None

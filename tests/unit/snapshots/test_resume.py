@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -94,6 +95,24 @@ def test_a_checkpoint_asked_for_by_name_must_be_whole_but_may_be_sick(four):
         resolve(folder, four)
     with pytest.raises(ConfigError, match="no such folder"):
         resolve("nowhere", four)
+
+
+@pytest.mark.parametrize("wanted", [5, 0, 1.5, ["checkpoint-20"], b"checkpoint-20", ""], ids=repr)
+def test_what_names_no_checkpoint_is_refused_by_its_key_with_what_is_allowed(wanted, four):
+    allowed = r'must be None, False, True, "auto" or the path of a checkpoint'
+    with pytest.raises(ConfigError, match=re.escape(f"resume_from_checkpoint={wanted!r}: {allowed}")):
+        resolve(wanted, four)
+
+
+def test_who_calls_it_otherwise_is_told_of_it_by_that_name_and_not_of_files_that_others_write(four, tmp_path):
+    (tmp_path / "other").mkdir()
+    with pytest.raises(
+        ConfigError, match=r"^resume='.*other' cannot be resumed from: it is no checkpoint of guard\(\)\."
+    ):
+        resolve(tmp_path / "other", four, key="resume", writer="guard()")
+    (four / "checkpoint-20" / "scheduler.pt").unlink()
+    with pytest.raises(ConfigError, match=r"^resume=.*scheduler\.pt is missing"):
+        resolve(four / "checkpoint-20", four, key="resume", writer="guard()")
 
 
 def test_files_and_folders_with_other_names_do_not_matter(four):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ...core.errors import UnrecoverableError
 from ...core.failure import Mode
 from ...core.signal import Raised
 from ..data.other_data import blame_the_model_if_other_data_fail, blame_the_record_of_an_evaluation
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 def raised_in_the_loop(session: Session, error: Exception) -> None:
     """Look at an exception while there is still a loop to return to an earlier state in."""
-    if isinstance(error, LeaveLoop) or is_pruning(error) or came_from_a_callback(error):
+    if isinstance(error, LeaveLoop) or is_pruning(error) or is_the_end(session, error) or came_from_a_callback(error):
         return
     if is_device_lost(error):  # no state can be returned to in here
         return
@@ -27,6 +28,11 @@ def raised_in_the_loop(session: Session, error: Exception) -> None:
         return  # accelerate has an answer of its own outside; and who is asked to end does not begin again
     session.answered = error
     raised(session, error)
+
+
+def is_the_end(session: Session, error: Exception) -> bool:
+    """Say whether an exception is how a plan ends the run in the middle of its loop."""
+    return isinstance(error, UnrecoverableError) and session.abilities.stop_reason is not None
 
 
 def raised(session: Session, error: Exception) -> Plan | None:

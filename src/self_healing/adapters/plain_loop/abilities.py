@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ...core.capability import ReturnAsked
+from ...core.capability import ReturnAsked, StoppedAt
 from ...core.errors import ActionFailed
 from ..rollback.abilities import RollbackAbilities
 from ..run.abilities import TrainerAbilities
@@ -69,7 +69,7 @@ class TogetherAbilities(PlainRollbackAbilities):
         """Have all processes write the state of this step: they are all here."""
         return self._save_now()
 
-    def stop_run(self, reason: str) -> str:
+    def stop_run(self, reason: str) -> str | StoppedAt:
         """End training at this step, with the weights of this step: which state is the furthest is known to each alone."""
         return TrainerAbilities.stop_run(self, reason)
 

@@ -91,11 +91,17 @@ class LoopFlow(Session):
                     continue
                 return found
             self.begin_of_step()
-            if self.go_where_asked():
+            if self._goes_elsewhere():
                 continue
             if self.guard.hands_out_again:
                 self._stands = self.unfinished = self.returns.stands()
             return True, batch
+
+    def _goes_elsewhere(self) -> bool:
+        """Go where the state that was just taken has shown that the run must; end here where a plan says so."""
+        if self.abilities.stop_reason is not None:  # a step more would be one after the state that it ends with
+            self._settle_moves()
+        return self.go_where_asked()
 
     def _epoch_ends(self) -> tuple[Any, Any]:
         """Leave nothing to be made up or unseen; None in the first place says that there is more."""

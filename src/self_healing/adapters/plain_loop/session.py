@@ -315,6 +315,8 @@ class PlainSession(LoopFlow):
         self.know_everything()
         said = self.ranks.save(wait=False) if self.ranks.is_one_of_several else self.emergency_checkpoint()
         logger.info("%s", said)
+        if not self.ranks.is_one_of_several and not self.is_saved(self._step()):
+            self.rollback.suspect()  # weights that are not finite are not written: a return mends them
         return said
 
     def _must_know(self) -> bool:

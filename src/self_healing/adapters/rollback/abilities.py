@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ...core.capability import ReturnAsked
+from ...core.capability import ReturnAsked, StoppedAt
 from ...core.errors import ActionFailed
 from ..run.abilities import TrainerAbilities
 from ..run.moves import Resume, ReturnTo
@@ -46,15 +46,16 @@ class RollbackAbilities(TrainerAbilities):
             raise ActionFailed("no state of this run has proved itself yet")
         return self.keeper.write_to_disk(good)
 
-    def stop_run(self, reason: str) -> str:
+    def stop_run(self, reason: str) -> str | StoppedAt:
         """End training at this step, with the weights of the furthest sound state: a deeper return may have lost them."""
-        broken = self.keeper.frozen.broken
+        broken, before = self.keeper.frozen.broken, int(self.loop.state.global_step)
         if broken is not None:
             # Before anything is put back, for it is written from memory as well.
             told = reason if str(broken) in reason else f"{reason}; {broken}"
             reason = f"{told}. {self._save_now()}. {self._how_to_load_anew(broken)}"
         further = self.keeper.return_to_the_furthest()
-        return super().stop_run(reason) + further
+        text, step = f"{super().stop_run(reason)}{further}", int(self.loop.state.global_step)
+        return text if step == before else StoppedAt(step, text)
 
     def _how_to_load_anew(self, broken: BrokenWeights) -> str:
         how = getattr(self.loop, "resumes_by", 'train(resume_from_checkpoint="auto")')

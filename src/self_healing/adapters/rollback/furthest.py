@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ...snapshots.verdicts import SavedState
 from ..ending.device_errors import is_device_lost
@@ -17,6 +17,7 @@ def furthest_sound(
     step: int,
     updates: int,
     is_sound: bool,
+    of_interest: Callable[[Mapping[str, float]], Mapping[str, float]],
     tell: Callable[[str, str], None],
 ) -> Furthest | None:
     """Return the furthest sound state there is: one that is kept, else that of this moment where that is sound.
@@ -33,7 +34,7 @@ def furthest_sound(
         # What was wrong was held back, so that the weights are those of the last update.
         try:
             present = snapshots.present()
-            is_finite = all(math.isfinite(norm) for norm in present.copies.norms().values())
+            is_finite = all(math.isfinite(norm) for norm in of_interest(present.copies.norms()).values())
         except (MemoryError, OSError, RuntimeError) as error:
             if is_device_lost(error):
                 raise

@@ -74,7 +74,8 @@ class GoingOn:
                     raise ConfigError(self._cannot_go_on(because))
         else:
             self._left, self._next = iter(()), None
-            self._disk = resolve(wanted, args.output_dir, model_only=self._model_only)
+            own = {"key": "resume", "writer": "guard()"} if hasattr(trainer, "resumes_by") else {}
+            self._disk = resolve(wanted, args.output_dir, model_only=self._model_only, **own)
 
     @property
     def resumes(self) -> bool:

@@ -45,8 +45,8 @@ def newest_whole(keeper: StateKeeper, within_s: float) -> tuple[Snapshot, StateV
         if not copies.is_whole_within(max(0.0, until - time.monotonic())):
             continue
         if not verdict.survives_a_crash:  # nobody has looked at it yet
-            open_incident = keeper.known.open
-            verdict = verdict_when_taken(state.step, norms=copies.norms(), open_incident=open_incident)
+            norms, open_incident = keeper.audit.buffers.without(copies.norms()), keeper.known.open
+            verdict = verdict_when_taken(state.step, norms=norms, open_incident=open_incident)
         if verdict.survives_a_crash:
             return snapshot, verdict
     return None

@@ -214,7 +214,7 @@ class RollbackCare:
 
     def suspect(self) -> None:
         """Look at the state of this moment: a step was not finite whatever the data, or an outlier."""
-        if self._abilities is not None and not (self._abilities.pending.is_returning or self.guard.lets_through):
+        if self._abilities is not None and not self._abilities.pending.is_returning:
             self._abilities.keeper.audit_now()
 
     def frozen_is_broken(self, *, look: bool = False) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...snapshots.audit import Between, Finding, Kind, TensorNorm, unexplained
+from .odd_buffers import OddBuffers
 
 MOMENTS: Mapping[str, Kind] = {
     "exp_avg": "first-moment",
@@ -31,6 +32,7 @@ class StateAudit:
         self._applied: dict[int, tuple[float, float] | None] = {}
         """Learning rate and gradient norm of each update since the last state, by step; None where it was held back."""
         self._before: tuple[int, tuple[TensorNorm, ...]] | None = None
+        self.buffers = OddBuffers(trainer, note)
 
     @property
     def found_at(self) -> int | None:
@@ -41,6 +43,7 @@ class StateAudit:
         """Start anew, with another optimizer."""
         self._applied.clear()
         self._before = None
+        self.buffers.begin()
 
     def applied(self, step: int, rate: float, gradient: float) -> None:
         """Take note of an update; a norm that is not finite was not measured."""
@@ -72,9 +75,15 @@ class StateAudit:
             return False
         found, last = (step, frozenset(finding.name for finding in findings)), self._last
         self._last = found
-        is_finite = all(math.isfinite(norms.get(finding.name, 0.0)) for finding in findings)
-        if found != last or not self._has_returned or not is_finite:
+        odd = [finding.name for finding in findings if not math.isfinite(norms.get(finding.name, 0.0))]
+        # Code may well write infinities into a mask or a best value so far, but no NaN that is of any use.
+        buffers = self.buffers.among(name for name in odd if math.isinf(norms[name]))
+        if found != last or not self._has_returned or len(buffers) < len(odd):
             return False
+        if buffers:
+            self.buffers.accept(buffers)
+        if len(buffers) == len(findings):
+            return True
         self.is_on = False
         self._note(
             "changed-beside-the-optimizer",

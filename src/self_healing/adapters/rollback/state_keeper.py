@@ -63,6 +63,8 @@ class StateKeeper:
         self.note: Callable[[str, str], None] = lambda _name, _text: None
         self.look: Callable[[Mapping[str, float]], None] = lambda _values: None
         """Is given what there is to observe about states."""
+        self.began_broken: Callable[[Sequence[str]], None] = lambda _names: None
+        """Is told what is not finite in the state that training began with."""
         self.audit = StateAudit(trainer, self._tell)
         self.frozen = FrozenAudit(trainer, self.loop.snapshots.leaves_out_frozen, self._tell)
         """Looks at what states leave out because nothing trains it."""
@@ -227,8 +229,8 @@ class StateKeeper:
             if snapshot is not None and self.state_of(key) is not None:
                 self._judge(snapshot, norms)
 
-    def _judge(self, snapshot: Snapshot, norms: Mapping[str, float]) -> None:
-        step = snapshot.step
+    def _judge(self, snapshot: Snapshot, measured: Mapping[str, float]) -> None:
+        step, norms = snapshot.step, self.audit.buffers.without(measured)
         verdict = verdict_when_taken(step, norms=norms, open_incident=self.known.open)
         before, findings = self.audit.audit(step, norms)
         if findings:
@@ -236,7 +238,11 @@ class StateKeeper:
         elif snapshot.key == self.states[0].key and not verdict.is_sick:
             verdict = StateVerdict(Condition.GOOD, "the state this training began with")
         self.known.judged(snapshot.key, verdict)
-        self._tell_of_audit(step, before, findings)
+        if findings and snapshot.key == self.states[0].key and not self.loop.returns:
+            self._is_unexplained = True
+            self.began_broken([finding.name for finding in findings])
+        else:
+            self._tell_of_audit(step, before, findings)
 
     def audit_now(self, *, is_kept: bool = False) -> StateVerdict | None:
         """Compare the state of this moment with the last one: it is suspicious, or is being kept on disk.
@@ -250,7 +256,8 @@ class StateKeeper:
         if (broken := self.tell_of_frozen()) is not None:
             return StateVerdict(Condition.SICK, str(broken))
         step, optimizer = self._step(), self.trainer.optimizer
-        norms = state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer))
+        measured = state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer))
+        norms = self.audit.buffers.without(measured)
         before, findings = self.audit.audit(step, norms) if is_kept else self.audit.compare(step, norms)
         self._tell_of_audit(step, before, findings)
         return _sick(findings[0]) if findings else None
@@ -281,8 +288,10 @@ class StateKeeper:
         if findings:
             told = f"{len(findings)} tensors of the state of step {step}, such as {findings[0].name}: {findings[0].because}"
             self.note("state-unexplained", told)
-        if self.loop.guard is not None and self.loop.guard.lets_through:
-            return  # as the user has asked for
+        if (
+            self.loop.guard is not None and self.loop.guard.lets_through
+        ):  # what is not finite, as the user has asked for
+            findings = [finding for finding in findings if finding.is_finite]
         # Of every audit, so that a rule can tell that nothing is wrong any more.
         self.look({"state_unexplained": float(len(findings)), "state_audited_from": float(before)})
 
@@ -341,6 +350,7 @@ class StateKeeper:
             step=self._step(),
             updates=self.updates,
             is_sound=is_sound,
+            of_interest=self.audit.buffers.without,
             tell=self._tell,
         )
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from ...core.capability import ReturnAsked
+from ...core.capability import ReturnAsked, StoppedAt
 from ...core.errors import ActionFailed
 from ..family import names_in_all, weights_were_changed
 from ..step.learning_rate import LearningRateScale
@@ -93,7 +93,7 @@ class LoopAbilities:
         logger.warning("%s", text)
         return "logged"
 
-    def stop_run(self, reason: str) -> str:
+    def stop_run(self, reason: str) -> str | StoppedAt:
         """End training at this step."""
         self.pending.ask(Stop(reason))
         self.loop.control.should_training_stop = True
@@ -224,7 +224,7 @@ class TrainerAbilities(LoopAbilities):
             older = newest_usable(folders, folder.step, thorough=True)[0] if folder is not None else None
             folder = older or folder
         if folder is None:
-            told = "; ".join(passed_over) or "none was written yet"
+            told = "; ".join(passed_over) or f"none is in {folders}"
             raise ActionFailed(f"no usable checkpoint from before step {latest}: {told}")
         self.pending.ask(Resume(str(folder.path), left_at=step, onset=before_step))
         return ReturnAsked(str(folder.path), folder.step)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 import time
+from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,7 @@ from .step_profile import StepProfile
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ...tensors.finite_at_first import FiniteAtFirst
     from ..ending.interrupts import Interrupts
     from ..engines import Surroundings
     from ..ranks.session_ranks import SessionRanks
@@ -78,6 +80,9 @@ class Session:
     """The other processes, where there are any."""
     note: Any
     _examiner: Examiner
+    _at_first: FiniteAtFirst | None = None
+    began_broken = False
+    """Whether the weights were not finite before the first step, which was told."""
     _step_began: float
     _step_time_s = 0.0
     _found_unsound = False
@@ -176,6 +181,8 @@ class Session:
 
     def begin_of_step(self) -> None:
         """Take the state before the step where it is time."""
+        if self._at_first is None:
+            self._look_at_the_start()
         self.spent.account.steps_begin(self._step())
         self.profile.step_begins(self._step() + 1)
         if self.rollback.is_due():
@@ -183,6 +190,32 @@ class Session:
                 self.rollback.step_begins(self._step_time_s, is_due=True)
         else:
             self.rollback.step_begins(self._step_time_s, is_due=False)
+
+    def _look_at_the_start(self) -> None:
+        """Note what is finite before the first step; where no device has to be waited for, look at it too."""
+        from ...tensors.finite_at_first import FiniteAtFirst
+
+        self._at_first = FiniteAtFirst(self.trainer.model)
+        if self.rollback.keeper is not None:
+            self.rollback.keeper.began_broken = self._tell_of_a_broken_start
+        if self._at_first.is_known:
+            self._tell_of_a_broken_start(self._at_first.broken_weights())
+
+    def _tell_of_a_broken_start(self, names: Sequence[str]) -> None:
+        """Say that training has begun with weights that are not finite: nothing that is tried could mend them."""
+        if self.began_broken or not names:
+            return
+        self.began_broken = True
+        told = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        self.note(
+            "began-not-finite",
+            f"the state that this training begins with is not finite ({told}): look at how the model was loaded, at its dtype "
+            "and its initialisation",
+            level=logging.ERROR,
+        )
+        if not self.guard.lets_through:  # else as the user has asked for
+            self.desk.learn({"not_finite_at_start": told})
+            self.desk.look({"weights_nonfinite": float(len(names))})
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it."""
@@ -252,6 +285,8 @@ class Session:
         if self.rollback.frozen_is_broken(look=True) and self.pending.stop_reason is not None:
             return False
         broken = self._broken_weights()
+        if broken and self._at_first is not None:
+            self._tell_of_a_broken_start(self._at_first.broken_weights())
         self.abilities.last_with_sound_weights = step if broken else None
         self.desk.look({"weights_nonfinite": float(broken), "weights_seen_in_step": float(step + 1)})
         mended = broken > 0 and self.weights_are_finite()
@@ -295,13 +330,16 @@ class Session:
         self._saved_steps.add(step)
 
     def weights_are_finite(self) -> bool:
-        """Look at every parameter; waits for the device."""
+        """Look at every parameter and every buffer; waits for the device."""
         return self._broken_weights() == 0
 
     def _broken_weights(self) -> int:
         from ...tensors.norms import count_not_finite
 
-        return count_not_finite(self.trainer.model.parameters())
+        model, keeper = self.trainer.model, self.rollback.keeper
+        left_alone = keeper.audit.buffers.left_alone if keeper is not None else ()
+        buffers = self._at_first.broken_buffers(model, left_alone) if self._at_first is not None else ()
+        return count_not_finite(model.parameters()) + len(buffers)
 
     def figures_of_saving(self) -> dict[str, float]:
         """Return how many checkpoints could not be written; nothing where all were."""

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from ...core.errors import give_up
 from ...core.failure import Mode
 from ...core.goodput import TimeAccount
 from ..ending.leaving import save_as_asked
@@ -151,6 +152,12 @@ class TrainerSession(Session):
         facts.update(data_facts(trainer) | recipe_facts(trainer))
         self.desk.learn({**facts, "trainer": type(trainer).__name__, "skips_by": way})
         self.desk.seen_at(self._trackers.begin())
+
+    def begin_of_step(self) -> None:
+        """Take the state before the step where it is time; end here where a plan says so: no step follows the last state."""
+        super().begin_of_step()
+        if self.abilities.stop_reason is not None:
+            give_up(self.abilities.stop_reason, None)
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it; vote with the other processes."""
