@@ -9,6 +9,7 @@ from typing import Any
 
 from ...snapshots.verdicts import SavedState
 from ..wrapping import Wrapping
+from .memory_snapshots import MemorySnapshots
 
 
 @contextmanager
@@ -66,3 +67,14 @@ def _measured(trainer: Any) -> dict[int, float]:
         if isinstance(value, int | float) and isinstance(entry.get("step"), int):
             found[entry["step"]] = float(value)
     return found
+
+
+def written_from_memory(trainer: Any, snapshots: MemorySnapshots, state: SavedState) -> str:
+    """Write a state to disk as the trainer writes its checkpoints, and say so; training is not touched by it."""
+    snapshot, name = snapshots.get(state.key), f"checkpoint-{state.step}"
+    if snapshot is None or (Path(trainer.args.output_dir) / name).exists():
+        return f"{name} is there already"
+    # What is best by now must not make room for what is known to an earlier state.
+    with snapshots.for_a_moment(snapshot), keeping_all_checkpoints(trainer):
+        trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
+    return f"{name} was written from memory"

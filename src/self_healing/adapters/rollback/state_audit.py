@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ...snapshots.audit import Between, Finding, Kind, TensorNorm, unexplained
+from ...snapshots.verdicts import Condition, StateVerdict
 from .odd_buffers import OddBuffers
 
 MOMENTS: Mapping[str, Kind] = {
@@ -142,3 +143,8 @@ def _betas(groups: list[dict[str, Any]]) -> tuple[float, float]:
         if isinstance(group.get("betas"), tuple | list) and len(group["betas"]) == 2:
             return float(group["betas"][0]), float(group["betas"][1])
     return 0.9, 0.999
+
+
+def sick_by(found: Finding) -> StateVerdict:
+    """Return what is thought of a state in which an audit has found something."""
+    return StateVerdict(Condition.SICK, f"{found.name}: {found.because}")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...core.lifecycle import Case
@@ -15,7 +14,7 @@ from ...snapshots.spacing import FEWEST_SLOTS
 from ...snapshots.verdicts import Condition, SavedState, StateVerdict, verdict_when_taken
 from ..ending.device_errors import is_device_lost
 from ..run.moves import ReturnTo
-from .best_checkpoint import keeping_all_checkpoints
+from .best_checkpoint import written_from_memory
 from .first_losses import FirstLosses
 from .frozen_audit import BrokenWeights, FrozenAudit
 from .furthest import furthest_sound
@@ -23,7 +22,7 @@ from .in_loop import RollbackLoop
 from .known_states import KnownStates
 from .memory_snapshots import Snapshot
 from .shared_states import SharedStates
-from .state_audit import StateAudit
+from .state_audit import StateAudit, sick_by
 from .state_returns import Arrival, StateReturns
 from .state_schedule import MOST_SLOTS, NoRoomError, StateSchedule, StateSettings, place_for
 
@@ -234,7 +233,7 @@ class StateKeeper:
         verdict = verdict_when_taken(step, norms=norms, open_incident=self.known.open)
         before, findings = self.audit.audit(step, norms)
         if findings:
-            verdict = _sick(findings[0])
+            verdict = sick_by(findings[0])
         elif snapshot.key == self.states[0].key and not verdict.is_sick:
             verdict = StateVerdict(Condition.GOOD, "the state this training began with")
         self.known.judged(snapshot.key, verdict)
@@ -260,7 +259,7 @@ class StateKeeper:
         norms = self.audit.buffers.without(measured)
         before, findings = self.audit.audit(step, norms) if is_kept else self.audit.compare(step, norms)
         self._tell_of_audit(step, before, findings)
-        return _sick(findings[0]) if findings else None
+        return sick_by(findings[0]) if findings else None
 
     def look_at_frozen(self, *, now: bool = True) -> BrokenWeights | None:
         """Look at all weights that states leave out, or at what is known of them by now; return what is broken.
@@ -368,14 +367,7 @@ class StateKeeper:
 
     def write_to_disk(self, state: SavedState) -> str:
         """Write a state to disk as the trainer writes its checkpoints; training is not touched by it."""
-        trainer, snapshot = self.trainer, self.loop.snapshots.get(state.key)
-        name = f"checkpoint-{state.step}"
-        if snapshot is None or (Path(trainer.args.output_dir) / name).exists():
-            return f"{name} is there already"
-        # What is best by now must not make room for what is known to an earlier state.
-        with self.loop.snapshots.for_a_moment(snapshot), keeping_all_checkpoints(trainer):
-            trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
-        return f"{name} was written from memory"
+        return written_from_memory(self.trainer, self.loop.snapshots, state)
 
     def damaged(self, state: SavedState, because: str) -> None:
         """Let go of a state whose memory does not hold what was set aside."""
@@ -405,7 +397,3 @@ class StateKeeper:
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)
-
-
-def _sick(found: Finding) -> StateVerdict:
-    return StateVerdict(Condition.SICK, f"{found.name}: {found.because}")
