@@ -108,6 +108,7 @@ def test_without_states_a_checkpoint_that_holds_it_is_called_sick(tmp_path):
     trainer = tiny_trainer(
         tmp_path, model=model, callbacks=[Spoil()], max_steps=20, save_strategy="steps", save_steps=10
     )
-    SelfHealingTrainer(trainer, HealingConfig(snapshot_memory_fraction=0.0)).train()
+    with pytest.raises(UnrecoverableError, match="not finite"):  # it is spoiled each time
+        SelfHealingTrainer(trainer, HealingConfig(snapshot_memory_fraction=0.0)).train()
     assert verdict_of(tmp_path / "checkpoint-10")["condition"] == "intact"
     assert verdict_of(tmp_path / "checkpoint-20")["condition"] == "sick"

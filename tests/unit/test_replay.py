@@ -261,6 +261,24 @@ def test_a_plan_of_the_users_hook_is_replayed_as_it_was(tmp_path):
     assert result.exact
 
 
+def test_a_hook_that_changes_what_takes_a_change_back_does_not_have_it_asked_for_again_for_ever(tmp_path, monkeypatch):
+    def hook(incident, plan, run):
+        return changed(plan, actions=plan.actions[:1], rung="of-mine")
+
+    def ramp(self, factor, *, ramp_steps, floor):
+        return self.scale_learning_rate(factor, floor=floor)
+
+    monkeypatch.setattr(recorded_run.Training, "rewarm_learning_rate", ramp, raising=False)
+    monkeypatch.setattr(
+        recorded_run.Training, "tighten_clipping", lambda self, *, factor, initial: initial * factor, raising=False
+    )
+    path, _ = _record_with_hook(tmp_path, hook)
+    plans = [entry for entry in read_ledger(path).entries if entry.kind == "plan"]
+    assert any(entry.body["is_undo"] for entry in plans)
+    assert len(plans) < 100
+    assert of(path).exact
+
+
 def _record_with_hook(folder, hook):
     made = recorded_run.Healer
 

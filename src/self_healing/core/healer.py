@@ -180,7 +180,8 @@ class Healer:
         if granted is None or not self._may_carry_out(granted):
             self.care.wish_not_granted(plan, ask_again=False)
             return None
-        return granted
+        # Whatever a hook makes of it, what is owed was tried: it would be asked for again for ever.
+        return replace(granted, rung=plan.rung, is_undo=True) if plan.is_undo and granted is not plan else granted
 
     def attempt(self, plan: Plan, run: object, clock: Callable[[], float]) -> Outcome:
         """Carry out a plan that was granted; the only caller of `execute`. `conclude` follows."""

@@ -75,7 +75,8 @@ class Undos:
     def tried(self, outcome: Outcome) -> bool:
         """Take note of an attempt to take something back; say whether it was owed here."""
         plan = outcome.plan
-        found = [o for o in self._owed if o.plan.rung == plan.rung and o.plan.actions == plan.actions][:1]
+        alike = [o for o in self._owed if o.plan.rung == plan.rung]  # a hook may have changed what is done
+        found = ([o for o in alike if o.plan.actions == plan.actions] or alike)[:1]
         for owed in found:
             owed.tries += 1
             if outcome.succeeded or owed.tries >= MOST_TRIES:

@@ -299,6 +299,8 @@ class Session:
         """Look at weights and moments when the last step was taken: what it has done to them no later step can show."""
         from ...tensors.sharded import is_sharded
 
+        if self.interrupted_by is not None or self.abilities.stop_reason is not None:
+            return  # it ends because of what is known already
         if any(is_sharded(parameter) for parameter in self.trainer.model.parameters()):
             return  # a look would be a collective of the training's own group
         broken = self._broken_weights()

@@ -194,8 +194,7 @@ class TrainerSession(Session):
 
     def _look_once_more(self) -> None:
         """Look again when the last epoch was evaluated and saved, which may have harmed it; go back where that shows."""
-        is_ending = self.interrupted_by is not None or self.abilities.stop_reason is not None
-        if self._is_last_epoch() and not is_ending and not self.surroundings.is_one_of_several:
+        if self._is_last_epoch() and not self.surroundings.is_one_of_several:
             self.look_at_the_end()
             self.go_where_asked()
 
