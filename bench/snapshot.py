@@ -213,6 +213,7 @@ def in_turns(run: Run, slot: HostSlot, way: str, figures: Figures, steps: int, r
             )
             if kept:
                 kept[1].norms()  # the next turn begins when everything of this one is over
+                run.frozen_is_sound()
             gap, early = [marks[0].elapsed_time(mark) / 1e3 for mark in marks[1:]] or [math.nan, math.nan]
             if has_snapshot:
                 figures.gaps.append(gap)
@@ -230,6 +231,7 @@ def turn(run: Run, slot: HostSlot, way: str, steps: int, kept: list[Any], marks:
     if way:
         kept += run.collect(slot, way)
         kept[1].start()
+        run.look_at_frozen()
     for mark in marks[1:2]:
         mark.record()
     run.early = marks[2] if marks else None

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from self_healing.adapters.rollback.frozen_audit import FrozenAudit
 from self_healing.tensors.host_slot import HostCopies, HostSlot
 from self_healing.tensors.state import capture
 
@@ -99,6 +100,10 @@ class Run:
         # Weights in half precision are trained as they are; all others, adapters too, under autocast.
         self.autocast = kind.has_adapters or (CUDA and kind.dtype is torch.float32)
         self.only_trainable = kind.has_adapters
+        self.frozen = FrozenAudit(self, lambda: kind.has_adapters, print)
+        """As beside every state of a run in which not everything trains."""
+        for _ in range(2):  # which look at all of it
+            self.look_at_frozen()
         self.early: Any = None
         """An event to record once, where the next forward pass has done its first quarter."""
         layers = next(m for m in self.model.modules() if isinstance(m, nn.ModuleList))
@@ -119,6 +124,16 @@ class Run:
             self.forward_and_backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+
+    def look_at_frozen(self) -> None:
+        """Begin to look at a share of what does not train, as when a state is taken."""
+        self.frozen.state_taken(0)
+
+    def frozen_is_sound(self) -> None:
+        """Wait for what was begun."""
+        for look in self.frozen._looks:  # noqa: SLF001
+            look.sums.read()
+        assert self.frozen.found(0) is None
 
     def collect(self, slot: HostSlot, way: str) -> tuple[Any, HostCopies]:
         copies = HostCopies(slot, way="staged" if way == "unmeasured" else way, measure=way != "unmeasured")

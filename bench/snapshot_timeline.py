@@ -78,6 +78,7 @@ class MarkedRun(Run):
             carrying.HEAD_START_S = head_start_ms / 1e3
             _, copies = self.collect(slot, "staged" if CUDA else "auto")
             copies.start()
+            self.look_at_frozen()
         marks.set()
         self.marks = marks
         try:
@@ -88,6 +89,7 @@ class MarkedRun(Run):
         synchronize()
         if copies is not None:
             copies.norms()
+            self.frozen_is_sound()
         gc.enable()
         return marks.ms()
 

@@ -127,6 +127,7 @@ def count_not_finite(tensors: Iterable[Tensor]) -> int:
     return broken + sum(int((~torch.stack(each)).sum()) for each in flags.values())
 
 
+@torch.no_grad()
 def scale_(grads: Sequence[Tensor], coefficient: Tensor) -> None:
     """Multiply all gradients in place by a 0-dimensional tensor."""
     for tensors, _ in _groups([local_of(grad) for grad in grads]):

@@ -252,6 +252,11 @@ def test_norms_and_changed_bits(dtype, way):
         for name, p in model.named_parameters()
         for key in ("exp_avg", "exp_avg_sq")
     }
+    expected |= {
+        name: torch.linalg.vector_norm(buffer, dtype=torch.float32).item()
+        for name, buffer in model.named_buffers()
+        if buffer.is_floating_point()
+    }
     norms = copies.norms()
     assert set(norms) == set(expected)
     assert norms == pytest.approx(expected, rel=1e-4)
