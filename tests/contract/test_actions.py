@@ -71,6 +71,7 @@ def run_with(capability: type) -> Any:
     calls: list[inspect.BoundArguments] = []
     answers = {
         "str": f"{name} was done",
+        "str | StoppedAt": f"{name} was done",
         "str | ReturnedToSkip | ReturnAsked": f"{name} was done",
         "float": 0.25,
         "RollbackDone | ReturnAsked": SimpleNamespace(key="good-90", step=90),

@@ -71,8 +71,8 @@ def captured_after_an_evaluation(folder):
     with torch.no_grad():
         model(batch(9))
     is_gathered = not hasattr(model.outer, "_local_tensor")
-    norms_meanwhile = state_norms(model, optimizer)
     model.seen.sub_(1)
+    norms_meanwhile = state_norms(model, optimizer)
     taken = capture([model, optimizer])
     train(model, optimizer, range(2, 4))
     with torch.no_grad():

@@ -225,6 +225,7 @@ def test_norms_are_those_torch_computes_by_name_in_order(dtype):
         model[2].weight[0, 0] = float("nan")
     _, copies = taken(HostSlot(), model, optimizer)
     expected = dict(model.named_parameters())
+    expected |= {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
     for parameter, state in optimizer.state.items():
         name = next(n for n, p in model.named_parameters() if p is parameter)
         expected |= {f"optimizer.{key}/{name}": state[key] for key in ("exp_avg", "exp_avg_sq")}

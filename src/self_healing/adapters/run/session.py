@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import signal
 import time
-from collections.abc import Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -197,13 +196,15 @@ class Session:
 
         self._at_first = FiniteAtFirst(self.trainer.model)
         if self.rollback.keeper is not None:
-            self.rollback.keeper.began_broken = self._tell_of_a_broken_start
+            # A norm may be infinite of values that are finite, so that they themselves are asked.
+            self.rollback.keeper.began_broken = lambda _names: self._tell_of_a_broken_start()
         if self._at_first.is_known:
-            self._tell_of_a_broken_start(self._at_first.broken_weights())
+            self._tell_of_a_broken_start()
 
-    def _tell_of_a_broken_start(self, names: Sequence[str]) -> None:
+    def _tell_of_a_broken_start(self) -> None:
         """Say that training has begun with weights that are not finite: nothing that is tried could mend them."""
-        if self.began_broken or not names:
+        names = self._at_first.broken_weights() if self._at_first is not None and not self.began_broken else []
+        if not names:
             return
         self.began_broken = True
         told = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -285,8 +286,8 @@ class Session:
         if self.rollback.frozen_is_broken(look=True) and self.pending.stop_reason is not None:
             return False
         broken = self._broken_weights()
-        if broken and self._at_first is not None:
-            self._tell_of_a_broken_start(self._at_first.broken_weights())
+        if broken:
+            self._tell_of_a_broken_start()
         self.abilities.last_with_sound_weights = step if broken else None
         self.desk.look({"weights_nonfinite": float(broken), "weights_seen_in_step": float(step + 1)})
         mended = broken > 0 and self.weights_are_finite()
@@ -303,7 +304,10 @@ class Session:
             return  # it ends because of what is known already
         if any(is_sharded(parameter) for parameter in self.trainer.model.parameters()):
             return  # a look would be a collective of the training's own group
-        broken = self._broken_weights()
+        from ...tensors.norms import count_not_finite
+
+        # What does not train may hold infinities by design, and is looked at by its bits.
+        broken = count_not_finite(p for p in self.trainer.model.parameters() if p.requires_grad)
         if not broken:
             self.rollback.suspect()
         elif self.guard.lets_through:
