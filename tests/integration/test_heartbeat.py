@@ -361,7 +361,7 @@ TOGETHER = """
 import os, sys, time, torch
 torch.set_num_threads(1)
 from self_healing import SelfHealingTrainer
-from self_healing.adapters.trainer import heart
+from self_healing.adapters.run import heart
 from self_healing.drills.tiny_training import tiny_trainer
 heart.OTHERS_EVERY_S = 0.5
 trainer = tiny_trainer(sys.argv[1], max_steps=20, per_device_train_batch_size=4, ddp_backend="gloo")

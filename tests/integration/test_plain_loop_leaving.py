@@ -164,7 +164,7 @@ def test_a_device_that_is_lost_ends_the_process_with_its_newest_state_on_disk(fo
 def test_a_disk_that_is_full_ends_no_loop(loops, bare_loops, tmp_path):
     folder = tmp_path / "small"
     try:
-        with small_disk(folder, 200_000):
+        with small_disk(folder, 220_000):
             result = gone_on(loops, folder, width=512, **ON_DISK)
             assert_same(result, bare_loops(width=512))
             assert "healing/checkpoints_not_written" in (folder / "postmortem.json").read_text()

@@ -90,7 +90,7 @@ SCRIPT = """
 import os, signal, sys, time, torch
 torch.set_num_threads(1)
 from self_healing import SelfHealingTrainer
-from self_healing.adapters.trainer import time_spent
+from self_healing.adapters.run import time_spent
 from self_healing.drills.tiny_training import tiny_trainer
 trainer = tiny_trainer(sys.argv[1], max_steps=30, save_strategy="steps", save_steps=10)
 def kill(*_):
