@@ -304,10 +304,8 @@ class Session:
             return  # it ends because of what is known already
         if any(is_sharded(parameter) for parameter in self.trainer.model.parameters()):
             return  # a look would be a collective of the training's own group
-        from ...tensors.norms import count_not_finite
-
         # What does not train may hold infinities by design, and is looked at by its bits.
-        broken = count_not_finite(p for p in self.trainer.model.parameters() if p.requires_grad)
+        broken = self._broken_weights(only_trained=True)
         if not broken:
             self.rollback.suspect()
         elif self.guard.lets_through:
@@ -339,13 +337,13 @@ class Session:
         """Look at every parameter and every buffer; waits for the device."""
         return self._broken_weights() == 0
 
-    def _broken_weights(self) -> int:
+    def _broken_weights(self, *, only_trained: bool = False) -> int:
         from ...tensors.norms import count_not_finite
 
         model, keeper = self.trainer.model, self.rollback.keeper
         left_alone = keeper.audit.buffers.left_alone if keeper is not None else ()
         buffers = self._at_first.broken_buffers(model, left_alone) if self._at_first is not None else ()
-        return count_not_finite(model.parameters()) + len(buffers)
+        return count_not_finite(p for p in model.parameters() if p.requires_grad or not only_trained) + len(buffers)
 
     def figures_of_saving(self) -> dict[str, float]:
         """Return how many checkpoints could not be written; nothing where all were."""
