@@ -26,6 +26,9 @@ ROOM_FOR_DEEP = 3
 LARGEST_SHARE = 0.01
 """Of the time that training takes, what may go into saving states, however few steps the user is ready to lose."""
 
+AIMED_SHARE = 0.9 * LARGEST_SHARE
+"""What the interval is chosen for: the time of a step and of a state are estimates, a few per cent off."""
+
 ASSUMED_FAILURES = 1.0
 ASSUMED_OVER_S = 24 * 3600.0
 """What is assumed before anything is measured: one failure a day, weighed like a day of observation."""
@@ -136,7 +139,7 @@ def steps_between(
         step_s: How long a step takes.
         failure_rate: Failures per second.
         max_lost_steps: The most steps a failure may cost; it bounds the interval whatever the formula says, unless
-            saving would then take more than `LARGEST_SHARE` of the time.
+            saving might then take more than `LARGEST_SHARE` of the time.
         forced: The user's own interval, which wins over all of it.
 
     """
@@ -154,5 +157,5 @@ def steps_between(
         interval_s = young_s * (1 + math.sqrt(share) / 3 + share / 9) - max(0.0, stall_s)
     # Compared as numbers with a fraction: a quotient too large for an integer must not be one first.
     steps = interval_s / step_s
-    bound = max(most, max(0.0, stall_s) / (LARGEST_SHARE * step_s))
+    bound = max(most, max(0.0, stall_s) / (AIMED_SHARE * step_s))
     return max(1, round(min(steps, bound, 1e9)))
