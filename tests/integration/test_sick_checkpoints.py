@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +15,7 @@ from self_healing import HealingConfig, SelfHealingTrainer
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import on_training_forward, once_before_forward, with_loss_times
 from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.snapshots.resume import choose
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -46,6 +50,11 @@ def terminate(_model=None):
 def scale(model):
     """Multiply a matrix, as a flipped bit of its exponents does: finite, and nothing that training has done."""
     model.model.layers[0].mlp.down_proj.weight.data.mul_(40.0)
+
+
+def break_one(model):
+    """Make one weight NaN."""
+    model.model.layers[0].mlp.down_proj.weight.data[0, 0] = float("nan")
 
 
 def spike_at(trainer, at_step):
@@ -140,3 +149,48 @@ def test_a_run_that_breaks_for_good_keeps_its_last_weights_and_they_are_not_call
     assert verdict_of(tmp_path / "checkpoint-37")["condition"] == "intact"
     told = read_ledger(tmp_path / "healing/ledger.jsonl").entries
     assert {entry.name for entry in told if entry.kind == "incident"} == {"crashed"}
+
+
+def test_no_sound_checkpoint_makes_room_for_one_of_weights_that_broke_just_before_it(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 10, "save_total_limit": 1, "max_steps": 25}
+    trainer, there = tiny_trainer(tmp_path, **saving), []
+    trainer.add_callback(at("on_step_end", 20, break_one))
+    trainer.add_callback(at("on_save", 20, lambda _model: there.extend(sorted(p.name for p in tmp_path.glob("ch*")))))
+    config = HealingConfig(snapshot_memory_fraction=0.0, max_effect="nothing")
+    SelfHealingTrainer(trainer, config).train()
+    assert there == ["checkpoint-10", "checkpoint-20"]
+    assert verdict_of(tmp_path / "checkpoint-20")["condition"] == "sick"
+    assert verdict_of(tmp_path / "checkpoint-10")["condition"] == "intact"
+
+
+KILLED = """
+import os, signal, sys
+from self_healing import HealingConfig, SelfHealingTrainer
+from self_healing.drills.tiny_training import tiny_trainer
+from tests.integration.test_sick_checkpoints import at, scale
+
+trainer = tiny_trainer(sys.argv[1], save_strategy="steps", save_steps=10, max_steps=25)
+trainer.add_callback(at("on_step_end", 20, scale))
+trainer.add_callback(at("on_save", 20, lambda _model: os.kill(os.getpid(), signal.SIGKILL)))
+SelfHealingTrainer(trainer, HealingConfig(shared_memory=False, snapshot_every_steps=10)).train()
+"""
+
+
+def test_a_kill_right_after_a_save_leaves_no_corrupted_checkpoint_that_is_not_marked(tmp_path):
+    ended = subprocess.run([sys.executable, "-c", KILLED, str(tmp_path)], check=False, capture_output=True, text=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr[-2000:]
+    assert verdict_of(tmp_path / "checkpoint-20")["condition"] == "sick"
+    assert choose(tmp_path).path == tmp_path / "checkpoint-10"
+
+
+def test_a_sick_checkpoint_is_written_and_not_pushed(tmp_path, monkeypatch):
+    trainer = tiny_trainer(tmp_path, save_strategy="steps", save_steps=10, max_steps=30)
+    pushed = []
+    monkeypatch.setattr(trainer, "_push_from_checkpoint", lambda folder: pushed.append(Path(folder).name))
+    trainer.args.push_to_hub = True
+    trainer.add_callback(at("on_step_end", 20, scale))
+    SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=10, max_effect="nothing")).train()
+    assert pushed == ["checkpoint-10"]
+    assert verdict_of(tmp_path / "checkpoint-20")["condition"] == "sick"
+    told = read_ledger(tmp_path / "healing/ledger.jsonl").entries
+    assert "not-pushed" in {entry.name for entry in told}

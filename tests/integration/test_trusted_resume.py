@@ -42,7 +42,8 @@ def followed(trainer):
             tier.observed(state.global_step, is_healthy=True)
 
         def on_save(self, args, state, control, **kwargs):
-            tier.saved(Path(args.output_dir) / f"checkpoint-{state.global_step}", is_finite=True)
+            step = state.global_step
+            tier.saved(Path(args.output_dir) / f"checkpoint-{step}", tier.judged(step, is_finite=True))
 
         def on_train_end(self, args, state, control, **kwargs):
             assert tier.close(60)

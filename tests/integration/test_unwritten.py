@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 
 import pytest
@@ -82,6 +83,22 @@ def test_what_torch_says_of_a_full_disk_is_told_as_one():
     assert is_trouble_with_the_disk(error)
     assert in_words(error).startswith("the disk is full or refuses to be written to")
     assert in_words(OSError(28, "No space left on device")) == "OSError: [Errno 28] No space left on device"
+
+
+def test_what_safetensors_says_of_a_file_that_may_not_grow_is_trouble_with_the_disk(tmp_path):
+    import torch
+    from safetensors.torch import save_file
+
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, limits[1]))
+    try:
+        with pytest.raises(Exception, match="os error") as refused:
+            save_file({"weight": torch.zeros(1 << 16)}, tmp_path / "model.safetensors")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert not isinstance(refused.value, OSError)
+    assert is_trouble_with_the_disk(refused.value)
+    assert not is_trouble_with_the_disk(RuntimeError("no such thing (os error 2)"))
 
 
 def test_a_run_that_is_asked_to_end_and_cannot_be_saved_does_not_say_that_it_is(full_disk):

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from .manifest import ManifestError, read_manifest, step_of
+from .manifest import ManifestError, promote, read_manifest, step_of
 from .manifest_writer import ManifestWriter
 from .verdicts import (
     OpenIncident,
@@ -22,7 +22,7 @@ from .verdicts import (
 
 
 class DiskTier:
-    """Follows the checkpoint folders of one run; nothing here waits for the disk."""
+    """Follows the checkpoint folders of one run; nothing here waits for the disk, but for a mark that one is sick."""
 
     def __init__(self, writer: ManifestWriter | None = None) -> None:
         self.writer = writer or ManifestWriter()
@@ -35,22 +35,29 @@ class DiskTier:
         with self.writer.standing_still():
             yield
 
-    def saved(
-        self,
-        folder: Path,
-        *,
-        is_finite: bool | None,
-        known: StateVerdict | None = None,
-        has_manifest: bool = False,
-    ) -> StateVerdict:
-        """Take note of a checkpoint that is complete; None says that nobody looked at its weights.
+    def judged(self, step: int, *, is_finite: bool | None) -> StateVerdict:
+        """Judge the state of this moment before it is written; None says that nobody looked at its weights."""
+        norms = None if is_finite is None else {"weights": 1.0 if is_finite else math.nan}
+        return verdict_when_taken(step, norms=norms, open_incident=self._open)
 
-        What is `known` of a state that was taken earlier goes before what is open now. One that `has_manifest`, because
-        it got its name with it, is not hashed once more: only its verdict is brought up to date.
+    def marked_first(self, folder: Path, verdict: StateVerdict) -> None:
+        """Mark the folder of a sick state before anything else is in it; one that is there holds other weights yet.
+
+        Raises:
+            OSError: it cannot be written.
+
+        """
+        if verdict.is_sick and not folder.exists():
+            folder.mkdir(parents=True)
+            promote(folder, verdict)
+
+    def saved(self, folder: Path, verdict: StateVerdict, *, has_manifest: bool = False) -> None:
+        """Take note of a checkpoint that is complete.
+
+        One that `has_manifest`, because it got its name with it, is not hashed once more: only its verdict is brought
+        up to date.
         """
         step = step_of(folder) or 0
-        norms = None if is_finite is None else {"weights": 1.0 if is_finite else math.nan}
-        verdict = known or verdict_when_taken(step, norms=norms, open_incident=self._open)
         state = SavedState(key=str(folder), step=step, tier=Tier.DISK, verdict=verdict)
         # What has been deleted needs no verdict, and what was written over has a new one.
         self.states = (*(s for s in self.states if s.key != state.key and Path(s.key).is_dir()), state)
@@ -58,7 +65,6 @@ class DiskTier:
             self.writer.promote(folder, verdict)
         else:
             self.writer.request(folder, verdict, step=step)
-        return verdict
 
     def resumed(self, folder: Path) -> None:
         """Go on judging a checkpoint of an earlier process: the healthy steps to come speak for it."""

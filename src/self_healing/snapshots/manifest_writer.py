@@ -2,7 +2,7 @@
 
 The thread is started when there is something to do and ends when all is done. It is no daemon, so a process that
 ends in an orderly way waits for it. One that is killed leaves a folder without a manifest, which is unverified and
-still usable.
+still usable; so that a folder is sick is written down at once, by whoever says it, and again until it could be.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .manifest import FolderChangingError, ManifestError, describe, promote, withdraw, write_manifest
@@ -44,38 +44,68 @@ class ManifestWriter:
         self._changed = threading.Condition()
         self._placing = threading.RLock()
         self._thread: threading.Thread | None = None
+        self._sick: dict[Path, StateVerdict] = {}
+        """What is known to be sick, whatever was thought of it when its hashing began."""
+        self._unmarked: set[Path] = set()
+        """Those of them whose mark could not be written."""
 
     def request(self, folder: Path, verdict: StateVerdict, *, step: int | None = None) -> None:
         """Have a folder that is complete hashed and its manifest written.
 
         A manifest of an earlier content is removed at once, not before: while a folder is being written over, the old
-        manifest keeps readers from taking the mixture for a checkpoint.
+        manifest keeps readers from taking the mixture for a checkpoint. A sick one is marked at once, too.
         """
-        withdraw(folder)
+        self._sick.pop(folder, None)
+        if verdict.is_sick:
+            self._mark(folder, verdict)
+        else:
+            withdraw(folder)
         with self._changed:
             self._waiting.pop(folder, None)
             self._waiting[folder] = _Job(step, verdict, is_hashed=True)
             hashed = [path for path, job in self._waiting.items() if job.is_hashed]
             if len(hashed) > MOST_WAITING:
                 oldest = self._waiting[hashed[0]]
-                oldest.is_hashed = False  # a bad verdict is worth writing down all the same
+                oldest.is_hashed = False
                 self._tell(f"{hashed[0].name}: not hashed, for checkpoints are written faster than they can be read")
             self._begin()
 
     def promote(self, folder: Path, verdict: StateVerdict) -> None:
-        """Have the verdict in a folder's manifest changed, after whatever else is to be done for it."""
+        """Have the verdict in a folder's manifest changed: to sick at once, else after whatever is to be done for it."""
+        if verdict.is_sick:
+            self._mark(folder, verdict)
+            return
         with self._changed:
             job = self._waiting.get(folder)
             if job is None:
                 self._waiting[folder] = _Job(None, verdict, is_hashed=False)
-            elif not job.verdict.is_sick:
+            else:
                 job.verdict = verdict
             self._begin()
 
+    def _mark(self, folder: Path, verdict: StateVerdict) -> None:
+        """Write down that a folder is sick, here and now: a process that is killed must not leave it for a sound one."""
+        self._sick[folder] = verdict
+        self._unmarked.add(folder)
+        self._mark_what_is_not()
+
+    def _mark_what_is_not(self) -> None:
+        for folder in tuple(self._unmarked):
+            try:
+                with self._placing:
+                    promote(folder, self._sick[folder])
+            except (FolderChangingError, ManifestError) as error:  # it is gone, or nobody can take it for a sound one
+                logger.info("%s: no mark: %s", folder, error)
+            except OSError as error:
+                self._tell(f"{folder.name} is sick, which could not be written down: {error}; it is tried again")
+                continue
+            self._unmarked.discard(folder)
+
     def finish(self, timeout_s: float | None = None) -> bool:
         """Wait until all is written; say whether it is."""
+        self._mark_what_is_not()
         with self._changed:
-            return self._changed.wait_for(lambda: self._thread is None, timeout_s)
+            return self._changed.wait_for(lambda: self._thread is None, timeout_s) and not self._unmarked
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
@@ -129,7 +159,7 @@ class ManifestWriter:
             try:
                 manifest = describe(folder, job.verdict, step=job.step)
                 with self._placing:
-                    write_manifest(folder, manifest)
+                    write_manifest(folder, replace(manifest, verdict=self._sick.get(folder, manifest.verdict)))
             except FolderChangingError as error:
                 if not folder.is_dir() or attempt == TRIES - 1:
                     logger.info("%s: not hashed: %s", folder, error)

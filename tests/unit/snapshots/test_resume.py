@@ -12,7 +12,7 @@ import pytest
 from self_healing import ConfigError
 from self_healing.adapters.run.checkpoint_folders import CheckpointFolder, newest_usable
 from self_healing.snapshots.disk_tier import DiskTier
-from self_healing.snapshots.manifest import describe, promote, read_manifest, write_manifest
+from self_healing.snapshots.manifest import describe, promote, read_manifest, step_of, write_manifest
 from self_healing.snapshots.resume import Chosen, choose, resolve
 from self_healing.snapshots.verdicts import GOOD_AFTER, NOT_JUDGED, Condition, StateVerdict, Tier
 
@@ -156,21 +156,28 @@ def condition_of(folder):
     return read_manifest(folder).verdict.condition
 
 
+def saved(tier, folder, *, is_finite, **more):
+    """Judge the state of a folder and take note of it, as around a save."""
+    verdict = tier.judged(step_of(folder), is_finite=is_finite)
+    tier.saved(folder, verdict, **more)
+    return verdict
+
+
 def test_verdicts_reach_the_disk_as_the_run_goes_on(checkpoint):
     tier = DiskTier()
     first = checkpoint(10)
-    assert tier.saved(first, is_finite=True).condition is Condition.INTACT
+    assert saved(tier, first, is_finite=True).condition is Condition.INTACT
     for step in range(11, 11 + GOOD_AFTER[Tier.DISK]):
         tier.observed(step, is_healthy=True)
     second, third = checkpoint(2000), checkpoint(2001)
-    tier.saved(second, is_finite=True)
+    saved(tier, second, is_finite=True)
     tier.incident_opened("loss-divergence", 1990)
-    assert tier.saved(third, is_finite=True).condition is Condition.SICK
+    assert saved(tier, third, is_finite=True).condition is Condition.SICK
     tier.incidents_over()
     fourth, fifth, sixth = checkpoint(2100), checkpoint(2101), checkpoint(2102)
-    tier.saved(fourth, is_finite=True)
-    tier.saved(fifth, is_finite=False)
-    tier.saved(sixth, is_finite=None)
+    saved(tier, fourth, is_finite=True)
+    saved(tier, fifth, is_finite=False)
+    saved(tier, sixth, is_finite=None)
     assert tier.close(60)
     assert [condition_of(folder) for folder in (first, second, third, fourth, fifth, sixth)] == [
         Condition.GOOD, Condition.SICK, Condition.SICK, Condition.INTACT, Condition.SICK, Condition.UNKNOWN,
@@ -181,11 +188,11 @@ def test_verdicts_reach_the_disk_as_the_run_goes_on(checkpoint):
 def test_what_was_deleted_is_forgotten_and_a_return_leaves_newer_ones_alone(checkpoint):
     tier = DiskTier()
     first, second = checkpoint(10), checkpoint(20)
-    tier.saved(first, is_finite=True)
-    tier.saved(second, is_finite=True)
+    saved(tier, first, is_finite=True)
+    saved(tier, second, is_finite=True)
     shutil.rmtree(first)
     third = checkpoint(30)
-    tier.saved(third, is_finite=True)
+    saved(tier, third, is_finite=True)
     assert [Path(state.key) for state in tier.states] == [second, third]
     tier.returned(20)
     for step in range(21, 100 + GOOD_AFTER[Tier.DISK]):
@@ -198,7 +205,7 @@ def test_what_was_deleted_is_forgotten_and_a_return_leaves_newer_ones_alone(chec
 def test_healthy_steps_after_a_resume_speak_for_the_checkpoint_of_the_earlier_process(checkpoint):
     folder = checkpoint(10)
     before = DiskTier()
-    before.saved(folder, is_finite=True)
+    saved(before, folder, is_finite=True)
     assert before.close(60)
     tier = DiskTier()
     tier.resumed(folder)
@@ -212,7 +219,7 @@ def test_a_checkpoint_that_came_with_its_manifest_is_judged_without_being_hashed
     tier, folder = DiskTier(), checkpoint(10)
     write_manifest(folder, describe(folder, NOT_JUDGED))
     before = read_manifest(folder)
-    assert tier.saved(folder, is_finite=True, has_manifest=True).condition is Condition.INTACT
+    assert saved(tier, folder, is_finite=True, has_manifest=True).condition is Condition.INTACT
     assert tier.close(60)
     assert read_manifest(folder).files == before.files
     tier.incident_opened("loss-divergence", 9)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...snapshots.checkpoint_check import differs_beside
 from ...snapshots.manifest import BESIDE
+from ...snapshots.manifest import FILE_NAME as MANIFEST
 from ..family import names_in_all
 from .guard_state import GuardState
 from .trainer_capture import counted_names, put_count_back
@@ -77,8 +78,9 @@ def counts_of(trainer: Any) -> dict[str, Any]:
 
 def remove_where_alone(folder: Path) -> None:
     """Take our files away again where the trainer has decided to write nothing."""
-    if folder.is_dir() and {path.name for path in folder.iterdir()} <= OURS:
-        for name in OURS:
+    ours = OURS | {MANIFEST}
+    if folder.is_dir() and {path.name for path in folder.iterdir()} <= ours:
+        for name in ours:
             (folder / name).unlink(missing_ok=True)
         folder.rmdir()
 

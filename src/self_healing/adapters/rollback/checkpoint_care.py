@@ -1,12 +1,14 @@
 """The checkpoints that a trainer writes: each gets a manifest with a verdict, and one that cannot be written ends no run.
 
-While the run is in trouble nothing is deleted to make room for a checkpoint that may be sick.
+The weights are looked at before they are written. While the run is in trouble nothing is deleted to make room for a
+checkpoint that may be sick; one that is gets its mark before anything else is in it, and is not pushed to the Hub.
 """
 
 from __future__ import annotations
 
 import errno
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -33,7 +35,7 @@ logger = logging.getLogger("self_healing.rollback")
 TROUBLE = frozenset(
     {
         errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG,
-        errno.ENOTCONN, errno.ETIMEDOUT,
+        errno.ENOTCONN, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EMFILE, errno.ENFILE,
     }
 )  # fmt: skip
 """What an operating system says where a file cannot be written, through no fault of the program."""
@@ -46,6 +48,8 @@ TOLD_BY_WRITERS = (
     "basic_ios::clear: iostream error",
 )
 """How libraries that write files themselves pass it on, without the operating system's number."""
+NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")
+"""How safetensors passes the number on."""
 CRYPTIC = ("unexpected pos", "iostream error")
 """What torch's writer says of a file that did not take what was written to it."""
 SCRATCH = ("trace_*.json", "oom_*.pickle")
@@ -61,7 +65,10 @@ def is_trouble_with_the_disk(error: BaseException | None) -> bool:
         seen.add(id(error))
         if isinstance(error, OSError) and error.errno in TROUBLE:
             return True
-        if any(told in str(error) for told in TOLD_BY_WRITERS):
+        said = str(error)
+        if any(told in said for told in TOLD_BY_WRITERS):
+            return True
+        if any(int(number) in TROUBLE for number in NUMBER_IN_WORDS.findall(said)):
             return True
         error = error.__cause__ or error.__context__
     return False
@@ -164,19 +171,20 @@ class CheckpointCare:
 
     def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _save_checkpoint(*args: Any, **kwargs: Any) -> Any:
+            verdict = self._judged()  # once, though it may be tried twice
             folder, step = self._folder_of_now(), int(self.trainer.state.global_step)
             existed = folder.exists()
             self.failed = None
             self.not_written.pop(step, None)
             try:
-                return self._save(lambda: original(*args, **kwargs), folder)
+                return self._save(lambda: original(*args, **kwargs), folder, verdict)
             except Exception as error:  # healed below, or raised again
                 if not is_trouble_with_the_disk(error):
                     raise
                 failure: Exception = error
             self._make_room(folder, existed=existed)
             try:
-                result = self._save(lambda: original(*args, **kwargs), folder)
+                result = self._save(lambda: original(*args, **kwargs), folder, verdict)
             except Exception as error:
                 if not is_trouble_with_the_disk(error):
                     raise
@@ -196,8 +204,18 @@ class CheckpointCare:
 
         return _save_checkpoint
 
-    def _save(self, save: Callable[[], Any], folder: Path) -> Any:
-        with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble):
+    def _judged(self) -> StateVerdict:
+        """Judge what is about to be written: by what is known of an earlier moment, or by a look at the weights of now."""
+        if self._known is not None:
+            return self._known
+        found = self.audit()
+        # Now, for no step may follow that is judged at its end: a signal or an exception has ended the run.
+        self._suspect(self._desk.healer.care.cases)
+        return found or self.disk.judged(int(self.trainer.state.global_step), is_finite=self._weights_are_finite())
+
+    def _save(self, save: Callable[[], Any], folder: Path, verdict: StateVerdict) -> Any:
+        is_sick = verdict.is_sick
+        with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble or is_sick):
             if self._writes_beside():
                 step = int(self.trainer.state.global_step)
                 # More is known by now than at an earlier moment whose state is written.
@@ -205,17 +223,28 @@ class CheckpointCare:
                 guard = GuardState.for_a_file(self._guard) if is_of_now else None
                 history = self._desk.healer.history.state_dict() if is_of_now else None
                 accumulation = int(self.trainer.args.gradient_accumulation_steps)
+                self.disk.marked_first(folder, verdict)
                 write_beside(folder, step, counts_of(self.trainer), guard, history, accumulation=accumulation)
-            result = save()  # the last good one must not make room
+            with self._not_pushed(where=is_sick):
+                result = save()
             remove_where_alone(folder)
         if folder.is_dir():
-            known = self._known
-            if known is None:
-                known = self.audit()
-                # Now, for no step may follow that is judged at its end: a signal or an exception has ended the run.
-                self._suspect(self._desk.healer.care.cases)
-            self.disk.saved(folder, is_finite=self._weights_are_finite(), known=known)
+            self.disk.saved(folder, verdict)
         return result
+
+    @contextmanager
+    def _not_pushed(self, *, where: bool) -> Iterator[None]:
+        """Keep what is written inside the block off the Hub, where a sound checkpoint may lie."""
+        held_back = Wrapping()
+        if where and getattr(self.trainer.args, "push_to_hub", False):
+            held_back.replace(self.trainer.args, "push_to_hub", False)  # a value, not an option
+            self._desk.note(
+                "not-pushed", "the weights are not sound: this checkpoint is written, and not pushed to the Hub"
+            )
+        try:
+            yield
+        finally:
+            held_back.restore()
 
     def _writes_beside(self) -> bool:
         """Say whether what is counted belongs to one process, which writes checkpoints."""

@@ -1,0 +1,88 @@
+"""That a checkpoint is sick is written down before anything can come between, and again where it could not be."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import pytest
+
+from self_healing.drills.disk_faults import CannotMountError, small_disk
+from self_healing.snapshots.disk_tier import DiskTier
+from self_healing.snapshots.manifest import promote, read_manifest
+from self_healing.snapshots.manifest_writer import ManifestWriter
+from self_healing.snapshots.resume import choose
+from self_healing.snapshots.verdicts import Condition, StateVerdict
+
+INTACT = StateVerdict(Condition.INTACT, "finite")
+SICK = StateVerdict(Condition.SICK, "not finite: weights")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A checkpoint that takes a while to be hashed."""
+    path = tmp_path / "checkpoint-30"
+    path.mkdir()
+    with (path / "large").open("wb") as file:
+        file.truncate(1 << 30)
+    return path
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A file system with room for a few blocks."""
+    try:
+        with small_disk(tmp_path / "disk", 64 << 10):
+            yield tmp_path / "disk"
+    except CannotMountError as error:
+        pytest.skip(str(error))
+
+
+def test_a_sick_folder_has_its_mark_before_it_is_hashed(folder):
+    writer = ManifestWriter()
+    writer.request(folder, SICK)
+    found = read_manifest(folder)
+    assert (found.verdict, found.files) == (SICK, {})
+    assert writer.finish(60)
+    assert (read_manifest(folder).verdict, set(read_manifest(folder).files)) == (SICK, {"large"})
+
+
+def test_what_turns_out_sick_while_it_is_hashed_is_marked_at_once_and_stays_so(folder):
+    writer = ManifestWriter()
+    writer.request(folder, INTACT)
+    writer.promote(folder, SICK)
+    assert read_manifest(folder).verdict == SICK
+    assert writer.finish(60)
+    assert (read_manifest(folder).verdict, set(read_manifest(folder).files)) == (SICK, {"large"})
+
+
+def test_a_mark_that_found_no_room_is_written_when_there_is_some(disk):
+    folder, told = disk / "checkpoint-30", []
+    folder.mkdir()
+    writer = ManifestWriter(told.append)
+    (disk / "rest").write_bytes(b"x" * (1 << 15))
+    with (disk / "rest").open("ab", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    writer.promote(folder, SICK)
+    assert read_manifest(folder) is None
+    assert "checkpoint-30 is sick, which could not be written down" in told[0]
+    assert not writer.finish(60)
+    (disk / "rest").unlink()
+    assert writer.finish(60)
+    assert read_manifest(folder).verdict == SICK
+
+
+def test_the_folder_of_a_sick_state_is_marked_before_anything_else_is_in_it(tmp_path):
+    folder = tmp_path / "checkpoint-30"
+    DiskTier().marked_first(folder, SICK)
+    assert [path.name for path in folder.iterdir()] == ["healing_manifest.json"]
+    assert choose(tmp_path).path is None
+
+
+def test_what_is_there_under_the_name_of_a_sick_state_keeps_its_verdict_until_it_is_written_over(tmp_path):
+    folder = tmp_path / "checkpoint-30"
+    folder.mkdir()
+    DiskTier().marked_first(folder, SICK)
+    DiskTier().marked_first(tmp_path / "checkpoint-31", INTACT)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoint-30"]
+    assert promote(folder, SICK)
