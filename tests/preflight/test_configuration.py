@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import random
+import warnings
 from types import SimpleNamespace
 
 import pytest
+from packaging.version import Version
 
 from self_healing.preflight.finding import Severity
 from self_healing.preflight.options import CheckOptions
@@ -115,6 +117,9 @@ def test_an_argument_is_judged_by_the_version_the_script_asks_for(tmp_path):
 def test_names_are_read_from_the_installed_source_and_written_down_for_when_there_is_none(monkeypatch):
     installed = {name: signature_of(name) for name in ("SFTConfig", "TrainingArguments", "LoraConfig", "GRPOTrainer")}
     optimizers = choices_of("optim")
+    listed = signatures._written()["versions"]
+    # Fields of TRL's classes are those of transformers, too. What is released after the list was written breaks nothing.
+    is_newer = any(signatures.installed_version(library) > Version(version) for library, version in listed.items())
     monkeypatch.setattr(signatures, "installed_version", lambda library: None)
     monkeypatch.setattr(signatures, "source_of", lambda file: "")
     for cached in (signature_of, choices_of, signatures._tree):
@@ -124,8 +129,10 @@ def test_names_are_read_from_the_installed_source_and_written_down_for_when_ther
         assert "processing_class" in signature_of("GRPOTrainer").names
         assert "adamw_torch" in choices_of("optim")
         for name, found in installed.items():
-            if found is not None and found.library == signature_of(name).library:
-                assert found.names == signature_of(name).names, "the list that is written down is old: write it anew"
+            if found is None or found.names == signature_of(name).names:
+                continue
+            assert is_newer, f"the list that is written down for {name} is old: write it anew"
+            warnings.warn(f"{name} has other names than the list that is written down", stacklevel=1)
         assert not optimizers or "adamw_torch" in optimizers
     finally:
         for cached in (signature_of, choices_of, signatures._tree):

@@ -31,6 +31,7 @@ class CachedCheckpointing(Check):
             "SFTConfig('o', gradient_checkpointing=True)\n"
         ),
         Example("model_name_or_path: m\ngradient_checkpointing: true\nuse_cache: true\n", "config.yaml"),
+        Example("model_name_or_path: m\nactivation_checkpointing: true\nuse_cache: true\n", "config.yaml"),
         Example("trl sft --gradient_checkpointing True --use_cache True", "command"),
     )  # fmt: skip
 

@@ -18,6 +18,11 @@ from ..subject.settings import command_settings, normal
 from .methods import METHODS, method_of_config, method_of_trainers, parsed_class
 
 _TRL_KEYS = frozenset({"model_name_or_path", "dataset_name", "output_dir", "per_device_train_batch_size", "use_peft"})
+_NEWER = {
+    "gradient_checkpointing": "activation_checkpointing",
+    "gradient_checkpointing_kwargs": "activation_checkpointing_kwargs",
+}
+"""What transformers 5.23 calls it: the names that checks ask for are still taken, and read where they are given."""
 _NO_LORA = frozenset({"PromptTuningConfig", "PrefixTuningConfig", "PromptEncoderConfig", "IA3Config", "VeraConfig"})
 
 
@@ -44,16 +49,16 @@ class Training:
 
     def has(self, *names: str) -> bool:
         """Say whether one of the arguments is given, known or not."""
-        return any(name in self.settings for name in names)
+        return any(self._spelled(name) in self.settings for name in names)
 
     def setting(self, *names: str) -> Setting | None:
         """Return an argument that is given and known."""
-        found = (self.settings[name] for name in names if name in self.settings)
-        return next((each for each in found if each.value is not UNKNOWN), None)
+        found = (self.settings.get(self._spelled(name)) for name in names)
+        return next((each for each in found if each is not None and each.value is not UNKNOWN), None)
 
     def value(self, name: str, default: object = None) -> object:
         """Return what an argument is; UNKNOWN where that cannot be said."""
-        given = self.settings.get(name)
+        given = self.settings.get(self._spelled(name))
         if given is not None:
             return given.value
         return default if self.is_whole else UNKNOWN
@@ -77,11 +82,18 @@ class Training:
 
     def where(self, *names: str) -> Place:
         """Return the place of the first of the arguments that is given."""
-        return next((self.settings[name].place for name in names if name in self.settings), self.place)
+        spelled = (self._spelled(name) for name in names)
+        return next((self.settings[name].place for name in spelled if name in self.settings), self.place)
 
     def shown(self, name: str) -> str:
         """Return an argument as it is spelled where it stands."""
+        name = self._spelled(name)
         return self.settings[name].key if name in self.settings else name
+
+    def _spelled(self, name: str) -> str:
+        """Return the name under which an argument is given: its own, or a newer one."""
+        newer = _NEWER.get(name)
+        return newer if newer is not None and newer in self.settings and name not in self.settings else name
 
 
 def trainings(subject: Subject) -> list[Training]:

@@ -1,4 +1,4 @@
-"""The values that arguments with a choice may have (transformers 5.22, TRL 1.16; 2026-11)."""
+"""The values that arguments with a choice may have (transformers 5.23, TRL 1.16; 2026-11)."""
 
 from __future__ import annotations
 

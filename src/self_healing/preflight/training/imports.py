@@ -1,4 +1,4 @@
-"""Names that libraries no longer have, and where they went (TRL 1.16, transformers 5.22, datasets 5.2; 2026-11)."""
+"""Names that libraries no longer have, and where they went (TRL 1.16, transformers 5.23, datasets 5.2; 2026-11)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ MOVED = {
         for kind in ("Trainer", "Config")
     },
 }
-KNOWN_VERSIONS = {"trl": "1.16.0", "transformers": "5.22.2", "datasets": "5.2.0"}
+KNOWN_VERSIONS = {"trl": "1.16.0", "transformers": "5.23.0", "datasets": "5.2.0"}
 """Those the list is of; it counts where a library is not installed."""
 _HOMES = {"transformers.AdamW": ("transformers/optimization.py", r"^class AdamW\b"),
           "datasets.load_metric": ("datasets/__init__.py", r"\bload_metric\b")}  # fmt: skip

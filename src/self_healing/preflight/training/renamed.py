@@ -1,4 +1,4 @@
-"""Arguments that were renamed or removed, and what to write instead (transformers 5.22, TRL 1.16; 2026-11).
+"""Arguments that were renamed or removed, and what to write instead (transformers 5.23, TRL 1.16; 2026-11).
 
 An argument is only spoken of where the installed version does not take it, so the list may name what an old one still does. Where
 a text ends in `=...`, the new argument takes the value of the old one, which is put there.
