@@ -94,10 +94,16 @@ def _write_now(session: Session) -> str | None:
     """Write a checkpoint without asking any other process; say why that is not done, if so."""
     trainer = session.trainer
     session.guard.abandon_step()
-    if any(not reading.is_applied for reading in session.guard.readings(wait=True)):
+    session.desk.take_in_the_unread()
+    readings = list(session.guard.readings(wait=True))
+    for reading in readings:  # what is written is judged by the updates that are known
+        session.rollback.read(reading)
+    if any(not reading.is_applied for reading in readings):  # the device has skipped a step that nobody has read of yet
         if session.surroundings.is_one_of_several:  # nobody else would come to its passes
             return "a step was held back, and one process alone cannot make it up"
-        session.guard.make_up()  # the device has skipped a step that nobody has read of yet
+        session.guard.make_up()
+        for applied in session.guard.making_up.applied:
+            session.rollback.made_up(applied, session.guard.rate)
     if not session.weights_are_finite():
         return "the weights are not finite"
     with nullcontext() if session.checkpoints is None else session.checkpoints.together.alone():
