@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes
 from self_healing.core.failure import Mode
 from self_healing.core.ledger import read_ledger
+from self_healing.drills.disk_faults import CannotMountError, small_disk
 from self_healing.drills.fault import Fault
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
 from self_healing.drills.trained import losses, weights
@@ -160,9 +162,12 @@ def test_the_probe_names_the_module_inside_a_compiled_model(how, tmp_path):
 def together(tmp_path_factory):
     """What each of two processes saw that trained together."""
     folder = tmp_path_factory.mktemp("together")
+    disk = ExitStack()
+    with suppress(CannotMountError):
+        disk.enter_context(small_disk(folder / "small", 2_000_000))
     script = str(Path(__file__).with_name("together.py"))
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    with subprocess.Popen([*launcher, script, str(folder)], stderr=subprocess.PIPE, text=True) as process:
+    with disk, subprocess.Popen([*launcher, script, str(folder)], stderr=subprocess.PIPE, text=True) as process:
         try:
             _, told = process.communicate(timeout=150)
         finally:  # processes that no longer do the same wait for each other; the launcher ends them
@@ -221,6 +226,52 @@ def test_a_process_that_runs_out_of_memory_in_its_forward_pass_gets_through_by_i
     first, second = (seen["memory"] for seen in together)
     assert first["weights"] == second["weights"] == together[0]["stock"]["weights"]
     assert second["figures"]["healing/out_of_memory"] >= 1
+
+
+RANDOM_NUMBERS = {"rng_state_0.pth", "rng_state_1.pth"}
+
+
+def test_checkpoints_of_two_processes_get_manifests_that_say_what_is_sick(together):
+    kept = together[0]["saved"]["kept"]
+    assert {name: verdict for name, (verdict, _, _) in kept.items()} == {
+        "checkpoint-4": "intact",
+        "checkpoint-8": "intact",
+        "checkpoint-12": "sick",
+        "checkpoint-13": "sick",
+    }
+    assert all(set(files) >= {"model.safetensors", "optimizer.pt"} | RANDOM_NUMBERS for _, files, _ in kept.values())
+
+
+def test_two_processes_go_on_from_the_newest_checkpoint_that_is_neither_sick_nor_damaged(together):
+    first, second = (seen["saved"] for seen in together)
+    assert first["trained"] == second["trained"] == [5, 6], "checkpoint-8 was damaged"
+    assert first["weights"] == second["weights"]
+
+
+def test_two_processes_whose_disks_hold_different_checkpoints_agree_on_one(together):
+    assert [seen["saved"]["agreed"] for seen in together] == [4, 4]
+
+
+def test_a_full_disk_costs_two_processes_checkpoints_and_not_the_run(together):
+    if "refused" not in together[0]:
+        pytest.skip("this process may not mount a small disk")
+    first, second = (seen["refused"] for seen in together)
+    assert first["weights"] == second["weights"]
+    assert first["best"] == second["best"] == "checkpoint-24"
+    assert first["not_written"] == 2
+    assert first["losses"] == second["losses"]
+    assert sorted(first["checkpoints"]) == ["checkpoint-18", "checkpoint-24"], "nothing is left of those given up"
+    for verdict, files, is_usable in first["checkpoints"].values():
+        assert (verdict, is_usable) == ("intact", True)
+        assert set(files) >= RANDOM_NUMBERS
+
+
+def test_a_process_that_fails_alone_saves_without_the_other_and_leaves(together):
+    first, second = (seen["left"] for seen in together)
+    assert first["error"] == "KeyError"
+    assert second["error"] is not None, "it does not wait for a process that has left"
+    ((name, (verdict, _, is_usable)),) = first["checkpoints"].items()
+    assert (name, verdict, is_usable) == ("checkpoint-9", "intact", True)
 
 
 def test_nothing_is_done_and_nobody_is_named_where_both_are_healthy(together):

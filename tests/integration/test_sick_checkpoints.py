@@ -95,6 +95,17 @@ def test_the_weights_are_harmed_in_the_step_in_which_an_exception_ends_the_run(t
     assert verdict["condition"] == "sick", verdict
 
 
+def test_the_step_that_a_callback_ends_the_run_after_speaks_for_its_checkpoint(tmp_path):
+    def fail(_model):
+        raise KeyError("mine")
+
+    trainer = tiny_trainer(tmp_path, max_steps=12, callbacks=[at("on_step_end", 9, fail)])
+    with pytest.raises(KeyError, match="mine"):
+        SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=8)).train()
+    verdict = verdict_of(tmp_path / "checkpoint-9")
+    assert verdict["condition"] == "intact", verdict
+
+
 @pytest.mark.parametrize(
     "more", [{}, {"snapshot_memory_fraction": 0.0, "max_effect": "nothing"}], ids=["states", "none"]
 )

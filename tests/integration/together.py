@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
+import shutil
 import sys
 from pathlib import Path
 
 import torch
 import transformers
 
+from self_healing import HealingConfig
+from self_healing.adapters.ranks.agreed_checkpoint import agreed_checkpoint
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
+from self_healing.drills.disk_faults import flip_bit
 from self_healing.drills.fault import Fault, on_training_forward, with_loss
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
+from self_healing.snapshots.checkpoint_check import check
+from self_healing.snapshots.manifest import read_manifest
+from self_healing.snapshots.resume import choose
 
 LOSSES_ALONE = {"loss-alone": (9,), "losses-alone": (9, 10, 11, 12)}
 """Steps at which the loss of one process is NaN and its gradients are sound."""
@@ -33,9 +41,113 @@ def loss_alone(output):
     return with_loss(output, output["loss"] + float("nan"))
 
 
+class At(transformers.TrainerCallback):
+    """Does something after some steps, once each."""
+
+    def __init__(self, **steps):
+        self.steps = {int(name.removeprefix("step")): do for name, do in steps.items()}
+
+    def on_step_end(self, args, state, control, model=None, **_):
+        do = self.steps.pop(state.global_step, None)
+        if do is not None:
+            do(args, getattr(model, "module", model))
+
+
+def fill(args, room):
+    """Leave so much room on the disk of a run, all of it for None."""
+    file = Path(args.output_dir, "fill")
+    if args.process_index == 0:
+        file.unlink(missing_ok=True)
+        free = os.statvfs(args.output_dir)
+        file.write_bytes(bytes(free.f_bavail * free.f_bsize - room if room is not None else 0))
+    torch.distributed.barrier()  # no rank has written anything of the next checkpoint
+
+
+def break_weights(_args, model):
+    with torch.no_grad():
+        model.model.layers[0].mlp.down_proj.weight[0, 0] = float("nan")
+
+
+def checkpoints(folder):
+    """Return what is known of each checkpoint: the verdict, the files, whether it could be resumed from."""
+    found = {}
+    for path in sorted(Path(folder).glob("checkpoint-*")):
+        manifest = read_manifest(path)
+        files = sorted(manifest.files) if manifest is not None else []
+        verdict = str(manifest.verdict.condition) if manifest is not None else None
+        found[path.name] = [verdict, files, check(path).is_usable]
+    return found
+
+
+def trainer_of(folder, **settings):
+    settings = {"max_steps": 24, "per_device_train_batch_size": 4, "ddp_backend": "gloo", **settings}
+    return tiny_trainer(folder, model=tiny_model(), **settings)
+
+
+def saved(folder):
+    """Train with checkpoints of which the last is sick; have another one damaged, and go on on both ranks."""
+    settings = {"save_strategy": "steps", "save_steps": 4}
+    trainer = trainer_of(folder, max_steps=13, callbacks=[At(step12=break_weights)], **settings)
+    SelfHealingTrainer(trainer, HealingConfig(nan_action="warn", snapshot_memory_fraction=0.0)).train()
+    torch.distributed.barrier()
+    kept, rank = checkpoints(folder), trainer.args.process_index
+    own = folder if rank == 0 else Path(folder, "of-another-node")  # a disk that is not shared and lacks the newest
+    if rank:
+        shutil.copytree(Path(folder, "checkpoint-4"), Path(own, "checkpoint-4"))
+    agreed = agreed_checkpoint(lambda before: choose(own, before)).step
+    if rank == 0:
+        flip_bit(Path(folder, "checkpoint-8", "model.safetensors"))
+    torch.distributed.barrier()
+    trained = []
+    note = {f"step{step}": lambda *_: trained.append(again.state.global_step) for step in range(7)}
+    again = trainer_of(folder, max_steps=6, callbacks=[At(**note)])
+    SelfHealingTrainer(again).train(resume_from_checkpoint="auto")
+    return {"kept": kept, "agreed": agreed, "trained": trained, "weights": fingerprint(again)}
+
+
+def refused(folder):
+    """Train on a small disk that is full at two of four saves: while the weights are written, and later than that."""
+    steps = {  # a checkpoint has 330 kB, of which the weights are the first 100
+        "step3": lambda args, _: fill(args, 200_000),
+        "step9": lambda args, _: fill(args, 50_000),
+        "step15": lambda args, _: fill(args, None),
+    }
+    settings = {"save_strategy": "steps", "save_steps": 6, "eval_strategy": "steps", "eval_steps": 6}
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_total_limit": 2}
+    trainer = trainer_of(folder, callbacks=[At(**steps)], logging_steps=3, **settings, **best)
+    output = SelfHealingTrainer(trainer).train()
+    torch.distributed.barrier()
+    return {
+        "weights": fingerprint(trainer),
+        "best": Path(trainer.state.best_model_checkpoint).name,
+        "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
+        "not_written": output.metrics.get("healing/checkpoints_not_written"),
+        "checkpoints": checkpoints(folder),
+    }
+
+
+def left(folder):
+    """Train until rank 0 fails alone, and leaves."""
+    trainer = trainer_of(folder)
+
+    def fail(step, _inputs, output):
+        if step == 9:
+            raise KeyError("mine")
+        return output
+
+    if trainer.args.process_index == 0:
+        on_training_forward(trainer, fail)
+    try:
+        SelfHealingTrainer(trainer).train()
+    except Exception as error:
+        return {"error": type(error).__name__, "checkpoints": checkpoints(folder)}
+    finally:
+        torch.distributed.destroy_process_group()  # as the end of the process does
+    return {"error": None}
+
+
 def run(folder, fault, *, on_rank, guarded):
-    settings = {"max_steps": 24, "per_device_train_batch_size": 4, "ddp_backend": "gloo"}
-    trainer = tiny_trainer(folder, model=tiny_model(), **settings)
+    trainer = trainer_of(folder)
     rank = trainer.args.process_index
     if fault in LOSSES_ALONE and rank == on_rank:
         steps = LOSSES_ALONE[fault]
@@ -76,8 +188,11 @@ def main(folder):
     ):
         seen[name] = run(f"{folder}/{name}", fault, on_rank=rank, guarded=guarded)
     rank = torch.distributed.get_rank()
+    seen["saved"] = saved(f"{folder}/saved")
+    if Path(folder, "small").is_mount():
+        seen["refused"] = refused(f"{folder}/small")
+    seen["left"] = left(f"{folder}/left")
     Path(folder, f"rank{rank}.json").write_text(json.dumps(seen))
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

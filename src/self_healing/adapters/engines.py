@@ -125,6 +125,13 @@ def _is_compiled(trainer: Any) -> bool:
     return by_hand or str(getattr(backend, "value", "NO")).upper() != "NO"
 
 
+def _is_in_parts(trainer: Any) -> bool:
+    """Say whether processes hold parts of the weights though no engine says so: they were shared out when they were loaded."""
+    from ..tensors.sharded import is_sharded
+
+    return int(trainer.args.world_size) > 1 and any(map(is_sharded, trainer.model.parameters()))
+
+
 class Surroundings:
     """What a trainer runs in: its engines, and the names it lacks. Looked at once, when it is guarded."""
 
@@ -137,6 +144,8 @@ class Surroundings:
         )
         """Nothing may be changed in this run, only watched."""
         self.is_one_of_several = SEVERAL_PROCESSES in self.engines
+        self.is_saved_by_one = not any(engine.saves_together for engine in self.engines) and not _is_in_parts(trainer)
+        """One process holds all weights and moments, and writes them."""
         self.is_whole = not self.is_one_of_several and not any(engine.saves_together for engine in self.engines)
         """This process alone holds all of the run, in ordinary tensors: its state can be set aside and put back."""
         self.returns_together = self.is_one_of_several and all(engine in TOGETHER for engine in self.engines)

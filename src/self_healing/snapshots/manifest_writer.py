@@ -38,8 +38,12 @@ class _Job:
 class ManifestWriter:
     """Writes and promotes the manifests of checkpoint folders, one after another, on a thread of its own."""
 
-    def __init__(self, tell: Callable[[str], None] = logger.warning) -> None:
+    def __init__(
+        self, tell: Callable[[str], None] = logger.warning, is_complete: Callable[[Path], bool] = lambda _folder: True
+    ) -> None:
         self._tell = tell
+        self._is_complete = is_complete
+        """Whether all who write into a folder are done; they are not waited for longer than for one that changes."""
         self._waiting: dict[Path, _Job] = {}
         self._changed = threading.Condition()
         self._placing = threading.RLock()
@@ -153,10 +157,16 @@ class ManifestWriter:
         except (OSError, ManifestError) as error:
             self._tell(f"{folder.name}: its manifest could not be written: {error}")
 
+    def _must_be_complete(self, folder: Path) -> None:
+        if not self._is_complete(folder):
+            raise FolderChangingError("somebody has not written his part of it yet")
+
     def _hash(self, folder: Path, job: _Job) -> bool:
         """Hash a folder and write its manifest; False where it does not come to rest, so that nothing is known of it."""
         for attempt in range(TRIES):
             try:
+                if attempt < TRIES - 1:
+                    self._must_be_complete(folder)
                 manifest = describe(folder, job.verdict, step=job.step)
                 with self._placing:
                     write_manifest(folder, replace(manifest, verdict=self._sick.get(folder, manifest.verdict)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 from ...core.capability import capabilities_of
@@ -71,23 +72,43 @@ def emergency_checkpoint(session: Session) -> str:
     impossible = session.surroundings.why_nothing_is_saved()
     if impossible is not None:
         return impossible
+    if session.surroundings.is_one_of_several and not trainer.args.should_save:
+        return "of several processes the first one writes the checkpoint"
     if session.rollback.frozen_is_broken():
         return _save_what_trains(session)
     if session.is_saved(step):
         return f"checkpoint-{step} was there already"
     try:  # on a device that has failed even looking at the weights does
-        session.guard.abandon_step()
-        if any(not reading.is_applied for reading in session.guard.readings(wait=True)):
-            session.guard.make_up()  # the device has skipped a step that nobody has read of yet
-        if not session.weights_are_finite():
-            return "the weights are not finite, no checkpoint was written"
-        trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
+        why_not = _write_now(session)
     except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
         return f"the emergency checkpoint failed: {type(error).__name__}: {error}"
+    if why_not is not None:
+        return f"{why_not}, no checkpoint was written"
     if session.checkpoints is not None and session.checkpoints.failed is not None:
         return f"the emergency checkpoint failed: {session.checkpoints.failed}"
     session.saved()
     return f"checkpoint-{step} was written"
+
+
+def _write_now(session: Session) -> str | None:
+    """Write a checkpoint without asking any other process; say why that is not done, if so."""
+    trainer = session.trainer
+    session.guard.abandon_step()
+    session.desk.take_in_the_unread()
+    readings = list(session.guard.readings(wait=True))
+    for reading in readings:  # what is written is judged by the updates that are known
+        session.rollback.read(reading)
+    if any(not reading.is_applied for reading in readings):  # the device has skipped a step that nobody has read of yet
+        if session.surroundings.is_one_of_several:  # nobody else would come to its passes
+            return "a step was held back, and one process alone cannot make it up"
+        session.guard.make_up()
+        for applied in session.guard.making_up.applied:
+            session.rollback.made_up(applied, session.guard.rate)
+    if not session.weights_are_finite():
+        return "the weights are not finite"
+    with nullcontext() if session.checkpoints is None else session.checkpoints.together.alone():
+        trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
+    return None
 
 
 def _save_what_trains(session: Session) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import logging
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 from ...core.failure import FailureType
 from ...core.lifecycle import Case
 from ...snapshots.disk_tier import DiskTier
-from ...snapshots.verdicts import StateVerdict
+from ...snapshots.manifest_writer import ManifestWriter
+from ...snapshots.verdicts import NOT_JUDGED, StateVerdict
+from ..ranks.save_together import SaveTogether
 from ..run.reflexes import Reflex
 from ..wrapping import Wrapping
 from .beside_checkpoint import CannotReadError, counts_of, put_back, remove_where_alone, write_beside
@@ -91,7 +92,8 @@ class CheckpointCare:
     ) -> None:
         self.trainer = trainer
         self._guard = guard
-        self.disk = DiskTier()
+        self.together = SaveTogether(trainer, self._folder_of_now)
+        self.disk = DiskTier(ManifestWriter(is_complete=self.together.has_all_parts))
         self.failed: BaseException | None = None
         """Why the last checkpoint was not written; None where it was."""
         self.not_written: dict[int, str] = {}
@@ -114,6 +116,7 @@ class CheckpointCare:
 
     def close(self) -> None:
         """Wait for the manifests, within reason."""
+        self.together.close()
         if not self.disk.close(CLOSING_S):
             logger.warning("the manifests of the last checkpoints are still being written; the process waits for them")
 
@@ -156,7 +159,9 @@ class CheckpointCare:
         self.disk.returned(to_step)
         self.not_written = {step: why for step, why in self.not_written.items() if step <= to_step}
         self._is_in_trouble = False
-        told = name_a_best_that_is_there(self.trainer, self.disk.states)
+        # Of several processes only one knows what is kept, and all must know the same best.
+        is_alone = int(self.trainer.args.world_size) == 1
+        told = name_a_best_that_is_there(self.trainer, self.disk.states) if is_alone else None
         if told is not None:
             self._desk.note("best-checkpoint-gone", told)
 
@@ -189,11 +194,14 @@ class CheckpointCare:
                 if not is_trouble_with_the_disk(error):
                     raise
                 self.failed = error
-                self.not_written[step] = in_words(error)
                 self._make_room(folder, existed=existed)
-                self._tell(
-                    failure, "training goes on without it, from memory where it has to return", was_written=False
-                )
+                self.together.go_without(*args, **kwargs)
+                if self.together.is_writer:
+                    self.not_written[step] = in_words(error)
+                    said = "training goes on without it, from memory where it has to return"
+                else:
+                    said = "the checkpoint is without the random numbers of this process"
+                self._tell(failure, said, was_written=False)
                 return None
             self._tell(
                 failure,
@@ -202,12 +210,14 @@ class CheckpointCare:
             )
             return result
 
-        return _save_checkpoint
+        return self.together.once(_save_checkpoint)
 
     def _judged(self) -> StateVerdict:
         """Judge what is about to be written: by what is known of an earlier moment, or by a look at the weights of now."""
         if self._known is not None:
             return self._known
+        if not self.together.is_writer:  # who writes it says what is to be thought of it
+            return NOT_JUDGED
         found = self.audit()
         # Now, for no step may follow that is judged at its end: a signal or an exception has ended the run.
         self._suspect(self._desk.healer.care.cases)
@@ -227,8 +237,10 @@ class CheckpointCare:
                 write_beside(folder, step, counts_of(self.trainer), guard, history, accumulation=accumulation)
             with self._not_pushed(where=is_sick):
                 result = save()
-            remove_where_alone(folder)
-        if folder.is_dir():
+            if self._writes_beside():
+                remove_where_alone(folder)
+        if folder.is_dir() and self.together.is_writer:
+            self.together.is_written(folder)
             self.disk.saved(folder, verdict)
         return result
 
@@ -248,24 +260,26 @@ class CheckpointCare:
 
     def _writes_beside(self) -> bool:
         """Say whether what is counted belongs to one process, which writes checkpoints."""
-        args = self.trainer.args
-        return int(args.world_size) == 1 and bool(getattr(args, "should_save", True))
+        return int(self.trainer.args.world_size) == 1 and self.together.is_writer
 
     def _make_room(self, folder: Path, *, existed: bool) -> None:
         """Remove what was half written, and what of ours a person could do without."""
         if not existed:
-            shutil.rmtree(folder, ignore_errors=True)
+            self.together.remove_half_written(folder)
         for pattern in SCRATCH:
             for path in self._folder.glob(pattern):
                 path.unlink(missing_ok=True)
 
     def _tell(self, error: BaseException, said: str, *, was_written: bool) -> None:
         step, why = int(self.trainer.state.global_step), in_words(error)
-        logger.error("the checkpoint of step %d could not be written: %s; %s", step, why, said)
+        what = f"the checkpoint of step {step}"
+        if not self.together.is_writer:
+            what = f"the part of this process in {what}"
+        logger.error("%s could not be written: %s; %s", what, why, said)
         self._desk.reflex(
             Reflex(
                 failure=FailureType.DISK, incident="save-failed",
-                because=f"the checkpoint of step {step} could not be written: {why}",
+                because=f"{what} could not be written: {why}",
                 actions=("alert", "retry-later"), said=said, step=step, helped=was_written,
             )
         )  # fmt: skip

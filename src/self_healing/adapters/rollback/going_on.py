@@ -22,6 +22,7 @@ from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
 from ..ending.last_attempt import LastAttempt, last_attempt, that_tells
 from ..engines import Surroundings
+from ..ranks.agreed_checkpoint import agreed_checkpoint
 from ..run.data_facts import data_facts, differences, recipe_differences
 from .left_state import LeftState, StateDoesNotFitError, StateLostError
 
@@ -149,7 +150,7 @@ class GoingOn:
         session.note("resuming", "; ".join(told), level=self._level(is_as_wanted=is_as_wanted))
         if disk.path is None:
             return None
-        if session.checkpoints is not None:
+        if session.checkpoints is not None and session.checkpoints.together.is_writer:
             session.checkpoints.disk.resumed(disk.path)
         return str(disk.path)
 
@@ -197,7 +198,7 @@ class GoingOn:
         if self._disk is None:  # a checkpoint is read from end to end: not before it is needed
             last = self._steps() if self._is_by_itself and self._steps() > 0 else None
             # From a checkpoint of the last step a trainer of old would train one more: rather the one before is taken.
-            self._disk = self._chosen(last)
+            self._disk = self._chosen(last) if int(self._args.world_size) == 1 else agreed_checkpoint(self._chosen)
             if self._disk.path is None and last is not None:
                 self._disk = self._chosen(last + 1)
         return self._disk

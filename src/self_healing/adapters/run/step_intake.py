@@ -80,7 +80,8 @@ class StepIntake:
         session.rollback.steps_end(steps, cases)
         if session.checkpoints is not None:
             session.checkpoints.steps_end(steps, cases)
-            session.rollback.secure(cases, session.checkpoints)
+            if not session.surroundings.is_one_of_several:  # what has proved itself is each one's own opinion
+                session.rollback.secure(cases, session.checkpoints)
 
     def _taken_in(self, reading: StepReading, step_time_s: float) -> None:
         self._session.rollback.read(reading)

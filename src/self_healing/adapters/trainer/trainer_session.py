@@ -66,7 +66,7 @@ class TrainerSession(Session):
             )
         )  # fmt: skip
         self._make_care(
-            leaves_rows_out=may_act, keeps_checkpoints=may_act,
+            leaves_rows_out=may_act, keeps_checkpoints=acts and self.surroundings.is_saved_by_one,
             seeds_batches=config.exact_data_resume, reward_timeout_s=config.reward_timeout_s,
         )  # fmt: skip
         self._make_figures()
