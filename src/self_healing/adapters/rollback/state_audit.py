@@ -30,8 +30,8 @@ class StateAudit:
         self._has_returned = False
         self.is_on = True
         """False where code of the run changes weights beside the optimizer: only what is not finite counts then."""
-        self._applied: dict[int, tuple[float, float] | None] = {}
-        """Learning rate and gradient norm of each update since the last state, by step; None where it was held back."""
+        self._applied: dict[int, tuple[tuple[float, ...], float] | None] = {}
+        """Rates of all groups and gradient norm of each update since the last state, by step; None where it was held back."""
         self._before: tuple[int, tuple[TensorNorm, ...]] | None = None
         self.buffers = OddBuffers(trainer, note)
 
@@ -46,9 +46,9 @@ class StateAudit:
         self._before = None
         self.buffers.begin()
 
-    def applied(self, step: int, rate: float, gradient: float) -> None:
+    def applied(self, step: int, rates: tuple[float, ...], gradient: float) -> None:
         """Take note of an update; a norm that is not finite was not measured."""
-        self._applied[step] = (rate, gradient)
+        self._applied[step] = (rates, gradient)
 
     def held_back(self, step: int) -> None:
         """Take note of a step that has changed nothing, so far."""
@@ -100,26 +100,37 @@ class StateAudit:
         self._before = (step, tuple(self._described(norms)))
         self._applied = {each: what for each, what in self._applied.items() if each <= step}
 
-    def _between(self, first: int, last: int) -> Between:
+    def _between(self, first: int, last: int) -> list[Between]:
+        """Return what happened to the parameters of each group."""
         optimizer = self.trainer.optimizer
         inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper around it
         groups = inner.param_groups
         steps = [what for step, what in self._applied.items() if first < step <= last]
         updates = [what for what in steps if what is not None]
         largest = max((gradient for _, gradient in updates), default=0.0)
-        return Between(
-            optimizer=type(inner).__name__,
-            steps=len(updates),
-            rate_sum=sum(rate for rate, _ in updates) if len(steps) == last - first else math.inf,
-            largest_gradient=largest if math.isfinite(largest) else None,
-            betas=_betas(groups),
-            momentum=max((float(group.get("momentum") or 0.0) for group in groups), default=0.0),
-            weight_decay=max((float(group.get("weight_decay") or 0.0) for group in groups), default=0.0),
-        )
+        is_whole = len(steps) == last - first
+        return [
+            Between(
+                optimizer=type(inner).__name__,
+                steps=len(updates),
+                # Where there were other groups at a step, the largest rate of all is the least that is certain.
+                rate_sum=sum(
+                    rates[number] if len(rates) == len(groups) else max(rates, default=0.0) for rates, _ in updates
+                )
+                if is_whole
+                else math.inf,
+                largest_gradient=largest if math.isfinite(largest) else None,
+                betas=_betas(group),
+                momentum=float(group.get("momentum") or 0.0),
+                weight_decay=float(group.get("weight_decay") or 0.0),
+            )
+            for number, group in enumerate(groups)
+        ]
 
     def _described(self, norms: Mapping[str, float]) -> Iterator[TensorNorm]:
         parameters = dict(self.trainer.model.named_parameters())
-        trained = {id(p) for group in self.trainer.optimizer.param_groups for p in group["params"]}
+        groups = self.trainer.optimizer.param_groups
+        trained = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
         for name, norm in norms.items():
             key, _, owner = name.removeprefix(OF_THE_OPTIMIZER).partition("/")
             is_moment = name.startswith(OF_THE_OPTIMIZER) and owner in parameters
@@ -134,15 +145,14 @@ class StateAudit:
                 norm=norm,
                 bits=32 if parameter is None else 8 * parameter.element_size(),
                 of=owner if is_moment else "",
+                group=trained.get(id(parameter), 0),
             )
 
 
-def _betas(groups: list[dict[str, Any]]) -> tuple[float, float]:
+def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
     """Return the decay rates of Adam's averages; those of torch where an optimizer has none."""
-    for group in groups:
-        if isinstance(group.get("betas"), tuple | list) and len(group["betas"]) == 2:
-            return float(group["betas"][0]), float(group["betas"][1])
-    return 0.9, 0.999
+    betas = group.get("betas")
+    return (float(betas[0]), float(betas[1])) if isinstance(betas, tuple | list) and len(betas) == 2 else (0.9, 0.999)
 
 
 def sick_by(found: Finding) -> StateVerdict:
