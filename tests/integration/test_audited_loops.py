@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from .plain_loops import assert_same, bare, entries, guarded, make, notes, plant
+from self_healing import guard
+
+from .plain_loops import (
+    Loop,
+    actions,
+    assert_same,
+    bare,
+    entries,
+    guarded,
+    make,
+    notes,
+    plant,
+    settings,
+    weight_nan,
+)
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -51,3 +68,85 @@ def test_a_weight_is_held_to_the_rate_of_its_own_group(rate, tmp_path):
     guarded(loop, tmp_path, epochs=3)
     assert any("such as first.weight" in told for told in notes(tmp_path, "state-unexplained"))
     assert_same(loop, bare(in_groups({"lr": rate}, {"lr": 0.5}), epochs=3))
+
+
+# -- other optimizers ----------------------------------------------------------------------------------
+
+
+class Both(Loop):
+    """A loop that trains its matrices by one optimizer and the rest by another."""
+
+    def step(self):
+        self.optimizer.step()
+        self.other.step()
+        self.optimizer.zero_grad()
+        self.other.zero_grad()
+
+    def state(self):
+        return {**super().state(), "other": self.other.state_dict()}
+
+
+def by_two():
+    made = make(scheduler=None)
+    loop = Both(made.model, made.optimizer, None, made.loader)
+    matrices = [p for p in loop.net.parameters() if p.ndim == 2]
+    loop.optimizer = torch.optim.AdamW([p for p in loop.net.parameters() if p.ndim != 2], lr=1e-2)
+    loop.other = torch.optim.SGD(matrices, lr=1e-2, momentum=0.9)
+    return loop
+
+
+def train_by_two(loop, run=None, epochs=4):
+    torch.manual_seed(7)
+    for _ in range(epochs):
+        for batch in loop.loader if run is None else run.batches(loop.loader):
+            with nullcontext(SimpleNamespace()) if run is None else run.step(batch) as s:
+                s.loss = loss = loop.loss_fn(batch)
+                loss.backward()
+                loop.step()
+    return loop
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_what_another_optimizer_trains_is_no_finding(is_known, tmp_path):
+    loop = by_two()
+    also = [loop.other] if is_known else []
+    with guard(loop.model, loop.optimizer, config=settings(), run_dir=tmp_path, also=also) as run:
+        train_by_two(loop, run)
+    assert incidents(tmp_path) == []
+    assert_same(loop, train_by_two(by_two()))
+
+
+def test_a_weight_of_another_optimizer_that_broke_is_found_and_put_back(tmp_path):
+    loop = by_two()
+    plant(loop.net, 23, weight_nan)
+    with guard(loop.model, loop.optimizer, config=settings(), run_dir=tmp_path, also=[loop.other]) as run:
+        train_by_two(loop, run)
+    assert "roll-back" in actions(tmp_path)
+    assert notes(tmp_path, "changed-beside-the-optimizer") == []
+    assert_same(loop, train_by_two(by_two()))
+
+
+class Lookahead(torch.optim.Optimizer):
+    """An optimizer around another one: every tenth step it goes most of the way back."""
+
+    def __init__(self, optimizer):
+        self.optimizer, self.done = optimizer, 0
+        super().__init__(optimizer.param_groups, {})
+        self.state = optimizer.state
+        self.slow = [p.detach().clone() for group in self.param_groups for p in group["params"]]
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.optimizer.step(closure)
+        self.done += 1
+        if self.done % 10 == 0:
+            parameters = [p for group in self.param_groups for p in group["params"]]
+            for slow, p in zip(self.slow, parameters, strict=True):
+                p.copy_(slow.lerp_(p, 0.1))
+
+
+def test_an_optimizer_around_another_one_is_not_held_to_what_that_one_does(tmp_path):
+    loop = make(scheduler=None)
+    loop.optimizer = Lookahead(torch.optim.AdamW(loop.net.parameters(), lr=1e-2, betas=(0.9, 0.9)))
+    guarded(loop, tmp_path, epochs=2, config=settings(snapshot_every_steps=1))
+    assert incidents(tmp_path) == []

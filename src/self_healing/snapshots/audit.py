@@ -35,7 +35,7 @@ from statistics import median
 from typing import Literal
 
 Kind = Literal["weight", "frozen", "first-moment", "second-moment", "other"]
-"""`frozen` is a weight that no optimizer holds; `other` is only looked at for numbers that are not finite."""
+"""`frozen` is a weight that nothing trains; `other` is only looked at for numbers that are not finite."""
 
 ROUNDING = 1e-4
 """Relative error of a norm: sums of many squares differ with the order in which they are added."""

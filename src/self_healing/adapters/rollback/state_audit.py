@@ -17,6 +17,8 @@ MOMENTS: Mapping[str, Kind] = {
 }
 """What optimizers call their averages; anything else of theirs is only looked at for what is not finite."""
 OF_THE_OPTIMIZER = "optimizer."
+ELSEWHERE = Between(optimizer="another one", steps=1, rate_sum=math.inf)
+"""What happens to weights that another optimizer trains: nobody counts its steps, so that nothing bounds them."""
 
 
 class StateAudit:
@@ -101,43 +103,44 @@ class StateAudit:
         self._applied = {each: what for each, what in self._applied.items() if each <= step}
 
     def _between(self, first: int, last: int) -> list[Between]:
-        """Return what happened to the parameters of each group."""
-        optimizer = self.trainer.optimizer
-        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper around it
-        groups = inner.param_groups
+        """Return what happened to the parameters of each group, and at last to those that are trained elsewhere."""
+        optimizer = _that_steps(self.trainer.optimizer)
+        groups = optimizer.param_groups
         steps = [what for step, what in self._applied.items() if first < step <= last]
         updates = [what for what in steps if what is not None]
         largest = max((gradient for _, gradient in updates), default=0.0)
-        is_whole = len(steps) == last - first
-        return [
-            Between(
-                optimizer=type(inner).__name__,
-                steps=len(updates),
-                # Where there were other groups at a step, the largest rate of all is the least that is certain.
-                rate_sum=sum(
-                    rates[number] if len(rates) == len(groups) else max(rates, default=0.0) for rates, _ in updates
+        found = []
+        for number, group in enumerate(groups):
+            # Where there were other groups at a step, the largest rate of all is the least that is certain.
+            rates = (each[number] if len(each) == len(groups) else max(each, default=0.0) for each, _ in updates)
+            found.append(
+                Between(
+                    optimizer=type(optimizer).__name__,
+                    steps=len(updates),
+                    rate_sum=sum(rates) if len(steps) == last - first else math.inf,
+                    largest_gradient=largest if math.isfinite(largest) else None,
+                    betas=_betas(group),
+                    momentum=float(group.get("momentum") or 0.0),
+                    weight_decay=float(group.get("weight_decay") or 0.0),
                 )
-                if is_whole
-                else math.inf,
-                largest_gradient=largest if math.isfinite(largest) else None,
-                betas=_betas(group),
-                momentum=float(group.get("momentum") or 0.0),
-                weight_decay=float(group.get("weight_decay") or 0.0),
             )
-            for number, group in enumerate(groups)
-        ]
+        return [*found, ELSEWHERE]
 
     def _described(self, norms: Mapping[str, float]) -> Iterator[TensorNorm]:
         parameters = dict(self.trainer.model.named_parameters())
         groups = self.trainer.optimizer.param_groups
-        trained = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+        group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+        others = [thing for thing in getattr(self.trainer, "also", ()) if hasattr(thing, "param_groups")]
+        trained = {id(p) for other in others for group in other.param_groups for p in group["params"]}
         for name, norm in norms.items():
             key, _, owner = name.removeprefix(OF_THE_OPTIMIZER).partition("/")
             is_moment = name.startswith(OF_THE_OPTIMIZER) and owner in parameters
             parameter = parameters.get(owner if is_moment else name)
             kind: Kind = MOMENTS.get(key, "other") if is_moment else "other"
             if parameter is not None and not is_moment:
-                kind = "weight" if id(parameter) in trained else "frozen"
+                # What wants gradients is trained, if not by an optimizer that we know, then by one of the loop's own.
+                is_trained = parameter.requires_grad or id(parameter) in group_of or id(parameter) in trained
+                kind = "weight" if is_trained else "frozen"
             yield TensorNorm(
                 name=name,
                 kind=kind,
@@ -145,8 +148,15 @@ class StateAudit:
                 norm=norm,
                 bits=32 if parameter is None else 8 * parameter.element_size(),
                 of=owner if is_moment else "",
-                group=trained.get(id(parameter), 0),
+                group=group_of.get(id(parameter), len(groups)),
             )
+
+
+def _that_steps(optimizer: Any) -> Any:
+    """Return the optimizer inside of accelerate's, which hands steps on as they are; others make something else of them."""
+    while type(optimizer).__module__.partition(".")[0] == "accelerate":
+        optimizer = optimizer.optimizer
+    return optimizer
 
 
 def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
