@@ -15,6 +15,7 @@ from .plain_loops import (
     actions,
     assert_same,
     bare,
+    differences,
     entries,
     guarded,
     make,
@@ -22,6 +23,7 @@ from .plain_loops import (
     plant,
     settings,
     weight_nan,
+    weights_blown_up,
 )
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
@@ -68,6 +70,39 @@ def test_a_weight_is_held_to_the_rate_of_its_own_group(rate, tmp_path):
     guarded(loop, tmp_path, epochs=3)
     assert any("such as first.weight" in told for told in notes(tmp_path, "state-unexplained"))
     assert_same(loop, bare(in_groups({"lr": rate}, {"lr": 0.5}), epochs=3))
+
+
+# -- a rate of its own ---------------------------------------------------------------------------------
+
+
+def by_adafactor(*, schedule, **how):
+    """Return a loop whose optimizer does not read the rate of its group, with the schedule that shows its own or without."""
+    from transformers.optimization import Adafactor, AdafactorSchedule
+
+    loop = make(scheduler=None)
+    loop.optimizer = Adafactor(loop.net.parameters(), relative_step=True, lr=None, **how)
+    loop.scheduler = AdafactorSchedule(loop.optimizer) if schedule else None
+    return loop
+
+
+@pytest.mark.parametrize("schedule", [True, False])
+@pytest.mark.parametrize("how", [{}, {"warmup_init": True}, {"scale_parameter": False, "clip_threshold": 4.0}])
+def test_an_adafactor_that_computes_its_rate_is_no_finding(how, schedule, tmp_path):
+    loop = by_adafactor(schedule=schedule, **how)
+    guarded(loop, tmp_path, epochs=2)
+    assert incidents(tmp_path) == []
+    assert (
+        differences(loop.state()["model"], bare(by_adafactor(schedule=schedule, **how), epochs=2).state()["model"])
+        == []
+    )
+
+
+def test_a_weight_of_an_adafactor_that_computes_its_rate_is_held_to_what_that_can_be(tmp_path):
+    loop = by_adafactor(schedule=False)
+    plant(loop.net, 17, weights_blown_up)
+    guarded(loop, tmp_path, epochs=2)
+    assert any("such as first.weight" in told for told in notes(tmp_path, "state-unexplained"))
+    assert differences(loop.state()["model"], bare(by_adafactor(schedule=False), epochs=2).state()["model"]) == []
 
 
 # -- other optimizers ----------------------------------------------------------------------------------

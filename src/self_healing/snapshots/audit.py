@@ -95,6 +95,8 @@ class Between:
     momentum: float = 0.0
     """Of SGD."""
     weight_decay: float = 0.0
+    smallest_scale: float = 1.0
+    """Of Adafactor, which may multiply its steps by the size of the weight: the least that it multiplies them by."""
 
     @property
     def family(self) -> str:
@@ -211,7 +213,7 @@ class _Audit:
                 step = None if ratio is None else max(ORTHOGONAL, ratio)
                 return None if step is None else _Reach(rates * step * wide, rates * step * wide)
             case "adafactor":
-                scaled = max(1.0, _root_mean_square(before), _root_mean_square(now))
+                scaled = max(between.smallest_scale, _root_mean_square(before), _root_mean_square(now))
                 return _Reach(rates * scaled * wide, rates * scaled * wide)
             case "sgd":
                 gradient = self._gradient(now, between)

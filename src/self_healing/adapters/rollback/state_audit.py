@@ -21,6 +21,10 @@ ELSEWHERE = Between(optimizer="another one", steps=1, rate_sum=math.inf)
 """What happens to weights that another optimizer trains: nobody counts its steps, so that nothing bounds them."""
 
 
+RELATIVE_STEP = 1e-2
+"""The largest step of an Adafactor that computes its own: it does not read its group's rate, which says nothing then."""
+
+
 class StateAudit:
     """Remembers what was applied between two states, and judges the second by the first."""
 
@@ -113,15 +117,17 @@ class StateAudit:
         for number, group in enumerate(groups):
             # Where there were other groups at a step, the largest rate of all is the least that is certain.
             rates = (each[number] if len(each) == len(groups) else max(each, default=0.0) for each, _ in updates)
+            summed = sum(_largest_step(group, rate) for rate in rates)
             found.append(
                 Between(
                     optimizer=type(optimizer).__name__,
                     steps=len(updates),
-                    rate_sum=sum(rates) if len(steps) == last - first else math.inf,
+                    rate_sum=summed if len(steps) == last - first else math.inf,
                     largest_gradient=largest if math.isfinite(largest) else None,
                     betas=_betas(group),
                     momentum=float(group.get("momentum") or 0.0),
                     weight_decay=float(group.get("weight_decay") or 0.0),
+                    smallest_scale=_smallest_scale(group),
                 )
             )
         return [*found, ELSEWHERE]
@@ -157,6 +163,19 @@ def _that_steps(optimizer: Any) -> Any:
     while type(optimizer).__module__.partition(".")[0] == "accelerate":
         optimizer = optimizer.optimizer
     return optimizer
+
+
+def _largest_step(group: Mapping[str, Any], rate: float) -> float:
+    """Return what a group has stepped by at most, at a rate that it had; Adafactor computes its own, and may clip otherwise."""
+    clips_at = float(group.get("clip_threshold") or group.get("d") or 1.0)
+    return (RELATIVE_STEP if group.get("relative_step") else rate) * max(1.0, clips_at)
+
+
+def _smallest_scale(group: Mapping[str, Any]) -> float:
+    """Return the least by which Adafactor multiplies its steps, where it does so by the size of the weight."""
+    eps = group.get("eps")
+    scales = isinstance(eps, tuple | list) and len(eps) == 2 and group.get("scale_parameter", True)
+    return float(eps[1]) if scales and eps is not None else 1.0
 
 
 def _betas(group: Mapping[str, Any]) -> tuple[float, float]:

@@ -23,7 +23,7 @@ from ...tensors.gate import GradientGate
 from ...tensors.skip import SkippingOptimizer
 from ...tensors.telemetry import TelemetryRing
 from ..engines import engines_of, has_scaler
-from .learning_rate import LearningRateScale
+from .learning_rate import LearningRateScale, rates_of
 from .loss_sum import LossSum
 from .make_up import MakeUp
 from .step_buffers import StepBuffers
@@ -94,7 +94,7 @@ class StepGuard:
         self.judge_if_needed()
         optimizer = self.trainer.optimizer
         groups = optimizer.param_groups
-        window.rates = [float(group["lr"]) for group in groups]
+        window.rates = rates_of(groups)
         rates = tuple(rate * self.rate_scale.value for rate in window.rates) or (0.0,)
         with nullcontext() if self.rate_scale.value == 1.0 else self.rate_scale.applied(groups):
             if self.gate.is_skipped is False or not self._may_skip():
