@@ -11,6 +11,7 @@ import torch
 from self_healing import guard
 
 from .plain_loops import (
+    CLASSES,
     Loop,
     actions,
     assert_same,
@@ -185,3 +186,38 @@ def test_an_optimizer_around_another_one_is_not_held_to_what_that_one_does(tmp_p
     loop.optimizer = Lookahead(torch.optim.AdamW(loop.net.parameters(), lr=1e-2, betas=(0.9, 0.9)))
     guarded(loop, tmp_path, epochs=2, config=settings(snapshot_every_steps=1))
     assert incidents(tmp_path) == []
+
+
+# -- parameters outside of the model -------------------------------------------------------------------
+
+
+class WithCriterion(Loop):
+    """A loop whose loss has weights of its own, which the optimizer trains too."""
+
+    def state(self):
+        return {**super().state(), "criterion": {name: p.clone() for name, p in self.criterion.state_dict().items()}}
+
+
+def with_criterion():
+    made = make(scheduler=None)
+    loop = WithCriterion(made.model, made.optimizer, None, made.loader)
+    loop.criterion = torch.nn.Linear(CLASSES, CLASSES)
+    loop.optimizer = torch.optim.AdamW([*loop.net.parameters(), *loop.criterion.parameters()], lr=1e-2)
+    loop.loss_fn = lambda batch: torch.nn.functional.cross_entropy(loop.criterion(loop.net(batch[0])), batch[1])
+    return loop
+
+
+@pytest.mark.parametrize("is_named", [False, True])
+def test_what_the_optimizer_trains_outside_of_the_model_goes_back_with_it(is_named, tmp_path):
+    loop = with_criterion()
+    plant(loop.net, 23, weight_nan)
+    guarded(loop, tmp_path, epochs=3, also=[loop.criterion] if is_named else [])
+    assert "roll-back" in actions(tmp_path)
+    assert_same(loop, bare(with_criterion()))
+
+
+def test_a_loop_goes_on_with_what_its_optimizer_trains_outside_of_the_model(tmp_path):
+    first, loop = with_criterion(), with_criterion()
+    guarded(first, tmp_path, epochs=2, save_every=5)
+    guarded(loop, tmp_path, epochs=3, resume="auto")
+    assert differences(loop.state()["criterion"], bare(with_criterion()).state()["criterion"]) == []
