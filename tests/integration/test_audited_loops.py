@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from self_healing import guard
+from self_healing import SelfHealingTrainer, guard
+from self_healing.drills.tiny_training import VOCABULARY, tiny_trainer
 
 from .plain_loops import (
     CLASSES,
+    NAN,
     Loop,
     actions,
     assert_same,
@@ -214,6 +217,39 @@ def test_what_the_optimizer_trains_outside_of_the_model_goes_back_with_it(is_nam
     guarded(loop, tmp_path, epochs=3, also=[loop.criterion] if is_named else [])
     assert "roll-back" in actions(tmp_path)
     assert_same(loop, bare(with_criterion()))
+
+
+def behind(head, outputs, labels, num_items_in_batch=None):
+    """Return the loss of what a head makes of the outputs, which the model does not hold."""
+    shifted = head(outputs.logits)[:, :-1].flatten(0, 1)
+    return torch.nn.functional.cross_entropy(shifted, labels[:, 1:].flatten())
+
+
+def break_once(trainer, at):
+    """Break a weight in the forward pass of a step."""
+    steps = [at]
+
+    def harm(model, _args):
+        if trainer.state.global_step in steps:
+            steps.clear()
+            model.lm_head.weight.data[0, 0] = NAN
+
+    trainer.model.register_forward_pre_hook(harm)
+
+
+def test_so_it_does_in_a_trainer_which_lets_their_gradients_add_up(tmp_path):
+    heads = []
+    for is_ours in (False, True):
+        trainer = tiny_trainer(tmp_path / str(is_ours), max_steps=12)
+        heads.append(torch.nn.Linear(VOCABULARY, VOCABULARY))
+        trainer.compute_loss_func = partial(behind, heads[-1])
+        trainer.optimizer = torch.optim.AdamW([*trainer.model.parameters(), *heads[-1].parameters()], lr=5e-3)
+        if is_ours:
+            break_once(trainer, at=9)
+            trainer = SelfHealingTrainer(trainer, settings(snapshot_every_steps=4))
+        output = trainer.train()
+    assert output.metrics["healing/rollbacks"] == 1
+    assert torch.equal(heads[0].weight, heads[1].weight)
 
 
 def test_a_loop_goes_on_with_what_its_optimizer_trains_outside_of_the_model(tmp_path):
