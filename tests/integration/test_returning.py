@@ -85,6 +85,7 @@ def test_without_room_for_states_the_run_says_so_and_restarts_from_disk(clean, t
     assert "newest checkpoint on disk" in told
     assert "healing/rollbacks" not in output.metrics
     assert same(trainer, clean)
+    assert trainer.state.total_flos == clean.state.total_flos, "operations of steps that were undone are not counted"
 
 
 def test_a_state_is_good_after_healthy_steps_and_the_first_one_from_the_start(tmp_path):

@@ -7,11 +7,12 @@ import os
 import platform
 import sys
 from contextlib import suppress
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
 
 from .. import __version__
+from ..snapshots.control_groups import memory_groups, text_of
 
 PACKAGES = ("torch", "transformers", "trl", "accelerate", "datasets", "peft", "numpy")
 """The distributions whose versions decide how a run behaves."""
@@ -59,29 +60,8 @@ def _gpus() -> list[str]:
 def _cgroup_memory_limit(root: Path) -> int | None:
     """Return the tightest memory limit on this process's control group and the groups above it, both versions."""
     limits: list[int] = []
-    mount = root / "sys" / "fs" / "cgroup"
-    for line in _read(root / "proc" / "self" / "cgroup").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
-        if controllers == "":
-            folder, name = mount, "memory.max"
-        elif "memory" in controllers.split(","):
-            folder, name = mount / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        inside = PurePosixPath(group.lstrip("/"))
-        if ".." in inside.parts:  # a group outside of what this container can see
-            inside = PurePosixPath()
-        for place in (inside, *inside.parents):
+    for group in memory_groups(root / "sys" / "fs" / "cgroup", root / "proc" / "self" / "cgroup"):
+        for name in ("memory.max", "memory.limit_in_bytes"):
             with suppress(ValueError):  # "max" means no limit
-                limits.append(int(_read(folder / place / name)))
+                limits.append(int(text_of(group / name)))
     return min(limits, default=None)
-
-
-def _read(path: Path) -> str:
-    """Return a small file's text, or nothing where it cannot be read."""
-    try:
-        with path.open(encoding="ascii", errors="replace") as file:
-            return file.read(65536).strip()
-    except (OSError, ValueError):
-        return ""

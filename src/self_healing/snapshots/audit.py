@@ -29,13 +29,13 @@ among the parameters) looks like corruption: its tensors have the kind `other`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
 Kind = Literal["weight", "frozen", "first-moment", "second-moment", "other"]
-"""`frozen` is a weight that no optimizer holds; `other` is only looked at for numbers that are not finite."""
+"""`frozen` is a weight that nothing trains; `other` is only looked at for numbers that are not finite."""
 
 ROUNDING = 1e-4
 """Relative error of a norm: sums of many squares differ with the order in which they are added."""
@@ -72,18 +72,20 @@ class TensorNorm:
     """Bits of an element."""
     of: str = ""
     """The parameter that a moment belongs to; empty for parameters."""
+    group: int = 0
+    """The parameter group that it belongs to, itself or by its parameter."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Between:
-    """What happened between two snapshots."""
+    """What happened to the parameters of one group between two snapshots."""
 
     optimizer: str
     """The name of its class: `AdamW`."""
     steps: int
     """Optimizer steps that were applied."""
     rate_sum: float
-    """Sum over the steps of the learning rate that was applied, of the parameter group in which it is largest."""
+    """Sum over the steps of the learning rate that was applied; infinite where nobody knows it."""
     largest_gradient: float | None = None
     """Largest norm of all gradients together that was applied, after clipping; None where nobody measured it."""
     gradients: Mapping[str, float] = field(default_factory=dict)
@@ -93,7 +95,13 @@ class Between:
     momentum: float = 0.0
     """Of SGD."""
     weight_decay: float = 0.0
-    """The largest of all parameter groups."""
+    smallest_scale: float = 1.0
+    """Of Adafactor, which may multiply its steps by the size of the weight: the least that it multiplies them by."""
+
+    @property
+    def family(self) -> str:
+        """The kind of optimizer by whose arithmetic it is judged."""
+        return self.optimizer.rpartition(".")[2].lower()
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,19 +114,22 @@ class Finding:
     is_finite: bool = True
 
 
-def unexplained(before: Iterable[TensorNorm], now: Iterable[TensorNorm], between: Between) -> list[Finding]:
+def unexplained(
+    before: Iterable[TensorNorm], now: Iterable[TensorNorm], between: Between | Sequence[Between]
+) -> list[Finding]:
     """Return the tensors whose change the optimizer cannot have made, in the order of `now`.
 
-    A tensor that was not there before, or had another size, is only looked at for numbers that are not finite: leave
-    out of `before` what was replaced on purpose, such as moments that were reset.
+    Where there are several parameter groups, `between` holds what happened to each of them, in their order. A tensor
+    that was not there before, had another size or belonged to another group is only looked at for numbers that are not
+    finite: leave out of `before` what was replaced on purpose, such as moments that were reset.
     """
     then = {tensor.name: tensor for tensor in before}
     current = tuple(now)
-    audit = _Audit(then, current, between)
+    audit = _Audit(then, current)
     findings = []
     for tensor in current:
         odd = _not_finite(tensor)
-        because = odd or audit.judge(tensor)
+        because = odd or audit.judge(tensor, between if isinstance(between, Between) else between[tensor.group])
         if because:
             findings.append(Finding(tensor.name, because, is_finite=not odd))
     return findings
@@ -141,10 +152,8 @@ class _Reach:
 class _Audit:
     """Two snapshots and what follows from all their tensors together."""
 
-    def __init__(self, then: Mapping[str, TensorNorm], current: tuple[TensorNorm, ...], between: Between) -> None:
+    def __init__(self, then: Mapping[str, TensorNorm], current: tuple[TensorNorm, ...]) -> None:
         self.then = then
-        self.between = between
-        self.family = between.optimizer.rpartition(".")[2].lower()
         pairs = [(then[new.name], new) for new in current if new.name in then]
         both = [(o, n) for o, n in pairs if _is_same(o, n) and not (_not_finite(o) or _not_finite(n))]
         weights = [(old, new) for old, new in both if new.kind == "weight"]
@@ -152,25 +161,24 @@ class _Audit:
         self._widest = max((_root_mean_square(old) for old, _ in weights), default=0.0)
         self._buffers = {old.of: old.norm for old, new in both if new.kind == "first-moment"}
         self._weight = max((max(old.norm, new.norm) for old, new in weights), default=0.0)
-        self._ratio = _adam_ratio(between.betas)
 
-    def judge(self, now: TensorNorm) -> str:
+    def judge(self, now: TensorNorm, between: Between) -> str:
         """Say why the change of a tensor is not explained; empty where it is."""
         before = self.then.get(now.name)
         if before is None or not _is_same(before, now) or _not_finite(before):
             return ""
         if now.kind == "other":
             return ""
-        if now.kind == "frozen" or self.between.steps == 0:
+        if now.kind == "frozen" or between.steps == 0:
             return _changed(before, now, "nothing trains it" if now.kind == "frozen" else "no step was made")
         if now.kind == "weight":
-            return self._judge_weight(before, now)
-        return self._judge_moment(before, now)
+            return self._judge_weight(before, now, between)
+        return self._judge_moment(before, now, between)
 
     # -- weights -------------------------------------------------------------------------------------
 
-    def _judge_weight(self, before: TensorNorm, now: TensorNorm) -> str:
-        between, reaches = self.between, self._reach(before, now)
+    def _judge_weight(self, before: TensorNorm, now: TensorNorm, between: Between) -> str:
+        reaches = self._reach(before, now, between)
         if reaches is None:
             return self._outgrown(before, now)
         decay = min(1.0, between.rate_sum * between.weight_decay)
@@ -190,25 +198,25 @@ class _Audit:
             )
         return ""
 
-    def _reach(self, before: TensorNorm, now: TensorNorm) -> _Reach | None:
+    def _reach(self, before: TensorNorm, now: TensorNorm, between: Between) -> _Reach | None:
         """Return how far the optimizer can have moved a weight, or None where that is not known."""
-        between, wide = self.between, math.sqrt(now.size)
-        rates = between.rate_sum
+        rates, wide = between.rate_sum, math.sqrt(now.size)
         if not math.isfinite(rates):
             return None
-        match self.family:
+        ratio = _adam_ratio(between.betas)
+        match between.family:
             case "adam" | "adamw":
-                return None if self._ratio is None else _Reach(rates * self._ratio * wide, rates * self._ratio)
+                return None if ratio is None else _Reach(rates * ratio * wide, rates * ratio)
             case "lion":
                 return _Reach(rates * wide, rates)
             case "muon":
-                step = None if self._ratio is None else max(ORTHOGONAL, self._ratio)
+                step = None if ratio is None else max(ORTHOGONAL, ratio)
                 return None if step is None else _Reach(rates * step * wide, rates * step * wide)
             case "adafactor":
-                scaled = max(1.0, _root_mean_square(before), _root_mean_square(now))
+                scaled = max(between.smallest_scale, _root_mean_square(before), _root_mean_square(now))
                 return _Reach(rates * scaled * wide, rates * scaled * wide)
             case "sgd":
-                gradient = self._gradient(now)
+                gradient = self._gradient(now, between)
                 if gradient is None:
                     return None
                 buffer = self._buffers.get(now.name, max(self._buffers.values(), default=0.0))
@@ -227,11 +235,11 @@ class _Audit:
 
     # -- moments -------------------------------------------------------------------------------------
 
-    def _judge_moment(self, before: TensorNorm, now: TensorNorm) -> str:
-        gradient, between = self._gradient(now), self.between
+    def _judge_moment(self, before: TensorNorm, now: TensorNorm, between: Between) -> str:
+        gradient = self._gradient(now, between)
         slack, _ = _tolerance(now.bits)
-        kept, most = self._mean_of_gradients(now, gradient)
-        if now.kind == "second-moment" and self.family in ("adam", "adamw"):
+        kept, most = _mean_of_gradients(now, between, gradient)
+        if now.kind == "second-moment" and between.family in ("adam", "adamw"):
             is_measurable = _root_mean_square(before) * kept > SMALLEST_SQUARED
             if is_measurable and now.norm < kept * before.norm / slack:
                 return (
@@ -250,31 +258,31 @@ class _Audit:
             f"{gradient or 0.0:.3g} bring it to {reach:.3g} at most"
         )
 
-    def _mean_of_gradients(self, now: TensorNorm, gradient: float | None) -> tuple[float, float | None]:
-        """Return the share of its past that a moment keeps, and the most that the gradients since add to it."""
-        between = self.between
-        is_first = now.kind == "first-moment"
-        if self.family in ("adam", "adamw"):
-            kept = between.betas[0 if is_first else 1] ** between.steps
-            if gradient is None:
-                return kept, None
-            return kept, (1.0 - kept) * (gradient if is_first else gradient * gradient)
-        if gradient is None or not is_first:
-            return 1.0, None
-        if self.family == "lion":
-            return 1.0, gradient
-        if self.family == "sgd" and between.momentum < 1.0:
-            kept = between.momentum**between.steps
-            return kept, gradient * (1.0 - kept) / (1.0 - between.momentum)
-        return 1.0, None
-
-    def _gradient(self, now: TensorNorm) -> float | None:
+    def _gradient(self, now: TensorNorm, between: Between) -> float | None:
         """Return the largest gradient that the optimizer used for a tensor, with the decay that some add to it."""
-        gradient = self.between.gradients.get(now.of or now.name, self.between.largest_gradient)
-        if gradient is None or not math.isfinite(gradient) or self.between.momentum >= 1.0:
+        gradient = between.gradients.get(now.of or now.name, between.largest_gradient)
+        if gradient is None or not math.isfinite(gradient) or between.momentum >= 1.0:
             return None
-        is_coupled = self.family in ("sgd", "adam")
-        return gradient + (self.between.weight_decay * self._weight if is_coupled else 0.0)
+        is_coupled = between.family in ("sgd", "adam")
+        return gradient + (between.weight_decay * self._weight if is_coupled else 0.0)
+
+
+def _mean_of_gradients(now: TensorNorm, between: Between, gradient: float | None) -> tuple[float, float | None]:
+    """Return the share of its past that a moment keeps, and the most that the gradients since add to it."""
+    is_first = now.kind == "first-moment"
+    if between.family in ("adam", "adamw"):
+        kept = between.betas[0 if is_first else 1] ** between.steps
+        if gradient is None:
+            return kept, None
+        return kept, (1.0 - kept) * (gradient if is_first else gradient * gradient)
+    if gradient is None or not is_first:
+        return 1.0, None
+    if between.family == "lion":
+        return 1.0, gradient
+    if between.family == "sgd" and between.momentum < 1.0:
+        kept = between.momentum**between.steps
+        return kept, gradient * (1.0 - kept) / (1.0 - between.momentum)
+    return 1.0, None
 
 
 def _adam_ratio(betas: tuple[float, float]) -> float | None:
@@ -307,4 +315,4 @@ def _root_mean_square(tensor: TensorNorm) -> float:
 
 
 def _is_same(before: TensorNorm, now: TensorNorm) -> bool:
-    return before.size == now.size and before.kind == now.kind
+    return before.size == now.size and before.kind == now.kind and before.group == now.group

@@ -325,3 +325,24 @@ def test_a_finding_says_what_happened_and_what_would_have_been_possible():
     (finding,) = unexplained([weight], [replace(weight, norm=30.0)], between)
     for part in ("1 to 30", "16 steps", "AdamW", "0.001", "0.0727"):
         assert part in finding.because, finding.because
+
+
+def test_a_tensor_is_judged_by_what_happened_to_its_own_group():
+    fast = Between(optimizer="AdamW", steps=10, rate_sum=0.1, betas=(0.9, 0.9))
+    slow = replace(fast, rate_sum=1e-3, betas=(0.9, 0.999))
+    weights = [TensorNorm(name=f"w{group}", kind="weight", size=100, norm=1.0, group=group) for group in (0, 1)]
+    moved = [replace(weight, norm=2.0) for weight in weights]
+    assert found(weights, moved, [fast, slow]) == ["w1"]
+    assert found(weights, moved, [slow, fast]) == ["w0"]
+    squares = [
+        TensorNorm(name=f"v{group}", of=f"w{group}", kind="second-moment", size=100, norm=1.0, group=group)
+        for group in (0, 1)
+    ]
+    assert found(squares, [replace(each, norm=0.5) for each in squares], [fast, slow]) == ["v1"]
+
+
+def test_a_tensor_that_has_changed_its_group_is_not_compared():
+    weight = TensorNorm(name="w", kind="weight", size=100, norm=1.0)
+    still = Between(optimizer="AdamW", steps=10, rate_sum=0.0)
+    assert found([weight], [replace(weight, norm=9.0)], [still, still]) == ["w"]
+    assert found([weight], [replace(weight, norm=9.0, group=1)], [still, still]) == []

@@ -19,6 +19,7 @@ from ..run.moves import ReturnTo
 from ..run.reflexes import Reflex
 from ..run.run_desk import RunDesk, facts_of_run
 from ..run.time_spent import TimeSpent
+from ..step.learning_rate import rates_of
 from ..trainer.logged_health import LoggedHealth
 from ..trainer.trackers import TrackerFence
 from ..wrapping import Wrapping
@@ -198,7 +199,7 @@ class OwnLoopSession:
         values = {**self.guard.values(), "step_time_s": time.perf_counter() - self._began_s}
         groups = getattr(self.trainer.optimizer, "param_groups", None)
         if groups:
-            values["learning_rate"] = float(groups[0]["lr"]) * self.guard.rate_scale.value
+            values["learning_rate"] = rates_of(groups)[0] * self.guard.rate_scale.value
         self.desk.look_later(self.step(), values)
         self.desk.settle()
         if self.acts:

@@ -16,6 +16,7 @@ from ..ending.leaving import answer_interrupt, lose_device
 from ..ending.raising import raised
 from ..engines import Surroundings
 from ..memory.memory_errors import let_go
+from ..rollback.also_state import with_what_is_outside
 from ..rollback.rollback_care import RollbackCare
 from ..run.run_desk import RunDesk
 from ..run.time_spent import TimeSpent
@@ -59,7 +60,7 @@ class PlainSession(LoopFlow):
         **past: bool,
     ) -> None:
         self.trainer = stand_in
-        stand_in.also = also
+        stand_in.also = self.also = with_what_is_outside(stand_in, also)
         self.config = config
         self.spent = TimeSpent(TimeAccount(time.perf_counter))
         self.surroundings = Surroundings(stand_in, missing=())
@@ -93,7 +94,6 @@ class PlainSession(LoopFlow):
             self.guard.bad_rows.alone = self.memory.micro_batches.alone
         self._make_figures()
         self.save_every = save_every
-        self.also = also
         self._loaders = []
         self.again = DoingAgain(self, self.data.records.retries)
         self.failing = FailingTogether(self)

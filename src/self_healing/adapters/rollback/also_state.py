@@ -1,11 +1,55 @@
-"""What a user has said to be part of every state besides the model and its optimizer: an average of weights, a sampler."""
+"""What is part of every state besides the model and its optimizer: an average of weights, a sampler, weights of a loss."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from ...tensors.copies import Copies
+
+
+class OutsideParameters:
+    """The values of parameters that an optimizer holds and the model does not: else their moments alone would go back."""
+
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        self._parameters = parameters
+
+    def parameters(self) -> Iterator[Tensor]:
+        """Yield them."""
+        return iter(self._parameters)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return their values, and their gradients: a Trainer drops those of its model alone, and others add up."""
+        values = [parameter.detach() for parameter in self._parameters]
+        return {"values": values, "gradients": [parameter.grad for parameter in self._parameters]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Fill them; what has come back in place already is left as it is."""
+        for parameter, value in zip(self._parameters, state["values"], strict=True):
+            own = parameter.detach()
+            if own.data_ptr() != value.data_ptr():
+                own.copy_(value)
+        for parameter, gradient in zip(self._parameters, state["gradients"], strict=True):
+            parameter.grad = gradient
+
+
+def with_what_is_outside(trainer: Any, also: Sequence[Any]) -> tuple[Any, ...]:
+    """Return what belongs to every state, with the parameters that an optimizer trains and nothing else would put back."""
+    from ...tensors.norms import parameters_of
+    from ...tensors.sharded import is_sharded
+
+    optimizers = [each for each in (trainer.optimizer, *also) if hasattr(each, "param_groups")]
+    held = {id(p): p for each in optimizers for group in each.param_groups for p in group["params"]}
+    for thing in (trainer.model, *also):
+        if hasattr(thing, "parameters"):
+            for parameter in parameters_of(thing if thing is trainer.model else thing.parameters()):
+                held.pop(id(parameter), None)
+    # What is sharded is the model's, under another name while it is gathered.
+    outside = [parameter for parameter in held.values() if not is_sharded(parameter)]
+    return (*also, OutsideParameters(outside)) if outside else tuple(also)
 
 
 class AlsoState:

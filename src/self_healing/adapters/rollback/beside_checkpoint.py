@@ -95,6 +95,8 @@ def put_back(folder: Path, trainer: Any, guard: StepGuard, *, is_first: bool) ->
         CannotReadError: it cannot be read or understood; nothing was put back.
 
     """
+    if "current_flos" in vars(trainer):  # of steps that were undone: the checkpoint's own are in its state
+        trainer.current_flos = 0
     found = _read(folder, trainer.args.device)
     if found is None:
         return None

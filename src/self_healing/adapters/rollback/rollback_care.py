@@ -205,7 +205,7 @@ class RollbackCare:
         """Take note of an update, and see whether the first one after a return is what it was the first time."""
         if self._abilities is not None and self.keeper is not None:
             if reading.is_applied:
-                self.keeper.applied(reading.step, reading.largest_rate, reading.norm * reading.coefficient)
+                self.keeper.applied(reading.step, reading.rates, reading.norm * reading.coefficient)
             else:
                 self.keeper.audit.held_back(reading.step)
             rejected = self.keeper.first_loss(reading.step, reading.loss) if reading.has_loss else None
@@ -235,10 +235,10 @@ class RollbackCare:
             return None
         return self._abilities.keeper.audit_now(is_kept=True)
 
-    def made_up(self, applied: AppliedStep, rate: float) -> None:
+    def made_up(self, applied: AppliedStep) -> None:
         """Take note of an update that was made up."""
         if self.keeper is not None:
-            self.keeper.applied(applied.step, self._rate(rate), applied.norm)
+            self.keeper.applied(applied.step, applied.rates, applied.norm)
 
     def enter_anew(self, move: ReturnTo) -> str | None:
         """Return what `train()` is to resume from in order to return to a state; None where that cannot be done."""
@@ -309,11 +309,6 @@ class RollbackCare:
         if loop is None:
             return Returns(seconds_lost=spent_s)
         return Returns(loop.returns, loop.lost_steps, loop.lost_seconds + spent_s)
-
-    def _rate(self, first: float) -> float:
-        """Return the largest rate of all parameter groups, where that of the first one is known."""
-        rates = [float(group["lr"]) for group in self.trainer.optimizer.param_groups]
-        return max([first, *(rate * self.guard.rate_scale.value for rate in rates)])
 
     def _answer(self, error: Exception, raised: Callable[[Exception], object]) -> ReturnTo | None:
         """Have an exception looked at while the loop is still there to return to an earlier state in."""

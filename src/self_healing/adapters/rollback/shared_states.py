@@ -99,10 +99,11 @@ class SharedStates:
     def _opened(self) -> SharedRun | None:
         if not self._is_wanted or self._run is not None:
             return self._run
+        from ...snapshots.budget import local_ranks
         from ...snapshots.shared_folder import SharedMemoryError, run_name
         from ...snapshots.shared_memory import SharedRun
 
-        fraction = self._settings.shared_memory_max_fraction / max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        fraction = self._settings.shared_memory_max_fraction / local_ranks(os.environ)
         name = run_name(self._args.output_dir, int(self._args.process_index))
         try:
             self._run = SharedRun.open(name, fraction=fraction)

@@ -17,6 +17,12 @@ MOMENTS: Mapping[str, Kind] = {
 }
 """What optimizers call their averages; anything else of theirs is only looked at for what is not finite."""
 OF_THE_OPTIMIZER = "optimizer."
+ELSEWHERE = Between(optimizer="another one", steps=1, rate_sum=math.inf)
+"""What happens to weights that another optimizer trains: nobody counts its steps, so that nothing bounds them."""
+
+
+RELATIVE_STEP = 1e-2
+"""The largest step of an Adafactor that computes its own: it does not read its group's rate, which says nothing then."""
 
 
 class StateAudit:
@@ -30,8 +36,8 @@ class StateAudit:
         self._has_returned = False
         self.is_on = True
         """False where code of the run changes weights beside the optimizer: only what is not finite counts then."""
-        self._applied: dict[int, tuple[float, float] | None] = {}
-        """Learning rate and gradient norm of each update since the last state, by step; None where it was held back."""
+        self._applied: dict[int, tuple[tuple[float, ...], float] | None] = {}
+        """Rates of all groups and gradient norm of each update since the last state, by step; None where it was held back."""
         self._before: tuple[int, tuple[TensorNorm, ...]] | None = None
         self.buffers = OddBuffers(trainer, note)
 
@@ -46,9 +52,9 @@ class StateAudit:
         self._before = None
         self.buffers.begin()
 
-    def applied(self, step: int, rate: float, gradient: float) -> None:
+    def applied(self, step: int, rates: tuple[float, ...], gradient: float) -> None:
         """Take note of an update; a norm that is not finite was not measured."""
-        self._applied[step] = (rate, gradient)
+        self._applied[step] = (rates, gradient)
 
     def held_back(self, step: int) -> None:
         """Take note of a step that has changed nothing, so far."""
@@ -100,33 +106,47 @@ class StateAudit:
         self._before = (step, tuple(self._described(norms)))
         self._applied = {each: what for each, what in self._applied.items() if each <= step}
 
-    def _between(self, first: int, last: int) -> Between:
-        optimizer = self.trainer.optimizer
-        inner = getattr(optimizer, "optimizer", optimizer)  # accelerate's wrapper around it
-        groups = inner.param_groups
+    def _between(self, first: int, last: int) -> list[Between]:
+        """Return what happened to the parameters of each group, and at last to those that are trained elsewhere."""
+        optimizer = _that_steps(self.trainer.optimizer)
+        groups = optimizer.param_groups
         steps = [what for step, what in self._applied.items() if first < step <= last]
         updates = [what for what in steps if what is not None]
         largest = max((gradient for _, gradient in updates), default=0.0)
-        return Between(
-            optimizer=type(inner).__name__,
-            steps=len(updates),
-            rate_sum=sum(rate for rate, _ in updates) if len(steps) == last - first else math.inf,
-            largest_gradient=largest if math.isfinite(largest) else None,
-            betas=_betas(groups),
-            momentum=max((float(group.get("momentum") or 0.0) for group in groups), default=0.0),
-            weight_decay=max((float(group.get("weight_decay") or 0.0) for group in groups), default=0.0),
-        )
+        found = []
+        for number, group in enumerate(groups):
+            # Where there were other groups at a step, the largest rate of all is the least that is certain.
+            rates = (each[number] if len(each) == len(groups) else max(each, default=0.0) for each, _ in updates)
+            summed = sum(_largest_step(group, rate) for rate in rates)
+            found.append(
+                Between(
+                    optimizer=type(optimizer).__name__,
+                    steps=len(updates),
+                    rate_sum=summed if len(steps) == last - first else math.inf,
+                    largest_gradient=largest if math.isfinite(largest) else None,
+                    betas=_betas(group),
+                    momentum=float(group.get("momentum") or 0.0),
+                    weight_decay=float(group.get("weight_decay") or 0.0),
+                    smallest_scale=_smallest_scale(group),
+                )
+            )
+        return [*found, ELSEWHERE]
 
     def _described(self, norms: Mapping[str, float]) -> Iterator[TensorNorm]:
         parameters = dict(self.trainer.model.named_parameters())
-        trained = {id(p) for group in self.trainer.optimizer.param_groups for p in group["params"]}
+        groups = self.trainer.optimizer.param_groups
+        group_of = {id(p): number for number, group in enumerate(groups) for p in group["params"]}
+        others = [thing for thing in getattr(self.trainer, "also", ()) if hasattr(thing, "param_groups")]
+        trained = {id(p) for other in others for group in other.param_groups for p in group["params"]}
         for name, norm in norms.items():
             key, _, owner = name.removeprefix(OF_THE_OPTIMIZER).partition("/")
             is_moment = name.startswith(OF_THE_OPTIMIZER) and owner in parameters
             parameter = parameters.get(owner if is_moment else name)
             kind: Kind = MOMENTS.get(key, "other") if is_moment else "other"
             if parameter is not None and not is_moment:
-                kind = "weight" if id(parameter) in trained else "frozen"
+                # What wants gradients is trained, if not by an optimizer that we know, then by one of the loop's own.
+                is_trained = parameter.requires_grad or id(parameter) in group_of or id(parameter) in trained
+                kind = "weight" if is_trained else "frozen"
             yield TensorNorm(
                 name=name,
                 kind=kind,
@@ -134,15 +154,34 @@ class StateAudit:
                 norm=norm,
                 bits=32 if parameter is None else 8 * parameter.element_size(),
                 of=owner if is_moment else "",
+                group=group_of.get(id(parameter), len(groups)),
             )
 
 
-def _betas(groups: list[dict[str, Any]]) -> tuple[float, float]:
+def _that_steps(optimizer: Any) -> Any:
+    """Return the optimizer inside of accelerate's, which hands steps on as they are; others make something else of them."""
+    while type(optimizer).__module__.partition(".")[0] == "accelerate":
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def _largest_step(group: Mapping[str, Any], rate: float) -> float:
+    """Return what a group has stepped by at most, at a rate that it had; Adafactor computes its own, and may clip otherwise."""
+    clips_at = float(group.get("clip_threshold") or group.get("d") or 1.0)
+    return (RELATIVE_STEP if group.get("relative_step") else rate) * max(1.0, clips_at)
+
+
+def _smallest_scale(group: Mapping[str, Any]) -> float:
+    """Return the least by which Adafactor multiplies its steps, where it does so by the size of the weight."""
+    eps = group.get("eps")
+    scales = isinstance(eps, tuple | list) and len(eps) == 2 and group.get("scale_parameter", True)
+    return float(eps[1]) if scales and eps is not None else 1.0
+
+
+def _betas(group: Mapping[str, Any]) -> tuple[float, float]:
     """Return the decay rates of Adam's averages; those of torch where an optimizer has none."""
-    for group in groups:
-        if isinstance(group.get("betas"), tuple | list) and len(group["betas"]) == 2:
-            return float(group["betas"][0]), float(group["betas"][1])
-    return 0.9, 0.999
+    betas = group.get("betas")
+    return (float(betas[0]), float(betas[1])) if isinstance(betas, tuple | list) and len(betas) == 2 else (0.9, 0.999)
 
 
 def sick_by(found: Finding) -> StateVerdict:

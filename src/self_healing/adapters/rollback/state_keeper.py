@@ -94,10 +94,10 @@ class StateKeeper:
         self.loop.let_go()
         vars(self).clear()
 
-    def applied(self, step: int, rate: float, gradient: float) -> None:
+    def applied(self, step: int, rates: tuple[float, ...], gradient: float) -> None:
         """Take note of an update."""
         self.updates += 1
-        self.audit.applied(step, rate, gradient)
+        self.audit.applied(step, rates, gradient)
 
     def _tell(self, name: str, text: str) -> None:
         self.note(name, text)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from ...snapshots.budget import free_memory, slots_within
+from ...snapshots.budget import free_memory, local_ranks, slots_within
 from ...snapshots.spacing import FEWEST_SLOTS, Pace, Slot, failures_per_second, slot_for, steps_between
 from ...snapshots.verdicts import SavedState, Tier
 
@@ -112,7 +112,7 @@ class StateSchedule:
 
         """
         wanted, needed = (MOST_SLOTS, FEWEST_SLOTS) if states else (1, 1)
-        free, ranks = free_memory(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        free, ranks = free_memory(), local_ranks(os.environ)
         fraction = self.settings.snapshot_memory_fraction
         # One more is set aside for a moment when the run returns, or a state goes to disk.
         slots = slots_within(nbytes, free=free, fraction=fraction, local_ranks=ranks, most=wanted + 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..family import is_as_in_the_arguments, names_in_all
-from .also_state import AlsoState
+from .also_state import AlsoState, with_what_is_outside
 from .callback_state import CallbackTensors, with_state
 
 if TYPE_CHECKING:
@@ -75,8 +75,8 @@ class TrainerCapture:
         things = {"optimizer": trainer.optimizer, "lr_scheduler": trainer.lr_scheduler, "scaler": scaler}
         self._names = [name for name, thing in things.items() if thing is not None]
         self._parts += [capture(thing, copies=copies) for thing in things.values() if thing is not None]
-        # Of a loop of somebody's own; by its state alone, so that its tensors are not taken for the model's.
-        self._also = AlsoState(tuple(getattr(trainer, "also", ())), copies)
+        # By its state alone, so that its tensors are not taken for the model's.
+        self._also = AlsoState(with_what_is_outside(trainer, getattr(trainer, "also", ())), copies)
         self._references = {name: getattr(trainer, name) for name in ("model", "optimizer", "lr_scheduler")}
         self._counts = {
             name: (vars(trainer)[name], keep(vars(trainer)[name], copies, f"trainer.{name}"))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ...core.capability import ReturnAsked, StoppedAt
 from ...core.errors import ActionFailed
 from ..family import names_in_all, weights_were_changed
-from ..step.learning_rate import LearningRateScale
+from ..step.learning_rate import LearningRateScale, rates_of
 from ..wrapping import Wrapping
 from .checkpoint_folders import newest_usable
 from .kl_penalty import KlPenalty
@@ -101,7 +101,7 @@ class LoopAbilities:
 
     def _rate(self) -> float:
         groups = self.loop.optimizer.param_groups
-        return float(groups[0]["lr"]) if groups else 0.0
+        return rates_of(groups)[0] if groups else 0.0
 
 
 def _nobody_reads(_name: str, _text: str) -> None:

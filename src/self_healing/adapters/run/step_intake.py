@@ -67,7 +67,7 @@ class StepIntake:
         rate = session.guard.rate
         for applied in made_up:  # after what was seen of the first attempts
             self._report(applied.step, applied.loss, applied.norm, rate, self._step_time_s)
-            session.rollback.made_up(applied, rate)
+            session.rollback.made_up(applied)
             session.figures.made_up(applied)
         session.desk.settle()
         answer_interrupt(session)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,11 @@ FLOOR = 1.0 / 16.0
 """The multiplier never falls below this where the user names no smallest rate."""
 MOST = 5.0
 """Nor does it rise above this: a rate that is further off is for a person to set."""
+
+
+def rates_of(groups: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Return the learning rate of each group; 0 where it has none because the optimizer computes its own."""
+    return [0.0 if group["lr"] is None else float(group["lr"]) for group in groups]
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ class LearningRateScale:
         scale = self.value
         before = [group["lr"] for group in groups]
         for group in groups:
-            group["lr"] = group["lr"] * scale
+            group["lr"] = None if group["lr"] is None else group["lr"] * scale
         try:
             yield
         finally:

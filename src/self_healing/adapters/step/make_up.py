@@ -28,6 +28,8 @@ class AppliedStep:
     """Global step after the update."""
     loss: float
     norm: float
+    rates: tuple[float, ...]
+    """Learning rate of each parameter group, cuts included."""
 
 
 class MakeUp:
@@ -135,7 +137,8 @@ class MakeUp:
             guard.buffers.put_back(window.buffers)
             guard.zero_grad()
             return False
-        self.applied.append(AppliedStep(window.step + 1, float(window.loss), float(guard.gate.norm)))
+        rates = tuple(rate * guard.rate_scale.value for rate in window.rates)
+        self.applied.append(AppliedStep(window.step + 1, float(window.loss), float(guard.gate.norm), rates))
         self._step_at(window.rates)
         for loss in window.losses:
             guard.loss_sum.add(loss)

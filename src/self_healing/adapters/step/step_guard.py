@@ -23,7 +23,7 @@ from ...tensors.gate import GradientGate
 from ...tensors.skip import SkippingOptimizer
 from ...tensors.telemetry import TelemetryRing
 from ..engines import engines_of, has_scaler
-from .learning_rate import LearningRateScale
+from .learning_rate import LearningRateScale, rates_of
 from .loss_sum import LossSum
 from .make_up import MakeUp
 from .step_buffers import StepBuffers
@@ -72,8 +72,8 @@ class StepGuard:
         """Learning rate of the newest update, cuts included."""
         self._without_loss: set[int] = set()
         """Steps that are not read yet and whose loss nobody has told us."""
-        self._rates: dict[int, tuple[float, float]] = {}
-        """Of steps that are not read yet: the rate of the first group and the largest one."""
+        self._rates: dict[int, tuple[float, ...]] = {}
+        """Of steps that are not read yet: the rates of all groups, cuts included."""
 
     # -- a step --------------------------------------------------------------------------------------
 
@@ -94,8 +94,8 @@ class StepGuard:
         self.judge_if_needed()
         optimizer = self.trainer.optimizer
         groups = optimizer.param_groups
-        window.rates = [float(group["lr"]) for group in groups]
-        rates = [rate * self.rate_scale.value for rate in window.rates] or [0.0]
+        window.rates = rates_of(groups)
+        rates = tuple(rate * self.rate_scale.value for rate in window.rates) or (0.0,)
         with nullcontext() if self.rate_scale.value == 1.0 else self.rate_scale.applied(groups):
             if self.gate.is_skipped is False or not self._may_skip():
                 result = step()
@@ -107,7 +107,7 @@ class StepGuard:
         if window.loss is None:
             self._without_loss.add(window.step + 1)
         self.rate = rates[0]
-        self._rates[window.step + 1] = rates[0], max(rates)
+        self._rates[window.step + 1] = rates
         return result
 
     def _may_skip(self) -> bool:
@@ -193,10 +193,10 @@ class StepGuard:
             rows = self.ring.ready()
         for step, values in rows:
             loss, is_sound, is_applied, norm, coefficient, z, found_inf, is_outlier, _typical = values
-            rate, largest_rate = self._rates.pop(step, (self.rate, self.rate))
+            rates = self._rates.pop(step, (self.rate,))
             reading = StepReading(
-                step=step, loss=loss, is_sound=is_sound > 0.5, is_applied=is_applied > 0.5, norm=norm, rate=rate,
-                coefficient=coefficient, z=z, is_outlier=is_outlier > 0.5, largest_rate=largest_rate,
+                step=step, loss=loss, is_sound=is_sound > 0.5, is_applied=is_applied > 0.5, norm=norm, rate=rates[0],
+                coefficient=coefficient, z=z, is_outlier=is_outlier > 0.5, rates=rates,
                 has_loss=step not in self._without_loss,
                 is_routine_overflow=found_inf >= 0.5 and self._is_routine_overflow(loss),
             )  # fmt: skip

@@ -22,7 +22,8 @@ class StepReading:
     is_outlier: bool
     rate: float
     """That of the first group of parameters."""
-    largest_rate: float
+    rates: tuple[float, ...]
+    """Those of all groups, cuts included."""
     is_routine_overflow: bool
     """A GradScaler has skipped the step, and its scale is not yet so small that the gradients are to blame."""
     has_loss: bool = True
