@@ -179,6 +179,7 @@ def make(
     made = optimizer_of(optimizer, net, lr)
     schedules = {
         "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(made, 40),
+        "milestones": lambda: torch.optim.lr_scheduler.MultiStepLR(made, [9, 27, 27], gamma=0.5),
         "step": lambda: torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.5),
         None: lambda: None,
     }

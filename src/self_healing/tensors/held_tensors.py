@@ -7,7 +7,7 @@ far as they still exist, and the numbers beside them: an average that goes back 
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import islice
@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.containers import refill
 from .copies import Clone, Copies, TensorCopy
 from .sharded import is_sharded, local_of, nbytes_of
 from .state import PLAIN, KeptTensor
 
-DICTIONARIES = frozenset({dict, defaultdict, OrderedDict})
+DICTIONARIES = frozenset({dict, defaultdict, OrderedDict, Counter})
 CONTAINERS = DICTIONARIES | {list, tuple, deque}
 """What is looked into: other kinds may not let themselves be refilled, as transformers' outputs of models."""
 DEEPEST = 3
@@ -213,8 +214,7 @@ class HeldContainer(Held):
         """Return it with what it held."""
         container, entries = self._container, [(key, _back(value)) for key, value in self._entries]
         if isinstance(container, dict):
-            container.clear()
-            container.update(entries)
+            refill(container, entries)
             return container
         values = [value for _, value in entries]
         if isinstance(container, list | deque):

@@ -146,13 +146,14 @@ class LeftState:
 
     def restore(self, trainer: Any, guard: StepGuard | None) -> None:
         """Put back all that the beginning of a training and the first look at its data may change."""
-        from ...tensors.adoption import fill_scaler
+        from ...tensors.adoption import alike, fill_scaler
         from ...tensors.random_state import RandomState
 
         said = self._said
         parts = said["parts"]
         if "lr_scheduler" in parts:
-            trainer.lr_scheduler.load_state_dict(parts["lr_scheduler"])
+            scheduler = trainer.lr_scheduler
+            scheduler.load_state_dict(alike(scheduler.state_dict(), parts["lr_scheduler"]))
         if "scaler" in parts:
             fill_scaler(trainer.accelerator.scaler, parts["scaler"])
         self._restore_counts(trainer, said)

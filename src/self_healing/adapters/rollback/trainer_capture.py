@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...core.containers import refill
 from ..family import is_as_in_the_arguments, names_in_all
 from .also_state import AlsoState
 from .callback_state import CallbackTensors, with_state
@@ -221,8 +222,10 @@ def refilled(container: Any, contents: Any) -> Any:
     """Return a list or dictionary itself, refilled: others may hold it too; anything else as it is given."""
     if not isinstance(container, dict | list):
         return contents
-    container.clear()
-    (container.update if isinstance(container, dict) else container.extend)(contents)
+    if isinstance(container, dict):
+        refill(container, contents.items())
+    else:
+        container[:] = contents
     return container
 
 
