@@ -116,6 +116,7 @@ class LeftState:
         if reference is not None:
             found += module_differences(reference, marks, only_trainable=False, others=(), prefix="ref_model.")
         found += optimizer_differences(trainer.optimizer, names, parts["optimizer"]["groups"])
+        found += [f"the optimizer keeps {each} apart from its state" for each in said["beside"]]
         if ("scaler" in parts) != (getattr(trainer.accelerator, "scaler", None) is not None):
             found.append("a gradient scaler is used now or was used then, not both")
         if found:
