@@ -72,8 +72,12 @@ def made(kind, batch_size=None, width=16, accumulate=1, workers=0, rows=None):  
     else:
         loader = DataLoader(TensorDataset(x, y), batch_size=size, shuffle=True, num_workers=workers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    if kind == "lookahead":
+        from tests.integration.odd_optimizers import Lookahead
+
+        optimizer = Lookahead(optimizer)
     if kind == "per epoch":
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+        scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, range(1, 9), gamma=0.5)
     else:
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3) if kind == "scaler" else None
@@ -138,9 +142,9 @@ def train(  # noqa: PLR0912  # as people write it
                 _kill()
     state = {
         "weights": model.state_dict(),
-        "optimizer": optimizer.state_dict()["state"],
+        "optimizer": optimizer.state_dict().get("state", optimizer.state_dict()),
         "rates": [group["lr"] for group in optimizer.param_groups],
-        "scheduler": scheduler.last_epoch,
+        "scheduler": repr(scheduler.state_dict()),
         "average": None if average is None else average.weights,
         "scaler": None if scaler is None else scaler.state_dict(),
         "draws": torch.rand(2).tolist(),

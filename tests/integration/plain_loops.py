@@ -25,8 +25,9 @@ NAN = float("nan")
 class Net(nn.Module):
     """A small network that goes wrong when it is told to: in which of its passes, and how."""
 
-    def __init__(self, *, norm: bool = False, dropout: float = 0.1) -> None:
+    def __init__(self, *, norm: bool = False, dropout: float = 0.1, sparse: bool = False) -> None:
         super().__init__()
+        self.kinds = nn.Embedding(8, WIDTH, sparse=True) if sparse else None
         self.first = nn.Linear(WIDTH, 12)
         self.norm = nn.BatchNorm1d(12) if norm else nn.Identity()
         self.drop = nn.Dropout(dropout)
@@ -42,6 +43,8 @@ class Net(nn.Module):
         self.passes += self.training
         if self.training and self.passes in self.before:
             self.before[self.passes](self)
+        if self.kinds is not None:
+            x = x + self.kinds((4 * x[:, 0].abs()).long() % 8)
         out: torch.Tensor = self.last(torch.relu(self.drop(self.norm(self.first(x)))))
         if not self.training:
             return out
@@ -167,18 +170,21 @@ def data(rows=ROWS, seed=1):
 def optimizer_of(kind: str, model, lr=1e-2):
     if kind == "sgd":
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    if kind == "sparse":
+        return torch.optim.SparseAdam(model.kinds.parameters(), lr=lr)
     return torch.optim.AdamW(model.parameters(), lr=lr, fused=kind == "fused")
 
 
 def make(
     *, optimizer="adamw", lr=1e-2, norm=True, dropout=0.1, rows=ROWS, workers=0, scaled=False, dataset=None, shuffle=True,
-    scheduler="cosine", **more,
+    scheduler="cosine", sparse=False, **more,
 ) -> Loop:  # fmt: skip
     torch.manual_seed(0)
-    net = Net(norm=norm, dropout=dropout)
+    net = Net(norm=norm, dropout=dropout, sparse=sparse)
     made = optimizer_of(optimizer, net, lr)
     schedules = {
         "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(made, 40),
+        "milestones": lambda: torch.optim.lr_scheduler.MultiStepLR(made, [9, 27, 27], gamma=0.5),
         "step": lambda: torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.5),
         None: lambda: None,
     }
@@ -290,6 +296,8 @@ def own_step(loop: Loop, s, batch) -> None:
 def differences(one, other, name="") -> list[str]:
     """Name everything in which two states differ by a bit."""
     if isinstance(one, torch.Tensor):
+        if one.layout is not torch.strided:
+            one, other = one.to_dense(), other.to_dense()
         same = isinstance(other, torch.Tensor) and one.numpy().tobytes() == other.numpy().tobytes()
         return [] if same else [name]
     if isinstance(one, dict) and isinstance(other, dict):

@@ -13,6 +13,7 @@ from torch import nn
 from self_healing import Effect
 from self_healing.core.action import Action, Done
 
+from . import odd_optimizers
 from .plain_loops import (
     BATCH,
     FORMS,
@@ -163,7 +164,9 @@ def test_a_return_across_the_end_of_an_epoch_is_exact(back, how, form, tmp_path)
 
 @pytest.mark.parametrize("form", FORMS)
 def test_moments_that_training_did_not_make_are_put_back(form, tmp_path):
-    plain, loop = bare(make(norm=False), epochs=4), make(norm=False)
+    """With the milestones of a schedule that are still ahead: it keeps them in a Counter."""
+    plain, loop = (make(norm=False, scheduler="milestones") for _ in range(2))
+    bare(plain, epochs=4)
 
     def corrupted(_net):
         for state in loop.optimizer.state.values():
@@ -174,6 +177,19 @@ def test_moments_that_training_did_not_make_are_put_back(form, tmp_path):
     guarded(loop, tmp_path, form, epochs=4)
     assert "roll-back" in actions(tmp_path)
     assert_same(loop, plain)
+
+
+@pytest.mark.parametrize("kind", odd_optimizers.MADE)
+def test_what_an_optimizer_keeps_beside_its_state_is_put_back(kind, tmp_path):
+    plain, loop = (make(norm=False, scheduler=None) for _ in range(2))
+    for each in (plain, loop):
+        each.optimizer = odd_optimizers.MADE[kind](each.model)
+    plant(loop.net, 18, weight_nan)
+    guarded(loop, tmp_path)
+    assert "roll-back" in actions(tmp_path)
+    assert_same(loop, bare(plain))
+    told = notes(tmp_path, "not-in-a-state")
+    assert [text.split()[0] for text in told] == (["Projected.generator"] if kind == "objects" else [])
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import defaultdict, namedtuple
 
 import pytest
 
@@ -27,6 +27,7 @@ def batch(device):
         "flags": torch.tensor([True, False, True], device=device),
         "half": torch.randn(5, device=device).bfloat16(),
         "scalar": torch.tensor(2.5, device=device),
+        "grouped": defaultdict(list, {"a": [torch.ones(2, device=device)]}),
     }
 
 
@@ -46,6 +47,7 @@ def test_a_batch_comes_back_as_it_was_however_often_and_whatever_is_done_to_it(d
             each.zero_()
         made = kept.batch()
         assert made["nested"][0].second == "text"
+        assert made["grouped"].default_factory is list
         assert all(each.device.type == device for each in tensors(made))
         assert all(torch.equal(ours, theirs) for ours, theirs in zip(tensors(made), expected, strict=True))
         made.pop("flags")

@@ -5,7 +5,6 @@ Everything is compared before anything is written: what does not fit is named, a
 
 from __future__ import annotations
 
-import copy
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
+from ..core.containers import like
 from .sharded import is_sharded, local_of, parts_of_whole, reshard, sharded_like
 from .shared_tensors import Mark, Readable, read_tensor
 
@@ -159,11 +159,9 @@ def tensor_for(state: Readable, name: str, device: torch.device) -> Tensor:
 def alike(own: Any, plain: Any) -> Any:
     """Return what came through JSON as the kind of container that is there now: a defaultdict, a deque."""
     if isinstance(own, dict) and isinstance(plain, Mapping):
-        filled = copy.copy(own)
-        filled.clear()
-        for key, value in plain.items():
-            filled[key] = alike(_example(own, key), value)
-        return filled
+        return like(own, [(key, alike(_example(own, key), value)) for key, value in plain.items()])
+    if isinstance(own, list) and isinstance(plain, list) and len(own) == len(plain):
+        return [alike(mine, theirs) for mine, theirs in zip(own, plain, strict=True)]
     if isinstance(own, deque) and isinstance(plain, list):
         return deque(plain, own.maxlen)
     if isinstance(own, tuple) and isinstance(plain, list):

@@ -7,7 +7,7 @@ far as they still exist, and the numbers beside them: an average that goes back 
 from __future__ import annotations
 
 import weakref
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable
 from functools import cached_property
 from itertools import islice
@@ -18,15 +18,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..core.containers import refill
 from .copies import Clone, Copies, TensorCopy
 from .sharded import is_sharded, local_of, nbytes_of
 from .state import PLAIN, KeptTensor
 
-DICTIONARIES = frozenset({dict, defaultdict, OrderedDict})
+DICTIONARIES = frozenset({dict, defaultdict, OrderedDict, Counter})
 CONTAINERS = DICTIONARIES | {list, tuple, deque}
 """What is looked into: other kinds may not let themselves be refilled, as transformers' outputs of models."""
 DEEPEST = 3
 """How many containers within each other are looked into."""
+OF_AN_OPTIMIZER = frozenset({"state", "param_groups", "defaults"})
 MOST_PLAIN, MOST_OTHERS = 4096, 16
 """How many entries of a container are looked at for a tensor: of a list of records or of losses not all."""
 
@@ -88,9 +90,15 @@ def _is_a(thing: object, *kinds: type) -> bool:
     return issubclass(type(thing), kinds)
 
 
-def _attributes(thing: object) -> dict[str, Any]:
+def is_object(thing: object) -> bool:
+    """Say whether a thing may hold tensors in attributes, and is not known to be something else."""
+    return type(thing) not in PLAIN and not _is_container(thing) and bool(_attributes(thing))
+
+
+def _attributes(thing: object, *, of_optimizers: bool = False) -> dict[str, Any]:
     """Return what an object holds, likewise; nothing of one that has no dictionary or is known to be something else."""
-    if _is_a(thing, ModuleType, type, torch.optim.Optimizer, nn.Module, Tensor):
+    others = () if of_optimizers else (torch.optim.Optimizer,)
+    if _is_a(thing, ModuleType, type, nn.Module, Tensor, *others):
         return {}
     try:
         found: dict[str, Any] = object.__getattribute__(thing, "__dict__")
@@ -213,8 +221,7 @@ class HeldContainer(Held):
         """Return it with what it held."""
         container, entries = self._container, [(key, _back(value)) for key, value in self._entries]
         if isinstance(container, dict):
-            container.clear()
-            container.update(entries)
+            refill(container, entries)
             return container
         values = [value for _, value in entries]
         if isinstance(container, list | deque):
@@ -262,33 +269,40 @@ class HeldAttributes(Held):
     """The attributes of an object that are tensors or hold some, and the numbers, text and containers beside them.
 
     An object that holds no tensor yet may make one in its next step, and must come back to where it had none. So its
-    numbers are noted in any case; they are put back where it had a tensor then or has one now.
+    numbers are noted in any case; they are put back where it had a tensor then or has one now. What an optimizer counts is
+    its own steps, and what its objects hold is its state: they are put back whatever they are.
     """
 
-    def __init__(self, holder: Any, collector: Collector, name: str, *, is_within: bool = False) -> None:
+    def __init__(
+        self, holder: Any, collector: Collector, name: str, *, is_within: bool = False, is_optimizers: bool = False
+    ) -> None:
         self._holder = holder
+        self._is_optimizers = is_optimizers
         self._training = training = collector.training
         self._is_within = is_within
         """It is an attribute of another object: it counts only as an average, and none of its own objects does."""
-        attributes = _attributes(holder)
+        attributes = _attributes(holder, of_optimizers=is_optimizers)
         self._names = frozenset(attributes)
         self._kept = {key: value for key, value in attributes.items() if type(value) in PLAIN}
-        others = {key: value for key, value in attributes.items() if type(value) not in PLAIN}
+        others = {
+            key: value for key, value in attributes.items() if type(value) not in PLAIN and not self._is_known(key)
+        }
         self._empty = {key: each for key, each in others.items() if _is_container(each) and not each}
         self._objects: dict[str, HeldAttributes] = {}
-        if not is_within or is_average(holder, training):
+        if not is_within or self._counts(holder, training):
             found = {key: value for key, value in others.items() if tensors_in(value, training)}
             self._kept.update({key: collector.of(value, f"{name}.{key}") for key, value in found.items()})
         if not is_within:
             self._objects = {
-                key: HeldAttributes(value, collector, f"{name}.{key}", is_within=True)
+                key: HeldAttributes(value, collector, f"{name}.{key}", is_within=True, is_optimizers=is_optimizers)
                 for key, value in others.items()
                 if _attributes(value)
             }
         self.holds_tensors: bool = any(isinstance(each, Held) for each in self._kept.values()) or any(
             each.holds_tensors for each in self._objects.values()
         )
-        if self.holds_tensors:  # names, the parameters that it follows: they belong to the tensors
+        self._is_always = is_optimizers and not is_within
+        if self.holds_tensors or self._is_always:  # names, the parameters that it follows: they belong to the tensors
             beside = {key: value for key, value in others.items() if key not in self._kept and _is_container(value)}
             self._kept.update(
                 {
@@ -300,9 +314,9 @@ class HeldAttributes(Held):
 
     def back(self) -> Any:
         """Return the object with them; those that it did not have are removed, so that it makes them again."""
-        attributes, training = _attributes(self._holder), self._training.now()
+        attributes, training = _attributes(self._holder, of_optimizers=self._is_optimizers), self._training.now()
         holds_now = self._with_tensors(attributes, training)
-        if not self.holds_tensors and not holds_now:
+        if not self.holds_tensors and not holds_now and not self._is_always:
             return self._holder
         attributes.update({key: _back(value) for key, value in self._kept.items()})
         for key, container in self._empty.items():
@@ -319,10 +333,28 @@ class HeldAttributes(Held):
         return self._holder
 
     def _with_tensors(self, attributes: dict[str, Any], training: OfTheTraining) -> set[str]:
+        own = {key: value for key, value in attributes.items() if not self._is_known(key)}
         if self._is_within:
-            is_one = is_average(self._holder, training)
-            return {key for key, value in attributes.items() if is_one and tensors_in(value, training)}
-        return {k for k, value in attributes.items() if tensors_in(value, training) or is_average(value, training)}
+            is_one = self._counts(self._holder, training)
+            return {key for key, value in own.items() if is_one and tensors_in(value, training)}
+        return {key for key, value in own.items() if tensors_in(value, training) or self._counts(value, training)}
+
+    def _counts(self, thing: Any, training: OfTheTraining) -> bool:
+        """Say whether an object within another is put back."""
+        if not self._is_optimizers:
+            return is_average(thing, training)
+        return any(tensors_in(value, training) for value in _attributes(thing).values())
+
+    def _is_known(self, name: str) -> bool:
+        """Say whether an attribute is torch's own of an optimizer: it is put back otherwise, or is for hooks."""
+        return self._is_optimizers and (name in OF_AN_OPTIMIZER or name.startswith("_optimizer_"))
+
+    @staticmethod
+    def averages_in(optimizer: torch.optim.Optimizer, training: OfTheTraining) -> list[str]:
+        """Return which attributes of an optimizer hold tensors shaped as parameters are, such as slow weights."""
+        attributes = _attributes(optimizer, of_optimizers=True)
+        found = {k: tensors_in(each, training) for k, each in attributes.items() if k not in OF_AN_OPTIMIZER}
+        return [k for k, each in found.items() if each and training.resembles(t for t in each if isinstance(t, Tensor))]
 
 
 class Sizes(Copies):

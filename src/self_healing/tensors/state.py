@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ..core.containers import like
 from .copies import Clones, Copies, TensorCopy, has_shared_elements
 from .norms import lists_as_usual
 from .random_state import RandomState
@@ -139,10 +140,7 @@ def _again(kept: Any, copies: Copies) -> Any:
 
 def _rebuilt(value: Any, of: Callable[[Any, object], Any]) -> Any:
     if isinstance(value, dict):
-        empty = copy.copy(value)  # keeps the kind: a defaultdict its factory
-        empty.clear()
-        empty.update((key, inner if type(inner) in PLAIN else of(inner, key)) for key, inner in value.items())
-        return empty
+        return like(value, ((key, inner if type(inner) in PLAIN else of(inner, key)) for key, inner in value.items()))
     if isinstance(value, UserDict):  # what tokenizers return
         other = copy.copy(value)
         other.data = of(value.data, "data")

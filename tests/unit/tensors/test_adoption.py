@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from types import SimpleNamespace
 
 import pytest
@@ -133,4 +133,7 @@ def test_containers_are_of_the_kind_that_is_there():
     nested = defaultdict(lambda: defaultdict(list))
     assert alike(nested, {"train": {"loss": [2.0]}})["train"]["other"] == []
     assert alike(None, {"a": 1}) == {"a": 1}
+    (milestones,) = alike([Counter([3])], [{20: 1, 30: 2}])
+    assert type(milestones) is Counter
+    assert milestones == {20: 1, 30: 2}
     assert adoption.alike((1, 2), [3, 4]) == (3, 4)

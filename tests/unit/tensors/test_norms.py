@@ -49,6 +49,22 @@ def test_the_norm_and_the_scaling_are_torchs_bit_for_bit(dtypes):
         assert all(torch.equal(p.grad, g) for p, g in zip(parameters, grads, strict=True))
 
 
+def test_sparse_gradients_are_measured_and_scaled_as_what_they_stand_for():
+    embedding, linear = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 2)
+    linear(embedding(torch.tensor([1, 5, 1, 7]))).square().sum().backward()
+    grads = [embedding.weight.grad, linear.weight.grad, linear.bias.grad]
+    assert not grads[0].is_coalesced()
+    dense = [grad.to_dense().clone() for grad in grads]
+    norms, expected = Norms(grads), Norms(dense)
+    assert torch.allclose(norms.each, expected.each)
+    assert torch.allclose(norms.total, expected.total)
+    assert not grads[0].is_coalesced(), "to measure them must not change them"
+    for each in (norms, expected):
+        each.scale_(torch.tensor(0.5))
+        each.scale_each_(torch.tensor([0.5, 2.0, 3.0]))
+    assert all(torch.equal(ours.to_dense(), theirs) for ours, theirs in zip(grads, dense, strict=True))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_rounding_in_half_precision_is_torchs_for_every_tensor(dtype):
     generator = torch.Generator().manual_seed(0)

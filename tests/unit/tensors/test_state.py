@@ -229,6 +229,38 @@ def test_containers_are_copied_all_the_way_down_and_keep_their_kinds():
         back["metrics"]["entropy"].append(9.0)
 
 
+class Settings(dict):
+    """A dictionary that is also something else, and takes single entries only."""
+
+    def update(self, *_args, **_entries):
+        raise NotImplementedError("set one entry at a time")
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [
+        collections.Counter({20: 1, 30: 2, "a": 0}),
+        collections.defaultdict(list, {"entropy": [1.0]}),
+        collections.OrderedDict([("b", 1), ("a", 2)]),
+        Settings(rate=0.1),
+        collections.UserDict({"a": [1]}),
+    ],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_a_mapping_of_any_kind_is_what_it_was(thing):
+    expected = copy.deepcopy(thing)
+    if isinstance(thing, Settings):
+        expected.owner = thing.owner = "somebody"
+    kept = keep({"thing": thing})
+    thing.clear()
+    back = give_back(kept)["thing"]
+    assert type(back) is type(expected)
+    assert back == expected
+    assert list(back) == list(expected)
+    assert getattr(back, "default_factory", None) is getattr(expected, "default_factory", None)
+    assert getattr(back, "owner", None) == getattr(expected, "owner", None)
+
+
 def test_what_has_no_state_is_refused():
     with pytest.raises(TypeError, match="int has no state"):
         capture(3)

@@ -309,7 +309,7 @@ def _gradient(loss: Any, watched: list[Any]) -> tuple[float, list[Any]]:
     if not loss.requires_grad:
         return float(loss), [None] * len(watched)  # nothing here is trained by this loss
     found = torch.autograd.grad(loss, watched, allow_unused=True)
-    return float(loss.detach()), [None if gradient is None else gradient.detach() for gradient in found]
+    return float(loss.detach()), [None if each is None else each.detach().to_dense() for each in found]
 
 
 def _flat(gradients: list[Any]) -> Any:

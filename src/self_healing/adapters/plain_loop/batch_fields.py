@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+from ...core import containers
+
 Build = Callable[[Mapping[str, Any]], Any]
 """Makes a batch of the form that was taken apart, of other values."""
 
@@ -81,12 +83,10 @@ def _filled(like: Any, content: dict[Any, Any]) -> Any:
     """Return a dictionary of the same kind with another content."""
     if type(like) is dict:
         return content
+    if not isinstance(like, UserDict):
+        return containers.like(like, content.items())
     new = copy.copy(like)
-    if isinstance(new, UserDict):
-        new.data = content
-    else:
-        new.clear()
-        new.update(content)
+    new.data = content
     return new
 
 

@@ -245,6 +245,7 @@ def load(
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
+    from ...tensors.adoption import alike
     from ...tensors.random_state import RandomState
     from ...tensors.sharded_files import OnlyTensors, ShardedReader
     from ...tensors.sharded_state import taking
@@ -279,7 +280,7 @@ def load(
         target.fill_buffers(of_rank["buffers"])
     for thing, value in ((scheduler, plain["scheduler"]), (scaler, plain["scaler"])):
         if thing is not None and value is not None:
-            thing.load_state_dict(value)
+            thing.load_state_dict(alike(thing.state_dict(), value))
     random = None if of_rank is None else RandomState.from_state(of_rank["random"])
     return Loaded(
         step=int(content["step"]),

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any
 
+from ...core.containers import like
+
 SMALL_BYTES = 1 << 20
 """A batch up to this size takes the device 20 microseconds, less than the host needs to change streams."""
 
@@ -247,7 +249,7 @@ def _rebuilt(value: Any, of: Callable[[Any], Any]) -> Any:
         other.data = {key: _rebuilt(inner, of) for key, inner in value.data.items()}
         return other
     if isinstance(value, Mapping):
-        return type(value)({key: _rebuilt(inner, of) for key, inner in value.items()})  # type: ignore[call-arg]
+        return like(value, [(key, _rebuilt(inner, of)) for key, inner in value.items()])
     if isinstance(value, tuple):
         inner = [_rebuilt(each, of) for each in value]
         return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)

@@ -116,6 +116,7 @@ class LeftState:
         if reference is not None:
             found += module_differences(reference, marks, only_trainable=False, others=(), prefix="ref_model.")
         found += optimizer_differences(trainer.optimizer, names, parts["optimizer"]["groups"])
+        found += [f"the optimizer keeps {each} apart from its state" for each in said["beside"]]
         if ("scaler" in parts) != (getattr(trainer.accelerator, "scaler", None) is not None):
             found.append("a gradient scaler is used now or was used then, not both")
         if found:
@@ -146,13 +147,14 @@ class LeftState:
 
     def restore(self, trainer: Any, guard: StepGuard | None) -> None:
         """Put back all that the beginning of a training and the first look at its data may change."""
-        from ...tensors.adoption import fill_scaler
+        from ...tensors.adoption import alike, fill_scaler
         from ...tensors.random_state import RandomState
 
         said = self._said
         parts = said["parts"]
         if "lr_scheduler" in parts:
-            trainer.lr_scheduler.load_state_dict(parts["lr_scheduler"])
+            scheduler = trainer.lr_scheduler
+            scheduler.load_state_dict(alike(scheduler.state_dict(), parts["lr_scheduler"]))
         if "scaler" in parts:
             fill_scaler(trainer.accelerator.scaler, parts["scaler"])
         self._restore_counts(trainer, said)

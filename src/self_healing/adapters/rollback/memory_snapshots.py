@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ..family import followed_reference, names_in_all, weights_were_changed
 from .callback_state import nbytes_in_callbacks
 from .guard_state import GuardState
+from .optimizer_extras import nbytes_in_optimizer
 
 if TYPE_CHECKING:
     from ...tensors.coming_slot import ComingSlot
@@ -273,4 +274,4 @@ def _nbytes_besides_weights(trainer: Any) -> int:
     followers = () if reference is None else (*reference.parameters(), *reference.buffers())
     leaves = (*_pytree.tree_leaves(things), *followers)
     own = sum(nbytes_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return own + nbytes_in_callbacks(trainer)
+    return own + nbytes_in_callbacks(trainer) + nbytes_in_optimizer(trainer)

@@ -78,6 +78,8 @@ class StateReturns:
         self._tell = tell
         self._on_return = on_return
         self._epoch: EpochData | None = None
+        self._left_out: set[str] = set()
+        """What no state holds, by name: that is said once."""
 
     @property
     def private_bytes(self) -> int:
@@ -122,9 +124,18 @@ class StateReturns:
             return None
         snapshot = self.snapshots.take(self._place_in(epoch))
         snapshot.is_restart_only = not self.re_enters
+        self._tell_what_is_left_out(snapshot.capture.extras.left_out)
         self._forget_what_nobody_returns_to(epoch)
         self._look_what_is_in_reach()
         return snapshot
+
+    def _tell_what_is_left_out(self, names: list[str]) -> None:
+        new = [name for name in names if name not in self._left_out]
+        self._left_out.update(new)
+        if new:
+            self._tell(
+                "not-in-a-state", f"{', '.join(new)} of the optimizer is in no state: it stays as it is at a return"
+            )
 
     def is_in_reach(self, key: str) -> bool:
         """Say whether a state can be returned to inside the loop."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...core.containers import refill
 from ..family import is_as_in_the_arguments, names_in_all
 from .also_state import AlsoState, with_what_is_outside
 from .callback_state import CallbackTensors, with_state
+from .optimizer_extras import OptimizerExtras
 
 if TYPE_CHECKING:
     from ...tensors.copies import Copies
@@ -75,6 +77,8 @@ class TrainerCapture:
         things = {"optimizer": trainer.optimizer, "lr_scheduler": trainer.lr_scheduler, "scaler": scaler}
         self._names = [name for name, thing in things.items() if thing is not None]
         self._parts += [capture(thing, copies=copies) for thing in things.values() if thing is not None]
+        self.extras = OptimizerExtras(trainer, copies)
+        """What the optimizer keeps apart from its state."""
         # By its state alone, so that its tensors are not taken for the model's.
         self._also = AlsoState(with_what_is_outside(trainer, getattr(trainer, "also", ())), copies)
         self._references = {name: getattr(trainer, name) for name in ("model", "optimizer", "lr_scheduler")}
@@ -112,6 +116,7 @@ class TrainerCapture:
         parts = [part.values() for part in self._parts if hasattr(part, "values")]
         return {
             "parts": dict(zip(self._names, parts, strict=True)),
+            "beside": self.extras.beside,
             "counts": {name: count[1] for name, count in self._counts.items() if count is not None},
             "objects": {name: _without_log(kept) for name, _, kept in self._objects},
             "callbacks": [[type(callback).__name__, kept] for callback, kept in self._callbacks],
@@ -130,9 +135,11 @@ class TrainerCapture:
 
     def on_the_host(self) -> HostValues:
         """Return what a checkpoint is made of, from host memory: neither the trainer nor a device is touched."""
-        from ...tensors.apart import Apart, as_it_was
+        from ...tensors.apart import Apart, NotOnTheHostError, as_it_was
         from ...tensors.state import ModuleState, OptimizerState, ScalerState, StateDict
 
+        if self.extras.beside:  # its `state_dict` reads them where they are now
+            raise NotOnTheHostError(f"{', '.join(self.extras.beside)} can only be written by the optimizer itself")
         read = Apart()
         found = HostValues(weights={}, random=self._random)
         for part in self._parts:
@@ -161,6 +168,7 @@ class TrainerCapture:
         self.copies.before_restore()
         for part in self._parts:
             part.restore()
+        self.extras.restore()
         self._also.restore()
         self._restore_counts()
         self._callback_tensors.restore()
@@ -221,8 +229,10 @@ def refilled(container: Any, contents: Any) -> Any:
     """Return a list or dictionary itself, refilled: others may hold it too; anything else as it is given."""
     if not isinstance(container, dict | list):
         return contents
-    container.clear()
-    (container.update if isinstance(container, dict) else container.extend)(contents)
+    if isinstance(container, dict):
+        refill(container, contents.items())
+    else:
+        container[:] = contents
     return container
 
 
