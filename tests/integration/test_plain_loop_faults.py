@@ -195,6 +195,15 @@ def test_a_loss_that_nothing_brings_down_ends_the_run_with_a_postmortem(diverged
     assert [each["closed"] for each in told.incidents if each["name"] == "loss-divergence"] == [None]
 
 
+def test_a_rate_that_was_cut_twice_is_back_at_the_schedule_after_the_second_ramp(diverged):
+    _, _, scales = diverged
+    lowest = scales.index(min(scales))
+    assert 0.25 < scales[lowest] < 0.3
+    assert scales[lowest:] == sorted(scales[lowest:])
+    assert scales[lowest + 50 :] == [1.0] * len(scales[lowest + 50 :])
+    assert scales[-1] == 1.0
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_a_bug_is_raised_with_a_note_and_the_run_is_saved(form, tmp_path):
     loop = make()
