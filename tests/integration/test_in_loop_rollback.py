@@ -125,6 +125,10 @@ def test_a_cut_of_the_learning_rate_stays_and_a_ramp_goes_back(tmp_path):
     scale.scale(0.5, rate=1.0, floor=None)
     then.restore()
     assert scale.value == 0.25
+    then = GuardState(guard)
+    scale.rewarm(1.0, 2, rate=1.0, floor=None)
+    then.restore()
+    assert scale.value == 0.5, "a ramp that was ended stays so"
 
 
 def test_training_is_neither_begun_nor_ended_again_and_epochs_begin_where_they_did(tmp_path):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
+from self_healing import HealingConfig, SelfHealingTrainer
 from self_healing.adapters.rollback.memory_snapshots import MemorySnapshots
 
 from .rehearsed import logged, quick_collections, same, weights  # noqa: F401
@@ -196,12 +199,12 @@ def test_a_reference_that_a_callback_moves_goes_back(tmp_path):
 # -- GRPO ------------------------------------------------------------------------------------------------
 
 
-def adapting(folder):
+def adapting(folder, **more):
     """GRPO with an entropy bonus that adapts, and answers of a server for four steps at once."""
     from .kept_by_callbacks import Server
 
     bonus = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 10.0, "entropy_coef_delta": 0.05}
-    trainer = grpo(folder, steps_per_generation=4, vllm_importance_sampling_correction=False, **bonus)
+    trainer = grpo(folder, steps_per_generation=4, vllm_importance_sampling_correction=False, **bonus, **more)
     trainer.use_vllm, trainer.vllm_generation, trainer._last_loaded_step = True, Server(trainer), -1
     return trainer
 
@@ -230,6 +233,21 @@ def test_a_server_that_generates_is_sent_the_weights_anew_after_a_return(undistu
     assert undisturbed.vllm_generation.is_fresh == [True, True]
     assert returned.vllm_generation.is_fresh == [True, True, True]  # the fifth step twice
     assert same(list(weights(returned).values()), list(weights(undisturbed).values()))
+
+
+def test_a_server_that_generates_is_sent_the_weights_anew_after_a_return_to_a_checkpoint(undisturbed, tmp_path):
+    trainer = harmed(made(partial(adapting, save_strategy="steps", save_steps=3), tmp_path, STEPS), by=-3.0)
+    raised = []
+
+    def fail(*_):
+        if trainer.model.training and trainer.state.global_step == 4 and not raised:  # after the answers were generated
+            raised.append(True)
+            raise RuntimeError("a glitch")
+
+    trainer.model.register_forward_pre_hook(fail)
+    SelfHealingTrainer(trainer, HealingConfig(snapshot_memory_fraction=0, backoff_base_s=0.0)).train()
+    assert trainer.vllm_generation.is_fresh == [True, True, True]  # the fifth step twice
+    assert same(list(weights(trainer).values()), list(weights(undisturbed).values()))
 
 
 def test_a_step_that_is_made_up_moves_the_entropy_bonus_once(undisturbed, tmp_path):

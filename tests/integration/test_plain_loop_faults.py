@@ -12,13 +12,16 @@ from self_healing import guard
 from self_healing.core.errors import UnrecoverableError
 
 from .plain_loops import (
+    CLASSES,
     FORMS,
+    WIDTH,
     Listed,
     a_bug,
     actions,
     assert_same,
     bare,
     differences,
+    entries,
     guarded,
     infinite_gradient,
     listed,
@@ -150,6 +153,58 @@ def test_steps_that_are_skipped_without_end_end_the_run(form, tmp_path):
     assert str(caught.value)
     assert all(bool(torch.isfinite(p).all()) for p in loop.model.parameters())
     assert postmortem(tmp_path).exit_reason == "unrecoverable"
+
+
+def labels_that_become_noise(at, count=200, rows=32):
+    """Return batches whose labels follow from the rows, until they do not any more."""
+    generator = torch.Generator().manual_seed(1)
+    teacher = torch.randn(WIDTH, CLASSES, generator=generator)
+    rows_of = [torch.randn(rows, WIDTH, generator=generator) for _ in range(count)]
+    noise = torch.randint(0, CLASSES, (count, rows), generator=generator)
+    return [(x, (x @ teacher).argmax(1) if i < at else noise[i]) for i, x in enumerate(rows_of)]
+
+
+@pytest.fixture(scope="module")
+def diverged(tmp_path_factory):
+    """A loop whose labels are noise from the 50th batch on, trained until it was ended, with what its rate was scaled by."""
+    folder, loop, scales = (
+        tmp_path_factory.mktemp("diverged"),
+        make(dropout=0.0, norm=False, lr=0.03, scheduler=None),
+        [],
+    )
+    loop.loader = Listed(labels_that_become_noise(50))
+    config = settings(shared_memory=False, lr_ramp_steps=50)
+    with pytest.raises(UnrecoverableError) as caught:
+        guarded(
+            loop,
+            folder,
+            2,
+            epochs=1,
+            config=config,
+            each=lambda run, _: scales.append(run.figures()["healing/lr_scale"]),
+        )
+    return folder, str(caught.value), scales
+
+
+def test_a_loss_that_nothing_brings_down_ends_the_run_with_a_postmortem(diverged):
+    folder, said, _ = diverged
+    told = postmortem(folder)
+    assert told.exit_reason == "unrecoverable"
+    assert "budget spent: 5 recoveries from divergence" in said
+    rungs = [line.body["rung"] for line in entries(folder) if line.kind == "plan" and line.name == "loss-divergence"]
+    deeper = ["roll-back(depth=1)+rewarm-learning-rate"]
+    deepest = ["roll-back(depth=2)+rewarm-learning-rate+tighten-clipping+skip-batches"]
+    assert rungs == ["roll-back+skip-batches"] * 3 + deeper + deepest + ["wait", "stop-run"]
+    assert [each["closed"] for each in told.incidents if each["name"] == "loss-divergence"] == [None]
+
+
+def test_a_rate_that_was_cut_twice_is_back_at_the_schedule_after_the_second_ramp(diverged):
+    _, _, scales = diverged
+    lowest = scales.index(min(scales))
+    assert 0.25 < scales[lowest] < 0.3
+    assert scales[lowest:] == sorted(scales[lowest:])
+    assert scales[lowest + 50 :] == [1.0] * len(scales[lowest + 50 :])
+    assert scales[-1] == 1.0
 
 
 @pytest.mark.parametrize("form", FORMS)

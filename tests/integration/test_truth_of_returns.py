@@ -206,12 +206,13 @@ def test_a_return_to_a_checkpoint_is_told_when_the_run_is_there(tmp_path):
     trainer = tiny_trainer(tmp_path, max_steps=40, save_strategy="steps", save_steps=10)
     seen = seen_in(trainer)
     raise_once_at(trainer, 29)
-    _, history = trained(trainer, snapshot_memory_fraction=0.0)
+    metrics, history = trained(trainer, snapshot_memory_fraction=0.0)
     assert seen.returns == [(29, 20)]
     entries, postmortem = written(tmp_path)
     (line,) = returned(entries)
     assert (line.step, line.body["from_step"]) == (20, 29)
     assert line.body["key"].endswith("checkpoint-20")
     assert (postmortem["steps_lost"], seen.losses_known) == (9, [20])
+    assert (metrics["healing/rollbacks"], metrics["healing/steps_lost"], metrics["healing/trained_steps"]) == (1, 9, 49)
     assert updates(trainer) == 40
     assert_replayed(tmp_path, history)

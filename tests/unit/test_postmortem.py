@@ -258,6 +258,8 @@ def test_only_changes_that_are_not_taken_back_are_in_force():
     ramp = outcome(1, "rewarm-learning-rate", step=10, factor=0.1, ramp_steps=50)
     assert postmortem([ramp], last_step=59).changes_in_force[0]["until_step"] == 60
     assert postmortem([ramp], last_step=60).changes_in_force == []
+    ended = outcome(3, "rewarm-learning-rate", step=12, factor=1.0, ramp_steps=50, undo=True)
+    assert postmortem([ramp, ramp, ended], last_step=13).changes_in_force == []
     mine, twice = outcome(1, "my-own-change"), outcome(2, "my-own-change", undo=True)
     assert postmortem([mine, mine]).changes_in_force[0] | {"step": 0} == {
         "change": "my_own_change", "times": 2, "step": 0, "said": "did my-own-change"

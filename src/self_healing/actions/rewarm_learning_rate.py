@@ -17,7 +17,8 @@ class RewarmLearningRate(Action):
 
     ## What it changes
     The rate starts at `factor` times the schedule and returns to it linearly. It takes itself back: after the
-    ramp the recipe is the one that was asked for.
+    ramp the recipe is the one that was asked for. A second one during the ramp cuts the rate that it finds, and all
+    of that returns over the `ramp_steps` of the second.
 
     ## Limits
     If the incident returns during the ramp the schedule itself is too hot, and a lasting cut
@@ -54,7 +55,7 @@ class RewarmLearningRate(Action):
         rate = cast("CanRewarmLearningRate", run).rewarm_learning_rate(
             self.factor, ramp_steps=self.ramp_steps, floor=self.floor
         )
-        after = f", back to the schedule over {self.ramp_steps} steps" if self.factor < 1 else ", that of the schedule"
+        after = f", back to the schedule over {self.ramp_steps} steps" if self.factor < 1 else ", the ramp has ended"
         return Done(text=f"learning rate is now {rate:.3g}{after}")
 
     def undo(self) -> Self | None:

@@ -28,6 +28,7 @@ from .ending.leaving import (
 )
 from .ending.raising import is_the_end, raised
 from .exceptions import came_from_a_callback, is_pruning
+from .family import weights_were_changed
 from .given import given_config, given_trainer
 from .own_loop.recognised import has_own_loop
 from .own_loop.train import train_own_loop
@@ -232,6 +233,7 @@ def _train_until_done(
         session.rollback.goes_on_from(move.path)
         logger.warning("training goes on from %s", move.path or "the start")
         session.guard.detach_optimizer()
+        weights_were_changed(session.trainer)  # by whatever is read from the checkpoint
         noise = getattr(session.trainer, "neftune_hook_handle", None)
         if noise is not None:  # `train` adds its own, and removes only the newest at the end
             noise.remove()

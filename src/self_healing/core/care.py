@@ -145,10 +145,13 @@ class Care:
             self._accept_as_normal(case)
 
     def _accept_as_normal(self, case: Case) -> None:
-        """Close every case about a metric that nobody acts on, so that its samples are let in together."""
+        """Close every case about a metric that nobody acts on, so that its samples are let in together.
+
+        Where one of them still asks for a plan, something was tried in vain, and the policy is to say first what is left.
+        """
         metric = case.incident.metric
         about_it = [other for other in self.cases if metric is not None and other.incident.metric == metric]
-        if any(other.phase is Phase.WATCHING for other in about_it):
+        if any(other.phase is Phase.WATCHING or other.asks or self._is_awaited(other) for other in about_it):
             return
         for other in about_it:
             self._close(other, "new-normal")
@@ -342,7 +345,7 @@ class Care:
         asking: list[Case] = []
         for case in self.cases:
             busy = any(other.phase is not Phase.OPEN for other in self.cases.of_class(case.incident.failure))
-            if case.wants_plan and case.incident.severity > Severity.INFO and not busy:
+            if case.asks and not busy:
                 case.wants_plan = False
                 asking.append(case)
         return asking

@@ -95,6 +95,11 @@ class Case:
         return key_of(self.incident)
 
     @property
+    def asks(self) -> bool:
+        """Whether the policy is still to be asked about it as it is now; what is only informative never is."""
+        return self.wants_plan and self.incident.severity > Severity.INFO
+
+    @property
     def is_under_way(self) -> bool:
         """Whether more is to be expected than that it stays as it is: it is new, grave, or being acted on."""
         return (

@@ -59,7 +59,7 @@ class Changes:
             if math.isclose(scale, 1.0, rel_tol=1e-6):
                 return
             change["value"] = float(f"{scale:.6g}")
-        elif is_undo and times <= 1:
+        elif is_undo and (times <= 1 or name == _RAMP):  # there is one ramp: a second cut goes on from the first
             return
         if name == _RAMP:
             # A plan may roll back first and start the ramp from there.

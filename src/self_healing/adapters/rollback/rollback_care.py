@@ -10,7 +10,7 @@ from ...core.lifecycle import Case
 from ..ending.device_errors import is_device_lost
 from ..run.abilities import TrainerAbilities
 from ..run.checkpoint_folders import newest_usable
-from ..run.moves import ReturnTo
+from ..run.moves import PendingMove, ReturnTo
 from ..wrapping import Wrapping
 from .abilities import RollbackAbilities
 from .in_loop import RollbackLoop
@@ -69,6 +69,7 @@ class RollbackCare:
         self.on_return: Callable[[Arrival], None] = _nobody_listens
         """Is told that the run has returned."""
         self._abilities: RollbackAbilities | None = None
+        self._moves: PendingMove | None = None
         self._desk: RunDesk | None = None
         self._wrapping = Wrapping()
         self._is_leaving = False
@@ -81,6 +82,7 @@ class RollbackCare:
         else:
             found = self._abilities = self._kinds[1](self.trainer, scale, save_now, self.keeper)
         found.may_change_loss = may_change_loss
+        self._moves = found.pending
         return found
 
     def attach(
@@ -304,11 +306,10 @@ class RollbackCare:
 
     def returns(self) -> Returns:
         """Return how often the run has returned, the steps that were undone, and the time that all of healing has taken."""
-        loop = self.keeper.loop if self.keeper is not None else None
+        undone_s = self.keeper.loop.lost_seconds if self.keeper is not None else 0.0
         spent_s = self._desk.seconds_acting if self._desk is not None else 0.0
-        if loop is None:
-            return Returns(seconds_lost=spent_s)
-        return Returns(loop.returns, loop.lost_steps, loop.lost_seconds + spent_s)
+        moves = self._moves
+        return Returns(moves.returns, moves.steps_lost, undone_s + spent_s) if moves else Returns(seconds_lost=spent_s)
 
     def _answer(self, error: Exception, raised: Callable[[Exception], object]) -> ReturnTo | None:
         """Have an exception looked at while the loop is still there to return to an earlier state in."""

@@ -99,6 +99,10 @@ class PendingMove:
         self.tell: Callable[[Signal], object] = nobody_listens
         """Is given what the core must know."""
         self.step: Callable[[], int] = lambda: 0
+        self.returns = 0
+        """How often the run has gone back, be it to memory or to a checkpoint."""
+        self.steps_lost = 0
+        """Steps that were undone by that."""
         self._untold: list[ReturnDropped] = []
 
     @property
@@ -142,6 +146,8 @@ class PendingMove:
     def arrived(self, move: ReturnTo, *, step: int, from_step: int) -> None:
         """Say that the run is at the state of a move, which may be another one than was taken."""
         self.under_way = None
+        self.returns += 1
+        self.steps_lost += from_step - step
         told = Returned(
             step=step,
             time_s=time.time(),

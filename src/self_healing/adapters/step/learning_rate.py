@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -43,10 +44,7 @@ class LearningRateScale:
     @property
     def value(self) -> float:
         """The multiplier of the next update."""
-        product = self.kept
-        for ramp in self.ramps:
-            product *= ramp.value()
-        return product
+        return self.kept * math.prod(ramp.value() for ramp in self.ramps)
 
     def scale(self, factor: float, *, rate: float, floor: float | None) -> float:
         """Multiply for good, down to the floor and up to the most at most; return the resulting rate."""
@@ -63,13 +61,17 @@ class LearningRateScale:
         return rate * self.value
 
     def rewarm(self, factor: float, steps: int, *, rate: float, floor: float | None) -> float:
-        """Multiply and ramp back over so many updates, or end the ramp where it is to start at 1; return the resulting rate."""
+        """Multiply and ramp back over so many updates, or end the ramp where it is to start at 1; return the resulting rate.
+
+        A second cut during a ramp starts from where the rate stands, and everything goes back over its own updates.
+        """
+        stood = math.prod(ramp.value() for ramp in self.ramps)
         if factor >= 1.0:
+            for ramp in self.ramps:
+                ramp.factor = 1.0  # a return to a state that knows this ramp must not bring the cut back
             self.ramps = []
-            return rate * self.value
-        if self.ramps:  # a second cut while the first still ramps back: the first was needed, so it stays
-            self.kept *= self.ramps.pop(0).factor
-        self.ramps = [Ramp(self._allowed(factor, rate, floor), steps)]
+        else:
+            self.ramps = [Ramp(stood * self._allowed(factor, rate, floor), steps)]
         return rate * self.value
 
     def _allowed(self, factor: float, rate: float, floor: float | None) -> float:
