@@ -103,7 +103,7 @@ def _write_now(session: Session) -> str | None:
             return "a step was held back, and one process alone cannot make it up"
         session.guard.make_up()
         for applied in session.guard.making_up.applied:
-            session.rollback.made_up(applied, session.guard.rate)
+            session.rollback.made_up(applied)
     if not session.weights_are_finite():
         return "the weights are not finite"
     with nullcontext() if session.checkpoints is None else session.checkpoints.together.alone():
