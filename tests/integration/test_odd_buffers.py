@@ -13,7 +13,7 @@ from self_healing.core.ledger import read_ledger
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
 from self_healing.report.postmortem import postmortem_path, read_postmortem
 
-from .plain_loops import bare, guarded, make, settings
+from .plain_loops import bare, guarded, make, nan_loss, plant, settings
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 
@@ -83,6 +83,20 @@ def test_masks_of_infinities_are_no_trouble_whether_there_from_the_start_or_made
     guarded(loop, tmp_path, each=later, save_every=15)
     assert incidents(tmp_path) == []
     assert verdict_of(tmp_path / "checkpoint-15")["condition"] == "intact"
+
+
+def test_buffers_that_go_away_end_no_run(tmp_path):
+    """One is emptied, one is deleted, and a loss that is no number once has the step done again in between."""
+    loop = make()
+    for name in ("cache", "table"):
+        loop.net.register_buffer(name, torch.ones(3))
+    plant(loop.net, 13, nan_loss)
+    loop.net.before[12] = lambda net: setattr(net, "cache", None)
+    loop.net.before[14] = lambda net: delattr(net, "table")
+    guarded(loop, tmp_path)
+    assert loop.bodies == 30
+    weights = bare(make()).state()["model"]
+    assert all(torch.equal(loop.net.state_dict()[name], value) for name, value in weights.items())
 
 
 def test_infinities_that_the_run_writes_itself_are_accepted_when_they_come_back(tmp_path):

@@ -179,6 +179,31 @@ def test_moments_that_training_did_not_make_are_put_back(form, tmp_path):
     assert_same(loop, plain)
 
 
+def test_a_state_without_what_is_trained_by_now_is_not_returned_to(tmp_path):
+    """A layer is unfrozen and given to the optimizer between a state and the fault."""
+
+    def unfreezing(loop):
+        loop.net.first.requires_grad_(False)
+        loop.optimizer = optimizer_of("adamw", loop.net.last)
+
+        def each(run, s):
+            if run.step_number == 12 and len(loop.optimizer.param_groups) == 1:
+                loop.net.first.requires_grad_(True)
+                loop.optimizer.add_param_group({"params": list(loop.net.first.parameters()), "lr": 1e-3})
+
+        return each
+
+    plain, loop = (make(norm=False, scheduler=None) for _ in range(2))
+    config = settings(snapshot_every_steps=50)
+    guarded(plain, tmp_path / "plain", each=unfreezing(plain), config=config)
+    plant(loop.net, 18, weight_nan)
+    guarded(loop, tmp_path / "loop", each=unfreezing(loop), config=config)
+    assert "roll-back" in actions(tmp_path / "loop")
+    (told,) = notes(tmp_path / "loop", "states-outgrown")
+    assert "from step 12 on: 1 states do not hold" in told
+    assert_same(loop, plain)
+
+
 @pytest.mark.parametrize("kind", odd_optimizers.MADE)
 def test_what_an_optimizer_keeps_beside_its_state_is_put_back(kind, tmp_path):
     plain, loop = (make(norm=False, scheduler=None) for _ in range(2))

@@ -161,6 +161,29 @@ def test_what_we_put_back_is_not_taken_for_a_change():
     assert renewing.table.tolist() == [0, 0]
 
 
+def test_buffers_may_go_away_and_may_be_one_number_many_times():
+    import torch
+
+    model = torch.nn.Module()
+    for name in ("emptied", "deleted"):
+        model.register_buffer(name, torch.ones(3))
+    model.register_buffer("wide", torch.zeros(1).expand(4))
+    buffers = StepBuffers(model)
+    before = buffers.before_step()
+    model.emptied = None
+    del model.deleted
+    model.wide = (model.wide[:1] + 1).expand(4)
+    assert len(buffers.copies()) == 1, "of what is there"
+    buffers.put_back(before)
+    assert {name: each.tolist() for name, each in model.named_buffers()} == {
+        "emptied": [1.0] * 3, "deleted": [1.0] * 3, "wide": [0.0] * 4,
+    }  # fmt: skip
+    model.emptied = None
+    del model.deleted
+    for _ in range(4):
+        assert set(buffers.before_step()) <= {2}
+
+
 # -- logs ----------------------------------------------------------------------------------------------
 
 

@@ -206,6 +206,10 @@ class ModuleState:
         for module, mode in zip(contents.modules, self._modes, strict=True):
             module.training = mode
 
+    def holds(self, parameters: Iterable[Tensor]) -> bool:
+        """Say whether the values of all of these are kept."""
+        return {id(parameter) for parameter, _ in self._contents.values}.issuperset(map(id, parameters))
+
     def nbytes(self) -> int:
         """Return how much memory the copies of parameters and gradients take."""
         kept: Iterable[KeptTensor | None] = (*(each for _, each in self._contents.values), *self._contents.gradients)

@@ -107,6 +107,8 @@ class MemorySnapshots:
         self._coming: ComingSlot | None = None
         """More of it, which is being made ready."""
         self._taken = 0
+        self._trained: int | None = None
+        """How many parameters the optimizer held when that was last looked at."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -187,6 +189,21 @@ class MemorySnapshots:
         frozen = {id(p) for p in parameters_of(self.trainer.model) if not p.requires_grad}
         groups = self.trainer.optimizer.param_groups
         return bool(frozen) and not any(id(p) in frozen for group in groups for p in group["params"])
+
+    def without_what_trains_now(self) -> list[Snapshot]:
+        """Return the states that were taken before more was trained, where that is so since the last time this was asked.
+
+        What was frozen then is in none of them, and is no longer what it was.
+        """
+        groups = self.trainer.optimizer.param_groups
+        before, self._trained = self._trained, sum(len(group["params"]) for group in groups)
+        if before is None or before == self._trained:
+            return []
+        own = {id(parameter) for parameter in self.trainer.model.parameters()}
+        trained = [parameter for group in groups for parameter in group["params"] if id(parameter) in own]
+        if self.furthest is not None and not self.furthest.capture.weights.holds(trained):
+            self.furthest = None
+        return [snapshot for snapshot in self._kept if not snapshot.capture.weights.holds(trained)]
 
     def restore(self, snapshot: Snapshot) -> None:
         """Put a state back, and forget those after it: they belong to what is undone."""

@@ -120,12 +120,15 @@ class StateKeeper:
     def is_due(self) -> bool:
         """Say whether the state of this moment is to be taken before the next step; later where memory is not ready."""
         step = self._step()
+        if self.is_on and self.loop.forgets_what_is_outgrown():
+            self._forget_what_is_gone()
+            self.schedule.begin(step)
         if self.agreed is not None:
             return self.is_on and self.agreed(step) and self._has_room() and self.loop.snapshots.has_memory(wait=True)
-        is_time = self.is_on and (
-            self.schedule.is_time(step) or step == self.audit.found_at
-        )  # does it come back there?
-        return is_time and self._has_room() and self.loop.snapshots.has_memory(wait=self.schedule.is_exact)
+        is_time = self.schedule.is_time(step) or step == self.audit.found_at  # does it come back there?
+        return (
+            self.is_on and is_time and self._has_room() and self.loop.snapshots.has_memory(wait=self.schedule.is_exact)
+        )
 
     def step_begins(self, step_time_s: float, *, is_due: bool) -> None:
         """Take the state between two steps where it is due; the next step's data must be there already."""
@@ -287,9 +290,7 @@ class StateKeeper:
         if findings:
             told = f"{len(findings)} tensors of the state of step {step}, such as {findings[0].name}: {findings[0].because}"
             self.note("state-unexplained", told)
-        if (
-            self.loop.guard is not None and self.loop.guard.lets_through
-        ):  # what is not finite, as the user has asked for
+        if self.loop.guard is not None and self.loop.guard.lets_through:  # what is not finite, as was asked for
             findings = [finding for finding in findings if finding.is_finite]
         # Of every audit, so that a rule can tell that nothing is wrong any more.
         self.look({"state_unexplained": float(len(findings)), "state_audited_from": float(before)})

@@ -129,6 +129,19 @@ class StateReturns:
         self._look_what_is_in_reach()
         return snapshot
 
+    def forgets_what_is_outgrown(self) -> bool:
+        """Let go of the states that lack what is trained by now, with a word about it; say whether there were any."""
+        outgrown = self.snapshots.without_what_trains_now()
+        for snapshot in outgrown:
+            self.snapshots.drop(snapshot.key)
+        if outgrown:
+            self._tell(
+                "states-outgrown",
+                f"more parameters are trained from step {self._step()} on: {len(outgrown)} states do not hold their values, "
+                "so that no return goes to them, and a new one is taken",
+            )
+        return bool(outgrown)
+
     def _tell_what_is_left_out(self, names: list[str]) -> None:
         new = [name for name in names if name not in self._left_out]
         self._left_out.update(new)

@@ -72,7 +72,8 @@ class TrainerCapture:
         self.trainer = trainer
         self.copies = copies = Clones() if copies is None else copies
         """Everything that was copied: its size, its norms, whether it is there and whether it is whole."""
-        self._parts: list[Captured] = [ModuleState(trainer.model, copies=copies, only_trainable=only_trainable)]
+        self.weights = ModuleState(trainer.model, copies=copies, only_trainable=only_trainable)
+        self._parts: list[Captured] = [self.weights]
         scaler = getattr(trainer.accelerator, "scaler", None)
         things = {"optimizer": trainer.optimizer, "lr_scheduler": trainer.lr_scheduler, "scaler": scaler}
         self._names = [name for name, thing in things.items() if thing is not None]

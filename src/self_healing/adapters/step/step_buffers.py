@@ -38,7 +38,10 @@ class StepBuffers:
         """Return copies of what may change, by place."""
         import torch
 
-        self._changing.update(i for i, was in self._before.items() if not torch.equal(was, self._buffer(i)))
+        for place, was in self._before.items():
+            buffer = self._buffer(place)
+            if buffer is None or not torch.equal(was, buffer):
+                self._changing.add(place)
         self._steps += 1
         copies = self.copies()
         self._before = copies if self._is_learning() else {}
@@ -48,14 +51,17 @@ class StepBuffers:
         """Return copies of what may change, by place, in the middle of a step."""
         self._look_at_counts()
         places = range(len(self._places)) if self._is_learning() else self._changing
-        return {place: self._buffer(place).detach().clone() for place in places}
+        found = {place: self._buffer(place) for place in places}
+        return {place: buffer.detach().clone() for place, buffer in found.items() if buffer is not None}
 
     def put_back(self, copies: dict[int, Any]) -> None:
         """Restore what was copied."""
+        from ...tensors.copies import has_shared_elements
+
         for place, copied in copies.items():
-            buffer = self._buffer(place).detach()
-            if buffer.shape == copied.shape:
-                buffer.copy_(copied)
+            buffer = self._buffer(place)
+            if buffer is not None and buffer.shape == copied.shape and not has_shared_elements(buffer):
+                buffer.detach().copy_(copied)
             else:
                 owner, name = self._places[place]
                 owner[name] = copied.clone()
@@ -72,13 +78,16 @@ class StepBuffers:
             self._marks = marks
 
     def _buffer(self, place: int) -> Any:
+        """Return a buffer as it is now; None where the model has none there any more."""
         owner, name = self._places[place]
-        return owner[name]
+        return owner.get(name)
 
     def _marks_now(self) -> list[Mark]:
-        return [_mark(owner[name]) for owner, name in self._places]
+        return [_mark(owner.get(name)) for owner, name in self._places]
 
 
 def _mark(buffer: Any) -> Mark:
+    if buffer is None:
+        return 0, 0
     # A tensor made in inference mode cannot be written to in training, and has no count.
     return id(buffer), 0 if buffer.is_inference() else buffer._version  # noqa: SLF001  # torch's count of writes
