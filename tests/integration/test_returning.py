@@ -12,7 +12,7 @@ from self_healing.core.failure import Mode
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import losses, same, updates
 
-from .rolled_back import made
+from .rolled_back import loss_that_never_repeats, made
 
 pytestmark = pytest.mark.torch
 EVERY_STEP = HealingConfig(snapshot_every_steps=1)
@@ -228,14 +228,6 @@ def test_a_loader_that_has_failed_does_not_end_the_epoch_in_silence(tmp_path):
     except OSError:
         return  # it is said, and nothing is called complete
     assert updates(trainer) == 80
-
-
-def loss_that_never_repeats(trainer):
-    import torch
-
-    own, original = torch.Generator().manual_seed(1), trainer.compute_loss
-    trainer.compute_loss = lambda *a, **k: original(*a, **k) * (1 + 0.05 * torch.randn((), generator=own).item())
-    return trainer
 
 
 def test_a_loss_that_never_repeats_costs_one_state_and_not_the_run(tmp_path):

@@ -20,9 +20,9 @@ from self_healing.drills.trained import updates
 from self_healing.readers import open_recording
 from self_healing.replay.ledgers import LedgerReplay
 
-from .rolled_back import made
+from .rolled_back import loss_that_never_repeats, made
 from .test_restart_from_memory import nan_in_a_weight, watched
-from .test_returning import find_session, loss_that_never_repeats, notes, raise_once_at, spoil_memory
+from .test_returning import find_session, notes, raise_once_at, spoil_memory
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 SLEPT_S = 0.002
