@@ -12,7 +12,7 @@ from self_healing.core.failure import Mode
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import losses, same, updates
 
-from .rolled_back import made
+from .rolled_back import loss_that_never_repeats, made
 
 pytestmark = pytest.mark.torch
 EVERY_STEP = HealingConfig(snapshot_every_steps=1)
@@ -232,16 +232,31 @@ def test_a_loader_that_has_failed_does_not_end_the_epoch_in_silence(tmp_path):
 
 
 def test_a_loss_that_never_repeats_costs_one_state_and_not_the_run(tmp_path):
-    import torch
-
-    trainer, own = tiny_trainer(tmp_path, max_steps=100), torch.Generator().manual_seed(1)
-    original = trainer.compute_loss
-    trainer.compute_loss = lambda *a, **k: original(*a, **k) * (1 + 0.05 * torch.randn((), generator=own).item())
+    trainer = loss_that_never_repeats(tiny_trainer(tmp_path, max_steps=100))
     raise_once_at(trainer, 75)
     output = SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=20)).train()
     assert updates(trainer) == 100
     assert len(notes(tmp_path, "state-rejected")) == len(notes(tmp_path, "loss-does-not-repeat")) == 1
     assert output.metrics["healing/rollbacks"] == 2
+
+
+def test_the_first_state_is_kept_where_its_loss_does_not_repeat_and_there_is_no_older_one(tmp_path):
+    from transformers import TrainerCallback
+
+    trainer = loss_that_never_repeats(tiny_trainer(tmp_path, max_steps=8))
+    raise_once_at(trainer, 2)
+    kept = []
+
+    class Looks(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            kept.append([each.step for each in find_session(trainer)[0].rollback.keeper.states])
+
+    trainer.add_callback(Looks())
+    SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=20)).train()
+    assert all(states[0] == 0 for states in kept), kept
+    (told,) = notes(tmp_path, "state-rejected")
+    assert "there is no older one: the run goes on from it" in told
+    assert updates(trainer) == 8
 
 
 def test_code_that_changes_weights_beside_the_optimizer_is_told_from_a_glitch(tmp_path):

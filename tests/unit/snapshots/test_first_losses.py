@@ -22,6 +22,7 @@ STATE = SavedState(key="s", step=31)
 )
 def test_a_first_loss_that_was_harmed_is_not_compared_with_a_better_one(onset, again, is_rejected):
     losses = FirstLosses(lambda _name, _text: None)
-    losses.rejects(32, 3.0, [STATE])
+    losses.rejects(32, 3.0, [STATE], lambda _key: "older")
     losses.returned(STATE, onset=onset)
-    assert (losses.rejects(32, again, [STATE]) is STATE) is is_rejected
+    move = losses.rejects(32, again, [STATE], lambda _key: "older")
+    assert (move is not None and (move.returns_to, move.key) == (STATE.key, "older")) is is_rejected

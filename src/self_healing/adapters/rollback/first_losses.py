@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 
 from ...snapshots.verdicts import SavedState
+from ..run.moves import ReturnTo
 
 FLOOR_OF_DIFFERENCE = 1e-3
 """Relative difference between a loss and the same loss after a return that is put down to the device."""
@@ -22,8 +23,6 @@ class FirstLosses:
         self._onset: int | None = None
         self._compares = True
         self._has_rejected = False
-        self.because = ""
-        """Why a state was rejected last."""
 
     def begin(self) -> None:
         """Forget all of them."""
@@ -40,8 +39,10 @@ class FirstLosses:
         """
         self._returned_to, self._onset = to, onset
 
-    def rejects(self, step: int, loss: float, states: Iterable[SavedState]) -> SavedState | None:
-        """Take note of a loss; return the state that the run has returned to if its first loss is another one."""
+    def rejects(
+        self, step: int, loss: float, states: Iterable[SavedState], older_than: Callable[[str], str | None]
+    ) -> ReturnTo | None:
+        """Take note of a loss; ask for an older state, where there is one, if the first loss after a return is another one."""
         state = self._returned_to if self._compares else None
         if state is None or step != state.step + 1:
             self._losses.update({each.key: loss for each in states if each.step == step - 1})
@@ -63,6 +64,7 @@ class FirstLosses:
                 "loss-does-not-repeat", f"{told}, as after the one before: this loss does not repeat, and says nothing"
             )
             return None
-        self._has_rejected, self.because = True, told
-        self._note("state-rejected", f"{told}: this is not the state it should be, and an older one is taken")
-        return state
+        self._has_rejected, older = True, older_than(state.key)
+        then = "there is no older one: the run goes on from it" if older is None else "an older one is taken"
+        self._note("state-rejected", f"{told}: this is not the state it should be, and {then}")
+        return ReturnTo(state.key).instead(older, told) if older is not None else None

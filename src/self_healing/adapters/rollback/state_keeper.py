@@ -310,12 +310,11 @@ class StateKeeper:
 
     def first_loss(self, step: int, loss: float) -> ReturnTo | None:
         """Compare the first loss after a return with that of the first time; ask for an older state where they differ."""
-        rejected = self._losses.rejects(step, loss, self.states)
-        if rejected is None:
-            return None
-        self._drop([rejected])
-        older = self.choose(before_step=step, depth=0, min_steps=None)
-        return ReturnTo(rejected.key).instead(older.key, self._losses.because) if older is not None else None
+        move = self._losses.rejects(step, loss, self.states, self._older_than)
+        if move is not None:
+            self.loop.snapshots.drop(move.returns_to)
+            self._forget_what_is_gone()
+        return move
 
     # -- returning -----------------------------------------------------------------------------------
 
@@ -377,10 +376,10 @@ class StateKeeper:
         self._share()
 
     def _older_than(self, key: str) -> str | None:
-        """Return the newest state before one that turned out to be damaged."""
+        """Return the newest state before one that turned out to be damaged; the first one has none."""
         damaged = self.state_of(key)
         older = None if damaged is None else self.choose(before_step=damaged.step, depth=0, min_steps=None)
-        return None if older is None else older.key
+        return None if older is None or older.key == key else older.key
 
     def _returned(self, arrival: Arrival) -> None:
         snapshot = arrival.snapshot
