@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 
 import pytest
 
 from self_healing.adapters.wrapping import Wrapping
 from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.snapshots.checkpoint_check import check
 from self_healing.snapshots.disk_tier import DiskTier
 from self_healing.snapshots.manifest import FILE_NAME, promote, read_manifest
 from self_healing.snapshots.resume import choose
 from self_healing.snapshots.verdicts import Condition, StateVerdict
+from self_healing.supervisor.slower_checkpoint import make_slower
 
 pytestmark = pytest.mark.torch
 
 STEPS = 40
+GOOD = StateVerdict(Condition.GOOD, "it has proved itself")
 
 
 def followed(trainer):
@@ -208,3 +212,14 @@ def test_where_there_is_no_checkpoint_a_guarded_training_starts_from_scratch(tmp
     assert SelfHealingTrainer(trainer).train(resume_from_checkpoint=True).global_step == 3
     with pytest.raises(ConfigError, match="cannot be resumed from"):
         SelfHealingTrainer(trainer).train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+
+
+def test_a_copy_with_a_lower_rate_has_a_manifest_of_its_own_with_the_verdict_of_the_original(run):
+    source, copy = run / "checkpoint-40", run / "slower" / "checkpoint-40"
+    promote(source, GOOD)
+    before = read_manifest(source)
+    make_slower(source, copy, 0.5, [sys.executable])
+    told, found = read_manifest(copy), check(copy)
+    assert (found.problems, found.verified, told.verdict) == ((), True, GOOD)
+    assert read_manifest(source) == before
+    assert {name for name in before.files if before.files[name] != told.files[name]} == {"optimizer.pt", "scheduler.pt"}
