@@ -33,7 +33,7 @@ from .own_loop.recognised import has_own_loop
 from .own_loop.train import train_own_loop
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .rehearsal.trainer_check import check_trainer
-from .rollback.going_on import GoingOn
+from .rollback.going_on import GoingOn, chosen_where_nothing_is_healed
 from .rollback.left_state import StateDoesNotFitError
 from .run.log_figures import GOODPUT
 from .run.moves import LeaveLoop, Resume, ReturnTo, RollBackTo
@@ -43,6 +43,7 @@ from .wrapping import Wrapping
 if TYPE_CHECKING:
     from ..config import HealingConfig
     from ..preflight.runner import CheckReport
+    from ..snapshots.resume import Chosen
     from .rehearsal.dry_run_report import DryRunReport
 
 logger = logging.getLogger("self_healing.trainer")
@@ -148,7 +149,17 @@ def train_guarded(
 ) -> Any:
     """Call `train` with the guard in place, and again from a checkpoint where a plan says so."""
     mode = config.effective_mode()
-    if mode is Mode.OFF or id(trainer) in _guarded_now:
+    wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
+    if id(trainer) in _guarded_now:
+        return train(*args, **kwargs)
+    chosen: Chosen | None = None
+    if mode is not Mode.HEAL and not has_own_loop(trainer):
+        chosen = chosen_where_nothing_is_healed(trainer, wanted)
+    if chosen is not None:
+        args, kwargs = _with_checkpoint(None if chosen.path is None else str(chosen.path), args, kwargs)
+    if mode is Mode.OFF:
+        if chosen is not None:
+            logger.log(_level_of(chosen), "%s", chosen)
         return train(*args, **kwargs)
     if (args[1] if len(args) > 1 else kwargs.get("trial")) is not None:
         logger.warning(NOT_GUARDED)
@@ -164,9 +175,8 @@ def train_guarded(
         finally:
             _guarded_now.discard(id(trainer))
     account = TimeAccount(time.perf_counter)
-    wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
     going_on = GoingOn(trainer, config, wanted) if mode is Mode.HEAL else None
-    resumes = bool(wanted) if going_on is None else going_on.resumes
+    resumes = going_on.resumes if going_on is not None else bool(wanted if chosen is None else chosen.path)
     session = TrainerSession(trainer, config, mode, account=account, resumes=resumes, starts_over=wanted is False)
     callback = make_callback(session)
     output: Any = None
@@ -179,6 +189,8 @@ def train_guarded(
         session.attach()
         if going_on is not None:
             args, kwargs = _resuming_from(session, going_on.begin(session), args, kwargs)
+        elif chosen is not None:
+            session.note("resuming", str(chosen), level=_level_of(chosen))
         trained = _train_until_done(session, train, args, kwargs, going_on)
         answer_interrupt(
             session, at_once=True
@@ -283,9 +295,19 @@ def _resuming_from(
     """Return the arguments of `train` with another checkpoint in them."""
     if session.checkpoints is not None:
         session.checkpoints.enters_from(path)
+    return _with_checkpoint(path, args, kwargs)
+
+
+def _with_checkpoint(
+    path: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     if args:  # given by place, with what follows it
         return (path, *args[1:]), kwargs
     return args, {**kwargs, "resume_from_checkpoint": path}
+
+
+def _level_of(chosen: Chosen) -> int:
+    return logging.INFO if chosen.is_as_wanted else logging.WARNING
 
 
 def _reason(session: TrainerSession, error: BaseException) -> str:

@@ -40,6 +40,11 @@ class Chosen:
         """Return the step in the folder's name."""
         return step_of(self.path) if self.path is not None else None
 
+    @property
+    def is_as_wanted(self) -> bool:
+        """Whether the newest one was taken, so that nobody has to be warned."""
+        return self.path is not None and not self.passed_over
+
     def __str__(self) -> str:
         """Say it in a sentence."""
         said = f"{self.path.name} is resumed from" if self.path is not None else "no checkpoint is resumed from"
