@@ -247,7 +247,7 @@ def test_a_training_that_heals_nothing_resumes_from_the_same_checkpoint_and_begi
         assert any(record.getMessage().startswith(told) for record in caplog.records)
     else:
         entries = read_ledger(run / "healing" / "ledger.jsonl").entries
-        assert [e.body["text"] for e in entries if e.name == "resuming"][0].startswith(told)
+        assert next(e.body["text"] for e in entries if e.name == "resuming").startswith(told)
 
 
 def test_a_copy_with_a_lower_rate_has_a_manifest_of_its_own_with_the_verdict_of_the_original(run):

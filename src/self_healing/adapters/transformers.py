@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import DeviceLost, UnrecoverableError, give_up, say_given_up
@@ -149,17 +150,13 @@ def train_guarded(
 ) -> Any:
     """Call `train` with the guard in place, and again from a checkpoint where a plan says so."""
     mode = config.effective_mode()
-    wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
     if id(trainer) in _guarded_now:
         return train(*args, **kwargs)
-    chosen: Chosen | None = None
-    if mode is not Mode.HEAL and not has_own_loop(trainer):
-        chosen = chosen_where_nothing_is_healed(trainer, wanted)
-    if chosen is not None:
-        args, kwargs = _with_checkpoint(None if chosen.path is None else str(chosen.path), args, kwargs)
     if mode is Mode.OFF:
+        chosen = None if has_own_loop(trainer) else chosen_where_nothing_is_healed(trainer, _wanted(args, kwargs))
         if chosen is not None:
             logger.log(_level_of(chosen), "%s", chosen)
+            args, kwargs = _with_checkpoint(chosen.path, args, kwargs)
         return train(*args, **kwargs)
     if (args[1] if len(args) > 1 else kwargs.get("trial")) is not None:
         logger.warning(NOT_GUARDED)
@@ -174,8 +171,16 @@ def train_guarded(
             return train_own_loop(trainer, config, mode, partial(train, *args, **kwargs))
         finally:
             _guarded_now.discard(id(trainer))
+    return _train_in_session(trainer, config, train, args, kwargs)
+
+
+def _train_in_session(
+    trainer: Any, config: HealingConfig, train: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     account = TimeAccount(time.perf_counter)
+    mode, wanted = config.effective_mode(), _wanted(args, kwargs)
     going_on = GoingOn(trainer, config, wanted) if mode is Mode.HEAL else None
+    chosen = chosen_where_nothing_is_healed(trainer, wanted) if going_on is None else None
     resumes = going_on.resumes if going_on is not None else bool(wanted if chosen is None else chosen.path)
     session = TrainerSession(trainer, config, mode, account=account, resumes=resumes, starts_over=wanted is False)
     callback = make_callback(session)
@@ -191,6 +196,7 @@ def train_guarded(
             args, kwargs = _resuming_from(session, going_on.begin(session), args, kwargs)
         elif chosen is not None:
             session.note("resuming", str(chosen), level=_level_of(chosen))
+            args, kwargs = _with_checkpoint(chosen.path, args, kwargs)
         trained = _train_until_done(session, train, args, kwargs, going_on)
         answer_interrupt(
             session, at_once=True
@@ -298,9 +304,14 @@ def _resuming_from(
     return _with_checkpoint(path, args, kwargs)
 
 
+def _wanted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs.get("resume_from_checkpoint")
+
+
 def _with_checkpoint(
-    path: str | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+    folder: str | Path | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    path = None if folder is None else str(folder)
     if args:  # given by place, with what follows it
         return (path, *args[1:]), kwargs
     return args, {**kwargs, "resume_from_checkpoint": path}

@@ -140,6 +140,7 @@ class GoingOn:
         if left is not None and (disk is None or disk.path is None or (disk.step or 0) <= left.step):
             is_as_wanted = not (self.passed_over or self._otherwise)
             session.note("resuming", self._told(left), level=self._level(is_as_wanted=is_as_wanted))
+            session.abilities.own_checkpoints.goes_on_at(left.step, since_s=self._since_s)
             return session.rollback.go_on_at(left)
         disk = self._on_disk()
         told = [str(disk), *self.passed_over, *self.changed, *(self._otherwise if disk.path is not None else ())]
@@ -149,6 +150,7 @@ class GoingOn:
         session.note("resuming", "; ".join(told), level=self._level(is_as_wanted=is_as_wanted))
         if disk.path is None:
             return None
+        session.abilities.own_checkpoints.goes_on_from(disk.path, since_s=self._since_s)
         if session.checkpoints is not None:
             session.checkpoints.disk.resumed(disk.path)
         return str(disk.path)
