@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from self_healing import HealingConfig, SelfHealingTrainer
+from self_healing.drills.fault import on_training_forward, with_loss_times
 from self_healing.drills.tiny_training import tiny_trainer
 
 from .test_returning import find_session
@@ -107,6 +108,32 @@ def test_the_best_of_the_checkpoints_that_are_left_takes_its_place(tmp_path):
     assert holds_weights_of(trainer, tmp_path / "checkpoint-8")
 
 
+@pytest.mark.parametrize("other", ["checkpoint-25", None])
+def test_a_sick_checkpoint_does_not_become_the_result_of_a_run(other, tmp_path):
+    every = 25 if other else 50
+    trainer = tiny_trainer(tmp_path, max_steps=70, **{**BEST, "eval_steps": every, "save_steps": every})
+    last = []
+    worse_evaluations(trainer, when=last)
+
+    def spike(step, _inputs, output):
+        last.extend([step] if step == 60 else [])
+        return with_loss_times(output, 30.0) if step == 49 else output
+
+    on_training_forward(trainer, spike)
+    if other is None:
+        trainer.add_callback(delete_at(70, tmp_path / "checkpoint-70"))
+    SelfHealingTrainer(trainer, HealingConfig(loss_spike_factor=3.0)).train()
+    (told,) = notes(tmp_path, "best-checkpoint-passed-over")
+    assert told.startswith("checkpoint-50, the best checkpoint by what was measured, is marked sick (loss-spike")
+    if other:
+        assert Path(trainer.state.best_model_checkpoint).name == other
+        assert f"of those that are left {other} is the best" in told
+        assert holds_weights_of(trainer, tmp_path / other)
+    else:
+        assert "no other is left: the weights stay as they were trained last" in told
+        assert not holds_weights_of(trainer, tmp_path / "checkpoint-50")
+
+
 def delete_at(step, folder):
     """Return a callback that deletes a folder, as a rotation of other code does."""
     import shutil
@@ -117,6 +144,8 @@ def delete_at(step, folder):
         def on_step_end(self, args, state, control, **kwargs):
             if state.global_step == step:
                 shutil.rmtree(folder, ignore_errors=True)
+
+        on_save = on_step_end
 
     return Delete()
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import os
+import shutil
+from pathlib import Path
+
 import pytest
 
 from self_healing import HealingConfig, SelfHealingTrainer
+from self_healing.drills.disk_faults import CannotMountError, small_disk
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import losses, same
 
@@ -100,6 +106,49 @@ def test_a_spike_passes_also_where_no_state_can_be_secured(spiked, tmp_path):
     (told,) = notes(tmp_path, "not-secured")
     assert "NotImplementedError" in told
     assert same(trainer, spiked)
+
+
+def test_what_lies_in_the_way_of_a_state_is_told_and_left_alone(spiked, tmp_path):
+    for step in range(8, 56, 8):  # as runs before this one have left them, half written
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "model.safetensors").write_bytes(b"x")
+    SelfHealingTrainer(spiking(tmp_path), CONFIG).train()
+    (told,) = notes(tmp_path, "not-secured")
+    assert "is in the way (it was there when this training began" in told
+    assert notes(tmp_path, "secured") == []
+    assert [folder for folder in tmp_path.glob("checkpoint-*") if len(list(folder.iterdir())) > 1] == [
+        tmp_path / "checkpoint-60"
+    ]
+
+
+def test_a_newer_checkpoint_of_another_run_does_not_stand_for_a_state_of_this_one(spiked, tmp_path):
+    shutil.copytree(Path(spiked.args.output_dir) / "checkpoint-60", tmp_path / "checkpoint-49")
+    state = tmp_path / "checkpoint-49" / "trainer_state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "global_step": 49}))
+    SelfHealingTrainer(spiking(tmp_path), CONFIG).train()
+    (told,) = notes(tmp_path, "secured")
+    assert "was written from memory" in told
+
+
+def test_a_state_that_a_full_disk_refuses_is_not_said_to_be_secured(tmp_path):
+    from transformers import TrainerCallback
+
+    class Fill(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == 48:
+                room = os.statvfs(args.output_dir)
+                (Path(args.output_dir) / "filler").write_bytes(b"x" * (room.f_bavail * room.f_bsize - 150_000))
+
+    try:
+        with small_disk(tmp_path / "disk", 3_000_000):
+            trainer = spiking(tmp_path / "disk")
+            trainer.add_callback(Fill())
+            SelfHealingTrainer(trainer, CONFIG).train()
+            (told,) = notes(tmp_path / "disk", "not-secured")
+            assert notes(tmp_path / "disk", "secured") == []
+    except CannotMountError as error:
+        pytest.skip(str(error))
+    assert "it could not be written: " in told
 
 
 def test_an_older_good_state_is_secured_where_the_newest_is_damaged(spiked, tmp_path):

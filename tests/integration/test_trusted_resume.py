@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sys
 
 import pytest
 
 from self_healing.adapters.wrapping import Wrapping
 from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.snapshots.checkpoint_check import check
 from self_healing.snapshots.disk_tier import DiskTier
 from self_healing.snapshots.manifest import FILE_NAME, promote, read_manifest
 from self_healing.snapshots.resume import choose
 from self_healing.snapshots.verdicts import Condition, StateVerdict
+from self_healing.supervisor.slower_checkpoint import make_slower
 
 pytestmark = pytest.mark.torch
 
 STEPS = 40
+GOOD = StateVerdict(Condition.GOOD, "it has proved itself")
 
 
 def followed(trainer):
@@ -60,6 +64,17 @@ def trained(tmp_path_factory):
     followed(trainer)
     trainer.train()
     return folder, [parameter.detach().clone() for parameter in trainer.model.parameters()]
+
+
+def began_at(steps):
+    """Return a callback that notes the step at which a training begins."""
+    from transformers import TrainerCallback
+
+    class Begins(TrainerCallback):
+        def on_train_begin(self, args, state, control, **kwargs):
+            steps.append(state.global_step)
+
+    return Begins()
 
 
 @pytest.fixture
@@ -209,3 +224,39 @@ def test_where_there_is_no_checkpoint_a_guarded_training_starts_from_scratch(tmp
     assert SelfHealingTrainer(trainer).train(resume_from_checkpoint=True).global_step == 3
     with pytest.raises(ConfigError, match="cannot be resumed from"):
         SelfHealingTrainer(trainer).train(resume_from_checkpoint=str(tmp_path / "checkpoint-7"))
+
+
+@pytest.mark.parametrize(("mode", "wanted"), [("advise", "auto"), ("observe", True), ("off", "auto"), ("off", True)])
+def test_a_training_that_heals_nothing_resumes_from_the_same_checkpoint_and_begins_where_there_is_none(
+    mode, wanted, run, tmp_path, caplog
+):
+    from self_healing import HealingConfig, SelfHealingTrainer
+    from self_healing.core.ledger import read_ledger
+
+    promote(run / "checkpoint-40", StateVerdict(Condition.SICK, "loss-divergence began at step 35"))
+    trainer = tiny_trainer(run, max_steps=32)
+    began = []
+    trainer.add_callback(began_at(began))
+    SelfHealingTrainer(trainer, HealingConfig(mode=mode)).train(resume_from_checkpoint=wanted)
+    empty = tiny_trainer(tmp_path / "empty", max_steps=1)
+    empty.add_callback(began_at(began))
+    SelfHealingTrainer(empty, HealingConfig(mode=mode)).train(wanted)  # by place, too
+    assert began == [30, 0]
+    told = "checkpoint-30 is resumed from; passed over: checkpoint-40: it is marked sick"
+    if mode == "off":
+        assert not (run / "healing").exists()
+        assert any(record.getMessage().startswith(told) for record in caplog.records)
+    else:
+        entries = read_ledger(run / "healing" / "ledger.jsonl").entries
+        assert next(e.body["text"] for e in entries if e.name == "resuming").startswith(told)
+
+
+def test_a_copy_with_a_lower_rate_has_a_manifest_of_its_own_with_the_verdict_of_the_original(run):
+    source, copy = run / "checkpoint-40", run / "slower" / "checkpoint-40"
+    promote(source, GOOD)
+    before = read_manifest(source)
+    make_slower(source, copy, 0.5, [sys.executable])
+    told, found = read_manifest(copy), check(copy)
+    assert (found.problems, found.verified, told.verdict) == ((), True, GOOD)
+    assert read_manifest(source) == before
+    assert {name for name in before.files if before.files[name] != told.files[name]} == {"optimizer.pt", "scheduler.pt"}

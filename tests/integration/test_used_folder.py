@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import shutil
+from pathlib import Path
 
 import pytest
 
-from self_healing import HealingConfig, SelfHealingCallback, SelfHealingTrainer
+from self_healing import HealingConfig, SelfHealingCallback, SelfHealingTrainer, UnrecoverableError
 from self_healing.core.errors import LedgerError
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.tiny_training import tiny_trainer
@@ -77,6 +78,26 @@ def test_a_resumed_run_knows_nothing_of_what_was_before_the_fresh_one_it_continu
     assert output.metrics["healing/recovery_attempts"] == 0
     told = read_postmortem(used / "postmortem.json")
     assert ([attempt["attempt"] for attempt in told.attempts], told.steps_lost) == ([2, 3], 0)
+
+
+@pytest.mark.parametrize("resume", [False, "checkpoint-8"])
+def test_a_run_returns_to_no_checkpoint_of_another_one_that_has_left_some_in_its_folder(resume, used):
+    trainer = tiny_trainer(used, max_steps=12, save_strategy="steps", save_steps=100)
+    spoil_a_weight_once(trainer)
+    guarded = SelfHealingTrainer(trainer, HealingConfig(snapshot_memory_fraction=0))
+    wanted = resume and str(used / resume)
+    if wanted:
+        guarded.train(resume_from_checkpoint=wanted)
+    else:
+        with pytest.raises(UnrecoverableError):
+            guarded.train(resume_from_checkpoint=wanted)
+    outcomes = [e.body for e in read_ledger(used / "healing" / "ledger.jsonl").entries if e.kind == "outcome"]
+    returned = [Path(body["returns_to"]).name for body in outcomes[1:] if body.get("returns_to")]
+    assert returned == (["checkpoint-4"] if wanted else []), (
+        "with the second try of the same run, deeper: its past counts"
+    )
+    told = str(outcomes[1:])
+    assert ("checkpoint-8: it was there when this training began" in told) is not bool(wanted)
 
 
 def test_a_run_that_follows_one_that_was_killed_knows_what_that_one_had_spent(used):

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..core.errors import DeviceLost, UnrecoverableError, give_up, say_given_up
@@ -34,7 +35,7 @@ from .own_loop.recognised import has_own_loop
 from .own_loop.train import train_own_loop
 from .rehearsal.dry_run import dry_run, dry_run_or_stop
 from .rehearsal.trainer_check import check_trainer
-from .rollback.going_on import GoingOn
+from .rollback.going_on import GoingOn, chosen_where_nothing_is_healed
 from .rollback.left_state import StateDoesNotFitError
 from .run.log_figures import GOODPUT
 from .run.moves import LeaveLoop, Resume, ReturnTo, RollBackTo
@@ -44,6 +45,7 @@ from .wrapping import Wrapping
 if TYPE_CHECKING:
     from ..config import HealingConfig
     from ..preflight.runner import CheckReport
+    from ..snapshots.resume import Chosen
     from .rehearsal.dry_run_report import DryRunReport
 
 logger = logging.getLogger("self_healing.trainer")
@@ -149,7 +151,13 @@ def train_guarded(
 ) -> Any:
     """Call `train` with the guard in place, and again from a checkpoint where a plan says so."""
     mode = config.effective_mode()
-    if mode is Mode.OFF or id(trainer) in _guarded_now:
+    if id(trainer) in _guarded_now:
+        return train(*args, **kwargs)
+    if mode is Mode.OFF:
+        chosen = None if has_own_loop(trainer) else chosen_where_nothing_is_healed(trainer, _wanted(args, kwargs))
+        if chosen is not None:
+            logger.log(_level_of(chosen), "%s", chosen)
+            args, kwargs = _with_checkpoint(chosen.path, args, kwargs)
         return train(*args, **kwargs)
     if (args[1] if len(args) > 1 else kwargs.get("trial")) is not None:
         logger.warning(NOT_GUARDED)
@@ -164,10 +172,17 @@ def train_guarded(
             return train_own_loop(trainer, config, mode, partial(train, *args, **kwargs))
         finally:
             _guarded_now.discard(id(trainer))
+    return _train_in_session(trainer, config, train, args, kwargs)
+
+
+def _train_in_session(
+    trainer: Any, config: HealingConfig, train: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     account = TimeAccount(time.perf_counter)
-    wanted = args[0] if args else kwargs.get("resume_from_checkpoint")
+    mode, wanted = config.effective_mode(), _wanted(args, kwargs)
     going_on = GoingOn(trainer, config, wanted) if mode is Mode.HEAL else None
-    resumes = bool(wanted) if going_on is None else going_on.resumes
+    chosen = chosen_where_nothing_is_healed(trainer, wanted) if going_on is None else None
+    resumes = going_on.resumes if going_on is not None else bool(wanted if chosen is None else chosen.path)
     session = TrainerSession(trainer, config, mode, account=account, resumes=resumes, starts_over=wanted is False)
     callback = make_callback(session)
     output: Any = None
@@ -180,6 +195,9 @@ def train_guarded(
         session.attach()
         if going_on is not None:
             args, kwargs = _resuming_from(session, going_on.begin(session), args, kwargs)
+        elif chosen is not None:
+            session.note("resuming", str(chosen), level=_level_of(chosen))
+            args, kwargs = _with_checkpoint(chosen.path, args, kwargs)
         trained = _train_until_done(session, train, args, kwargs, going_on)
         answer_interrupt(
             session, at_once=True
@@ -285,9 +303,24 @@ def _resuming_from(
     """Return the arguments of `train` with another checkpoint in them."""
     if session.checkpoints is not None:
         session.checkpoints.enters_from(path)
+    return _with_checkpoint(path, args, kwargs)
+
+
+def _wanted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return args[0] if args else kwargs.get("resume_from_checkpoint")
+
+
+def _with_checkpoint(
+    folder: str | Path | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    path = None if folder is None else str(folder)
     if args:  # given by place, with what follows it
         return (path, *args[1:]), kwargs
     return args, {**kwargs, "resume_from_checkpoint": path}
+
+
+def _level_of(chosen: Chosen) -> int:
+    return logging.INFO if chosen.is_as_wanted else logging.WARNING
 
 
 def _reason(session: TrainerSession, error: BaseException) -> str:

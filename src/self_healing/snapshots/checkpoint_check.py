@@ -37,7 +37,7 @@ class Checked:
     remarks: tuple[str, ...] = ()
     """What is worth saying and does not prevent it."""
     verified: bool = False
-    """A manifest was there, and what was looked at agrees with it."""
+    """A manifest was there, lists every file that a resume needs, and what was looked at agrees with it."""
     verdict: StateVerdict = NOT_JUDGED
 
     @property
@@ -64,6 +64,7 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
     """
     step = step_of(folder)
     manifest, verified, is_beside_damaged = None, False, False
+    agreeing: frozenset[str] = frozenset()
     problems: list[str] = []
     remarks: list[str] = []
     try:
@@ -74,23 +75,25 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
         problems.append(str(error))
     try:
         if manifest is not None:
-            for name, told in _differences(folder, manifest, thorough=thorough):
+            differing = _differences(folder, manifest, thorough=thorough)
+            for name, told in differing:
                 (remarks if name in BESIDE else problems).append(told)
+            agreeing = frozenset(manifest.files) - {name for name, _ in differing}
             is_beside_damaged = bool(remarks)
             if is_beside_damaged:
                 remarks.append("counts and the history of the rules begin anew, as after a stock resume")
-        is_hashed = manifest is not None and bool(manifest.files)
-        if not is_hashed and not problems:
-            remarks.append("there are no checksums: only its structure was looked at")
-        # Checksums that agree make it needless to read the files a second time.
-        looked = _Look(folder, thorough=thorough and not (is_hashed and not problems))
+        is_known = not problems
+        looked = _Look(folder, agreeing, thorough=thorough)
         problems += looked.state_problems(step)
         problems += looked.weights_problems()
         problems += looked.optimizer_problems(model_only=model_only)
+        unlisted = sorted(looked.needed - agreeing)
+        if unlisted and is_known:
+            remarks.append(_without_checksums(unlisted, is_all=not agreeing))
         remarks += looked.remarks(model_only=model_only)
         if finite and not problems:
             problems += looked.values_that_are_not_finite()
-        verified = is_hashed and not problems and not is_beside_damaged
+        verified = not unlisted and not problems and not is_beside_damaged
     except OSError as error:  # the folder is deleted while it is looked at, or its disk fails
         problems.append(f"it cannot be read: {error.strerror or error}")
     verdict = manifest.verdict if manifest is not None else NOT_JUDGED
@@ -102,6 +105,13 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
         verified=verified,
         verdict=verdict,
     )
+
+
+def _without_checksums(names: list[str], *, is_all: bool) -> str:
+    if is_all:
+        return "there are no checksums: only its structure was looked at"
+    told = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return f"its manifest has no checksum of {told}: only their structure was looked at"
 
 
 def _said_once(problems: list[str]) -> tuple[str, ...]:
@@ -155,17 +165,34 @@ def _other_content(path: Path, name: str, xxh3: str) -> str | None:
 class _Look:
     """The structural checks of one folder."""
 
-    def __init__(self, folder: Path, *, thorough: bool) -> None:
+    def __init__(self, folder: Path, agreeing: frozenset[str], *, thorough: bool) -> None:
         self.folder = folder
-        self.thorough = thorough
+        self._agreeing = agreeing
+        """Files whose checksums agree: they need not be read a second time."""
+        self._thorough = thorough
+        self.needed: set[str] = set()
+        """Files that a resume reads, as far as they are there."""
         self.entries = sorted(path.name for path in folder.iterdir())
         self.is_sharded = SHARDED in self.entries
         """We have written it from several ranks: the folder of shards holds all that a resume needs."""
         self.whole: list[Path] = []
         """Weight files whose structure is fine."""
 
+    def _problem_of(self, path: Path) -> str | None:
+        name = self._need(path)
+        return problem_of_torch_file(path, thorough=self._thorough and name not in self._agreeing)
+
+    def _need(self, path: Path) -> str:
+        name = path.relative_to(self.folder).as_posix()
+        self.needed.add(name)
+        return name
+
+    def _need_all_in(self, folder: Path) -> None:
+        self.needed.update(path.relative_to(self.folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
     def state_problems(self, step: int | None) -> Iterator[str]:
         """Look at `trainer_state.json`, which a Trainer writes last."""
+        self._need(self.folder / "trainer_state.json")
         try:
             state = read_json(self.folder / "trainer_state.json")
         except ValueError as error:
@@ -192,6 +219,7 @@ class _Look:
         if engines:
             yield from self._deepspeed_problems()
         if self.is_sharded:
+            self._need_all_in(self.folder / SHARDED)
             yield from sharded_problems(self.folder / SHARDED)
         if not (names or sharded or engines or self.is_sharded):
             yield "there are no weights"
@@ -199,6 +227,7 @@ class _Look:
     def _weights_file(self, path: Path) -> Iterator[str]:
         try:
             if path.name.endswith(".index.json"):
+                self._need(path)
                 for shard, tensors in shards_of(path).items():
                     yield from self._shard(path.parent / shard, tensors)
             else:
@@ -209,6 +238,7 @@ class _Look:
     def _shard(self, path: Path, tensors: set[str]) -> Iterator[str]:
         problem = None
         if path.suffix == ".safetensors":
+            self._need(path)
             try:
                 missing = tensors - safetensors_names(path)
             except ValueError as error:
@@ -216,7 +246,7 @@ class _Look:
             else:
                 problem = f"{path.name} lacks {min(missing)}, which the index promises" if missing else None
         else:
-            problem = problem_of_torch_file(path, thorough=self.thorough)
+            problem = self._problem_of(path)
         if problem is not None:
             yield problem
         else:
@@ -226,8 +256,9 @@ class _Look:
         """Look at what FSDP wrote: a file of torch, or a folder of shards with a table of them."""
         path = self.folder / name
         if not path.is_dir():
-            problem = problem_of_torch_file(path, thorough=self.thorough)
+            problem = self._problem_of(path)
         else:
+            self._need_all_in(path)
             problem = why_no_file(path / ".metadata")
             problem = f"{name} is incomplete: {problem}" if problem is not None else None
         if problem is not None:
@@ -235,10 +266,13 @@ class _Look:
 
     def _deepspeed_problems(self) -> Iterator[str]:
         problem = why_no_file(self.folder / "latest")
+        self._need(self.folder / "latest")
         if problem is None:
             tag = (self.folder / "latest").read_text(errors="replace").strip()
             if tag not in self.entries or not any((self.folder / tag).iterdir()):
                 problem = f"latest names {tag!r}, which is not there"
+            else:
+                self._need_all_in(self.folder / tag)
         if problem is not None:
             yield problem
 
@@ -256,7 +290,7 @@ class _Look:
 
     def _torch_file(self, name: str, *, is_needed: bool, instead: str) -> Iterator[str]:
         if name in self.entries:
-            problem = problem_of_torch_file(self.folder / name, thorough=self.thorough)
+            problem = self._problem_of(self.folder / name)
             if problem is not None:
                 yield problem
         elif is_needed:

@@ -11,7 +11,7 @@ import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from .manifest import opened
+from .manifest import may_name_a_file, opened
 
 _LONGEST_HEADER = 100_000_000
 """The format allows no more."""
@@ -146,7 +146,7 @@ def shards_of(index: Path) -> dict[str, set[str]]:
         raise ValueError(f"{index.name} is damaged: it lists no shards")
     shards: dict[str, set[str]] = {}
     for tensor, shard in listed.items():
-        if not isinstance(shard, str) or Path(shard).name != shard:
+        if not isinstance(shard, str) or Path(shard).name != shard or not may_name_a_file(shard):
             raise ValueError(f"{index.name} is damaged: {shard!r} is no file beside it")
         shards.setdefault(shard, set()).add(tensor)
     return shards

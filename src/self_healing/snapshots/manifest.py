@@ -169,19 +169,24 @@ def read_manifest(folder: Path) -> Manifest | None:
         return None
     except OSError as error:
         raise ManifestError(f"{FILE_NAME} cannot be read: {error.strerror}") from error
+    except ManifestError:
+        raise
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{FILE_NAME} is damaged: {error}") from error
 
 
 def _parsed(data: object) -> Manifest:
     match data:
+        case {"v": int(version)} if version > VERSION:
+            told = f"a newer version of self_healing has written it (format {version}, and this one knows {VERSION})"
+            raise ManifestError(f"{FILE_NAME} cannot be read: {told}")
         case {
-            "v": int(),
+            "v": int(version),
             "step": int() | None as step,
             "created": str(created),
             "verdict": {"condition": str(condition), "because": str(because)},
             "files": dict(files),
-        }:
+        } if version == VERSION:
             marks = {name: _mark(name, entry) for name, entry in files.items()}
             verdict = StateVerdict(Condition(condition), because)
             return Manifest(step=step, created=created, files=marks, verdict=verdict)
@@ -189,9 +194,18 @@ def _parsed(data: object) -> Manifest:
             raise ValueError("it does not hold v, step, created, verdict and files")
 
 
+def may_name_a_file(name: str) -> bool:
+    """Say whether the operating system can be asked for a file of this name: JSON may hold what no file is called."""
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:  # half of a pair of surrogates
+        return False
+    return "\0" not in name
+
+
 def _mark(name: str, entry: object) -> FileMark:
     path = PurePosixPath(name)
-    if path.is_absolute() or ".." in path.parts or "\0" in name:
+    if path.is_absolute() or ".." in path.parts or not may_name_a_file(name):
         raise ValueError(f"it names a file outside the folder: {name!r}")
     match entry:
         case {"size": int(size), "xxh3": str(xxh3)}:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -40,6 +41,11 @@ class Chosen:
         """Return the step in the folder's name."""
         return step_of(self.path) if self.path is not None else None
 
+    @property
+    def is_as_wanted(self) -> bool:
+        """Whether the newest one was taken, so that nobody has to be warned."""
+        return self.path is not None and not self.passed_over
+
     def __str__(self) -> str:
         """Say it in a sentence."""
         said = f"{self.path.name} is resumed from" if self.path is not None else "no checkpoint is resumed from"
@@ -70,6 +76,7 @@ def choose(
     finite: bool = False,
     model_only: bool = False,
     since_s: float | None = None,
+    why_not: Callable[[Path], str | None] | None = None,
 ) -> Chosen:
     """Return the newest checkpoint to resume from, and why newer ones were passed over.
 
@@ -80,6 +87,7 @@ def choose(
         finite: Look at the weights' values too.
         model_only: The run saves the model only.
         since_s: When the run began: what is older belongs to another one.
+        why_not: Says why a folder is not to be taken, whatever it holds; None where nothing speaks against it.
 
     """
     passed_over: list[PassedOver] = []
@@ -92,8 +100,12 @@ def choose(
         if before_step is not None and (step_of(folder) or 0) >= before_step:
             passed_over.append(PassedOver(folder, f"it is not from before step {before_step}"))
             continue
-        if since_s is not None and _written_s(folder) < since_s:
+        if since_s is not None and written_s(folder) < since_s:
             passed_over.append(PassedOver(folder, "it is older than this run"))
+            continue
+        because = why_not(folder) if why_not is not None else None
+        if because is not None:
+            passed_over.append(PassedOver(folder, because))
             continue
         checked = check(folder, thorough=thorough, finite=finite, model_only=model_only)
         if checked.is_usable:
@@ -102,7 +114,8 @@ def choose(
     return Chosen(passed_over=tuple(passed_over))
 
 
-def _written_s(folder: Path) -> float:
+def written_s(folder: Path) -> float:
+    """Return when a checkpoint was written, by the file that a Trainer writes last."""
     try:
         return (folder / "trainer_state.json").stat().st_mtime
     except OSError:  # it is looked at more closely elsewhere

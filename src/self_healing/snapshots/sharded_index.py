@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .file_checks import is_finite, read_json, why_no_file
-from .manifest import opened
+from .manifest import may_name_a_file, opened
 
 SHARDED = "sharded"
 """The folder in a checkpoint."""
@@ -83,7 +83,7 @@ def _piece(name: str, given: object, dims: int) -> Piece:
     match given:
         case [list(offsets), list(sizes), str(file), int(begin), int(length)]:
             if _are_counts([*offsets, *sizes, begin, length]) and len(offsets) == len(sizes) == dims:
-                if PurePosixPath(file).name != file or file in ("", "..") or "\0" in file:
+                if PurePosixPath(file).name != file or file in ("", "..") or not may_name_a_file(file):
                     raise ValueError(f"{INDEX} names a file outside the folder: {file!r}")
                 return Piece(tuple(offsets), tuple(sizes), file, begin, length)
     raise ValueError(f"{INDEX} is damaged: it does not say where {name} lies")

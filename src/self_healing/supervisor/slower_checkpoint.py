@@ -10,14 +10,18 @@ The supervisor never imports torch: the program that does is this file itself.
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger("self_healing.supervisor")
 
 OPTIMIZER, SCHEDULER = "optimizer.pt", "scheduler.pt"
 MOST_S = 600.0
@@ -50,6 +54,24 @@ def make_slower(source: Path, target: Path, factor: float, argv: Sequence[str]) 
         last = (done.stderr.strip().splitlines() or ["it did not say why"])[-1]
         shutil.rmtree(target, ignore_errors=True)
         raise NotMade(last[:300])
+    _describe_copy(source, target)
+
+
+def _describe_copy(source: Path, target: Path) -> None:
+    """Give the copy a manifest of its own: that of the original, with what was written anew; none where that cannot be had.
+
+    What was linked keeps the checksums of the original, so that what has been damaged there is found here too.
+    """
+    from ..snapshots import manifest  # noqa: PLC0415  # this file is run by itself too, by a python without it
+
+    manifest.withdraw(target)  # it is the original's, and tells of other files
+    try:
+        known = manifest.read_manifest(source)
+        if known is not None:
+            anew = {name: manifest.mark_of(target / name) for name in (OPTIMIZER, SCHEDULER) if name in known.files}
+            manifest.write_manifest(target, replace(known, files={**known.files, **anew}))
+    except (manifest.ManifestError, manifest.FolderChangingError, OSError) as error:
+        logger.warning("the copy %s has no manifest, and only its structure can be looked at: %s", target, error)
 
 
 def python_of(argv: Sequence[str]) -> str:

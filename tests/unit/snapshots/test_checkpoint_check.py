@@ -307,6 +307,26 @@ def test_a_manifest_that_cannot_be_understood_is_a_problem(text, checkpoint):
     assert problem.startswith(f"{FILE_NAME} is damaged")
 
 
+@pytest.mark.parametrize("left_out", ["optimizer.pt", "trainer_state.json", "model-00001-of-00002.safetensors"])
+def test_a_checkpoint_is_verified_only_where_all_that_a_resume_needs_has_a_checksum(left_out, checkpoint, flip_bit):
+    folder = with_manifest(checkpoint(weights="shards"))
+    manifest = json.loads((folder / FILE_NAME).read_text())
+    del manifest["files"][left_out]
+    (folder / FILE_NAME).write_text(json.dumps(manifest))
+    found = check(folder)
+    assert (found.is_usable, found.verified) == (True, False)
+    assert found.remarks == (f"its manifest has no checksum of {left_out}: only their structure was looked at",)
+    if left_out == "optimizer.pt":  # so that the checksums inside of it count
+        flip_bit(folder / left_out)
+        assert not check(folder).is_usable
+
+
+def test_a_shard_whose_name_no_file_can_have_is_told_and_not_raised(checkpoint):
+    folder = checkpoint(weights="shards")
+    (folder / "model.safetensors.index.json").write_text('{"weight_map": {"a": "x\\ud800"}}')
+    assert "is no file beside it" in check(folder).problems[0]
+
+
 def test_a_manifest_of_another_checkpoint_is_a_problem(checkpoint):
     folder = with_manifest(checkpoint())
     other = checkpoint(20)

@@ -176,13 +176,21 @@ def test_without_a_manifest_only_a_sick_folder_is_marked(folder):
     assert read_manifest(folder).files == {}
 
 
-@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "a\0b"])
+@pytest.mark.parametrize("name", ["/etc/passwd", "../x", "a/../../x", "a\0b", "a\ud800"])
 def test_a_manifest_does_not_lead_out_of_its_folder(name, folder):
     write_manifest(folder, describe(folder, INTACT))
     data = json.loads((folder / FILE_NAME).read_text())
     data["files"][name] = {"size": 1, "xxh3": "0"}
     (folder / FILE_NAME).write_text(json.dumps(data))
     with pytest.raises(ManifestError, match="outside the folder"):
+        read_manifest(folder)
+
+
+def test_a_manifest_of_a_newer_format_is_not_guessed_at(folder):
+    write_manifest(folder, describe(folder, INTACT))
+    data = json.loads((folder / FILE_NAME).read_text())
+    (folder / FILE_NAME).write_text(json.dumps({**data, "v": 99}))
+    with pytest.raises(ManifestError, match=r"a newer version of self_healing has written it \(format 99"):
         read_manifest(folder)
 
 

@@ -11,6 +11,7 @@ from ...core.errors import ActionFailed
 from ..run.abilities import TrainerAbilities
 from ..run.moves import Resume, ReturnTo
 from ..step.learning_rate import LearningRateScale
+from .best_checkpoint import NotWrittenError
 from .frozen_audit import BrokenWeights
 from .state_keeper import StateKeeper
 
@@ -44,7 +45,10 @@ class RollbackAbilities(TrainerAbilities):
         good = self.keeper.newest_good()
         if good is None or good.step == 0:
             raise ActionFailed("no state of this run has proved itself yet")
-        return self.keeper.write_to_disk(good)
+        try:
+            return self.keeper.write_to_disk(good, self.own_checkpoints)
+        except NotWrittenError as error:
+            raise ActionFailed(str(error)) from error
 
     def stop_run(self, reason: str) -> str | StoppedAt:
         """End training at this step, with the weights of the furthest sound state: a deeper return may have lost them."""

@@ -1,15 +1,22 @@
-"""The best checkpoint of a run that returns: the trainer deletes checkpoints by a name that a return may bring back."""
+"""The best checkpoint of a run, which may be sick or gone; and states of memory that are written as checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...snapshots.verdicts import SavedState
+from ...snapshots.checkpoint_check import check
+from ...snapshots.manifest import ManifestError, read_manifest, step_of
+from ...snapshots.verdicts import NOT_JUDGED, Condition, SavedState, StateVerdict, Tier
 from ..wrapping import Wrapping
+from .harm import may_have_harmed
 from .memory_snapshots import MemorySnapshots
+
+if TYPE_CHECKING:
+    from ..run.checkpoint_folders import RunCheckpoints
+    from ..run.session import Session
 
 
 @contextmanager
@@ -25,32 +32,101 @@ def keeping_all_checkpoints(trainer: Any, *, where: bool = True) -> Iterator[Non
 
 
 def name_a_best_that_is_there(trainer: Any, kept: Iterable[SavedState]) -> str | None:
-    """Correct the best checkpoint where a return has brought back the name of one that was deleted since; say so.
+    """Correct the best checkpoint where it is sick, or a return has brought back the name of one that was deleted; say so.
 
     To keep every checkpoint that some state knows as the best would take several times the room that the user has given
     with `save_total_limit`. The best of those that are left, by what was measured, takes its place; where none is left,
     the next evaluation begins anew.
     """
-    state = trainer.state
-    gone = getattr(state, "best_model_checkpoint", None)
-    if gone is None or Path(gone).is_dir():
+    told = _corrected(trainer, list(kept))
+    if told is None:
+        return None
+    is_left = trainer.state.best_model_checkpoint is not None
+    return told if is_left else f"{told}: the next evaluation begins anew"
+
+
+def load_no_sick_best(session: Session, wrapping: Wrapping) -> None:
+    """Have the trainer load the best checkpoint that is not sick at its end, and say so where that is another one."""
+    trainer = session.trainer
+
+    def around(original: Callable[..., Any]) -> Callable[..., Any]:
+        def _load_best_model(*args: Any, **kwargs: Any) -> Any:
+            named = _named(trainer)
+            told = _corrected(trainer, _kept(session))
+            if told is not None and trainer.state.best_model_checkpoint is None:
+                if _is_sound(session):
+                    session.note("best-checkpoint-passed-over", f"{told}: the weights stay as they were trained last")
+                    return None
+                _name(trainer, named)
+                told = f"{told}, and the weights of the end are not sound either: it is loaded all the same"
+            if told is not None:
+                session.note("best-checkpoint-passed-over", told)
+            return original(*args, **kwargs)
+
+        return _load_best_model
+
+    if session.checkpoints is not None and hasattr(trainer, "_load_best_model"):
+        wrapping.wrap(trainer, "_load_best_model", around)
+
+
+def _kept(session: Session) -> list[SavedState]:
+    """Return the checkpoints that this training has written or goes on from, with what is thought of each by now."""
+    assert session.checkpoints is not None, "who keeps no checkpoints has not wrapped anything"
+    states = session.checkpoints.disk.states
+    known = {Path(state.key) for state in states}
+    earlier = [folder for folder in session.abilities.own_checkpoints.past() if folder not in known]
+    return [*states, *(_of_an_earlier_process(folder) for folder in earlier)]
+
+
+def _of_an_earlier_process(folder: Path) -> SavedState:
+    return SavedState(key=str(folder), step=step_of(folder) or 0, tier=Tier.DISK, verdict=_verdict_on_disk(folder))
+
+
+def _verdict_on_disk(folder: Path) -> StateVerdict:
+    try:
+        manifest = read_manifest(folder)
+    except ManifestError as error:  # nobody knows what it says of the folder
+        return StateVerdict(Condition.SICK, str(error))
+    return NOT_JUDGED if manifest is None else manifest.verdict
+
+
+def _is_sound(session: Session) -> bool:
+    return session.weights_are_finite() and not any(
+        may_have_harmed(case.incident) for case in session.desk.healer.care.cases
+    )
+
+
+def _corrected(trainer: Any, kept: list[SavedState]) -> str | None:
+    """Put the best that is there and not sick into the place of one that is gone or sick; say so, or None."""
+    named = getattr(trainer.state, "best_model_checkpoint", None)
+    why = _why_not_best(Path(named), kept) if named is not None else None
+    if named is None or why is None:
         return None
     measured = _measured(trainer)
     left = [(measured[each.step], each) for each in kept if _may_be_best(each, measured)]
     sign = -1.0 if trainer.args.greater_is_better else 1.0
     metric, best = min(left, key=lambda each: sign * each[0], default=(None, None))
-    state.best_metric = metric
-    state.best_global_step = None if best is None else best.step
-    state.best_model_checkpoint = None if best is None else best.key
-    now = (
-        "the next evaluation begins anew"
-        if best is None
-        else f"of those that are left {Path(best.key).name} is the best"
-    )
-    return (
-        f"{Path(gone).name}, the best checkpoint at the step that was returned to, was deleted since, when a better one "
-        f"had been written: {now}"
-    )
+    _name(trainer, (metric, None, None) if best is None else (metric, best.step, best.key))
+    now = "no other is left" if best is None else f"of those that are left {Path(best.key).name} is the best"
+    return f"{Path(named).name}, the best checkpoint {why}: {now}"
+
+
+def _why_not_best(folder: Path, kept: list[SavedState]) -> str | None:
+    if not folder.is_dir():
+        return "at the step that was returned to, was deleted since, when a better one had been written"
+    known = next((state.verdict for state in kept if Path(state.key) == folder), None)
+    verdict = _verdict_on_disk(folder) if known is None else known
+    return f"by what was measured, is marked sick ({verdict.because})" if verdict.is_sick else None
+
+
+def _named(trainer: Any) -> tuple[float | None, int | None, str | None]:
+    state = trainer.state
+    return state.best_metric, getattr(state, "best_global_step", None), state.best_model_checkpoint
+
+
+def _name(trainer: Any, best: tuple[float | None, int | None, str | None]) -> None:
+    state = trainer.state
+    state.best_metric, state.best_global_step, state.best_model_checkpoint = best
 
 
 def _may_be_best(state: SavedState, measured: dict[int, float]) -> bool:
@@ -69,12 +145,31 @@ def _measured(trainer: Any) -> dict[int, float]:
     return found
 
 
-def written_from_memory(trainer: Any, snapshots: MemorySnapshots, state: SavedState) -> str:
-    """Write a state to disk as the trainer writes its checkpoints, and say so; training is not touched by it."""
-    snapshot, name = snapshots.get(state.key), f"checkpoint-{state.step}"
-    if snapshot is None or (Path(trainer.args.output_dir) / name).exists():
-        return f"{name} is there already"
+class NotWrittenError(RuntimeError):
+    """A state is not on disk; the text says why."""
+
+
+def written_from_memory(trainer: Any, snapshots: MemorySnapshots, state: SavedState, own: RunCheckpoints) -> str:
+    """Write a state to disk as the trainer writes its checkpoints, and say so; training is not touched by it.
+
+    Raises:
+        NotWrittenError: it is not there afterwards. Nothing of another run is written over for it.
+
+    """
+    snapshot, folder = snapshots.get(state.key), Path(trainer.args.output_dir) / f"checkpoint-{state.step}"
+    name, model_only = folder.name, bool(getattr(trainer.args, "save_only_model", False))
+    if snapshot is None:
+        raise NotWrittenError(f"the state of step {state.step} is kept no longer")
+    if folder.exists():
+        others = own.why_not(folder)
+        if others is not None:
+            raise NotWrittenError(f"{name} is in the way ({others}): move it elsewhere, or use another output_dir")
+        if check(folder, thorough=False, model_only=model_only).is_usable:
+            return f"{name} is there already"
     # What is best by now must not make room for what is known to an earlier state.
     with snapshots.for_a_moment(snapshot), keeping_all_checkpoints(trainer):
         trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
+    problems = check(folder, thorough=False, model_only=model_only).problems
+    if problems and trainer.args.should_save:
+        raise NotWrittenError(f"{name} could not be written: {'; '.join(problems)}")
     return f"{name} was written from memory"

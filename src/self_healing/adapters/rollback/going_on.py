@@ -141,15 +141,17 @@ class GoingOn:
         if left is not None and (disk is None or disk.path is None or (disk.step or 0) <= left.step):
             is_as_wanted = not (self.passed_over or self._otherwise)
             session.note("resuming", self._told(left), level=self._level(is_as_wanted=is_as_wanted))
+            session.abilities.own_checkpoints.goes_on_at(left.step, since_s=self._since_s)
             return session.rollback.go_on_at(left)
         disk = self._on_disk()
         told = [str(disk), *self.passed_over, *self.changed, *(self._otherwise if disk.path is not None else ())]
         if self._is_automatic and 0 < self._steps() <= (disk.step or 0) and session.rollback.trains_no_step_too_many():
             told.append(f"it holds all {self._steps()} steps that are asked for, and none is trained")
-        is_as_wanted = disk.path is not None and len(told) == 1 and not disk.passed_over
+        is_as_wanted = disk.is_as_wanted and len(told) == 1
         session.note("resuming", "; ".join(told), level=self._level(is_as_wanted=is_as_wanted))
         if disk.path is None:
             return None
+        session.abilities.own_checkpoints.goes_on_from(disk.path, since_s=self._since_s)
         if session.checkpoints is not None and session.checkpoints.together.is_writer:
             session.checkpoints.disk.resumed(disk.path)
         return str(disk.path)
@@ -210,6 +212,18 @@ class GoingOn:
     def _chosen(self, before_step: int | None) -> Chosen:
         args, since_s = self._args, self._since_s or None
         return choose(args.output_dir, before_step, finite=True, model_only=self._model_only, since_s=since_s)
+
+
+def chosen_where_nothing_is_healed(trainer: Any, wanted: Wanted) -> Chosen | None:
+    """Return the checkpoint that "auto" and True mean, by reading alone; None where something else was asked for.
+
+    A stock Trainer knows no "auto", takes a damaged checkpoint for True, and raises where there is none. A script that
+    heals must run as well where healing is switched off.
+    """
+    if wanted is not True and wanted != AUTO:
+        return None
+    args = trainer.args
+    return resolve(wanted, args.output_dir, model_only=bool(getattr(args, "save_only_model", False)))
 
 
 def _was_cut_short(before: LastAttempt | None) -> bool:

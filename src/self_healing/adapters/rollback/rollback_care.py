@@ -9,10 +9,10 @@ from ...core.failure import FailureType, Severity
 from ...core.lifecycle import Case
 from ..ending.device_errors import is_device_lost
 from ..run.abilities import TrainerAbilities
-from ..run.checkpoint_folders import newest_usable
 from ..run.moves import PendingMove, ReturnTo
 from ..wrapping import Wrapping
 from .abilities import RollbackAbilities
+from .best_checkpoint import NotWrittenError
 from .in_loop import RollbackLoop
 from .left_state import LeftState, facts_for_takeover
 from .memory_snapshots import SnapshotDamagedError
@@ -181,24 +181,27 @@ class RollbackCare:
         """
         is_leaving = any(case.incident.failure in LEAVING and case.incident.severity > Severity.INFO for case in cases)
         was_leaving, self._is_leaving = self._is_leaving, is_leaving
-        if not is_leaving or was_leaving or self.keeper is None or self._desk is None:
+        if not is_leaving or was_leaving or self.keeper is None or self._desk is None or self._abilities is None:
             return
         self.suspect()
         if str(getattr(self.trainer.args.save_strategy, "value", "no")) == "no":
             return  # the user wants no checkpoints
-        newest, _ = newest_usable(self.trainer.args.output_dir, int(self.trainer.state.global_step) + 1)
+        own = self._abilities.own_checkpoints
+        newest, _ = own.newest_usable(int(self.trainer.state.global_step) + 1)
         on_disk = newest.step if newest else 0
         while (good := self.keeper.newest_good()) is not None and good.step > on_disk:
             try:
                 with checkpoints.saving_what_is(good.verdict):
-                    said = self.keeper.write_to_disk(good)
+                    said = self.keeper.write_to_disk(good, own)
             except SnapshotDamagedError as error:
                 self.keeper.damaged(good, str(error))
                 continue  # with an older one
             except (MemoryError, OSError, RuntimeError) as error:  # it is a precaution, and may not cost the run
                 if is_device_lost(error):
                     raise
-                self._desk.note("not-secured", f"step {good.step}: {type(error).__name__}: {error}")
+                self._desk.note(
+                    "not-secured", f"step {good.step}: {_why(error, checkpoints.not_written.get(good.step))}"
+                )
                 return
             self._desk.note("secured", f"the loss has left its level: {said}, a state that has proved itself")
             return
@@ -325,6 +328,13 @@ class RollbackCare:
 
     def _returned(self, arrival: Arrival) -> None:
         self.on_return(arrival)
+
+
+def _why(error: Exception, refused: str | None) -> str:
+    """Say why a state is not on disk, in the words of the disk where it has refused it."""
+    if refused is not None:
+        return f"it could not be written: {refused}"
+    return str(error) if isinstance(error, NotWrittenError) else f"{type(error).__name__}: {error}"
 
 
 def _nobody_listens(_arrival: Arrival) -> None:

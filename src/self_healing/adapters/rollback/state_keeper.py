@@ -27,6 +27,7 @@ from .state_returns import Arrival, StateReturns
 from .state_schedule import MOST_SLOTS, NoRoomError, StateSchedule, StateSettings, place_for
 
 if TYPE_CHECKING:
+    from ..run.checkpoint_folders import RunCheckpoints
     from ..step.step_guard import StepGuard
 
 
@@ -365,9 +366,9 @@ class StateKeeper:
         """Return the newest state that has proved itself."""
         return self.known.newest_good()
 
-    def write_to_disk(self, state: SavedState) -> str:
+    def write_to_disk(self, state: SavedState, own: RunCheckpoints) -> str:
         """Write a state to disk as the trainer writes its checkpoints; training is not touched by it."""
-        return written_from_memory(self.trainer, self.loop.snapshots, state)
+        return written_from_memory(self.trainer, self.loop.snapshots, state, own)
 
     def damaged(self, state: SavedState, because: str) -> None:
         """Let go of a state whose memory does not hold what was set aside."""

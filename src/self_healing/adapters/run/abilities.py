@@ -11,7 +11,7 @@ from ...core.errors import ActionFailed
 from ..family import names_in_all, weights_were_changed
 from ..step.learning_rate import LearningRateScale, rates_of
 from ..wrapping import Wrapping
-from .checkpoint_folders import newest_usable
+from .checkpoint_folders import RunCheckpoints
 from .kl_penalty import KlPenalty
 from .moves import PendingMove, Resume, Stop
 
@@ -117,6 +117,8 @@ class TrainerAbilities(LoopAbilities):
 
     def __init__(self, trainer: Any, rate_scale: LearningRateScale, save_now: Callable[[], str]) -> None:
         super().__init__(trainer, rate_scale)
+        self.own_checkpoints = RunCheckpoints(trainer.args.output_dir)
+        """Which folders may be returned to; another run's may lie beside them."""
         self.left_by: BaseException | None = None
         """The exception that has left the loop, while it is being answered."""
         self.last_with_sound_weights: int | None = None
@@ -203,7 +205,7 @@ class TrainerAbilities(LoopAbilities):
         if step == 0:
             self.pending.ask(Resume(None))
             return
-        folder, _ = newest_usable(self.loop.args.output_dir, step + 1)
+        folder, _ = self.own_checkpoints.newest_usable(step + 1)
         if folder is None or folder.step != step:
             raise ActionFailed(f"training cannot be entered again at step {step}: {said}")
         self.pending.ask(Resume(str(folder.path)))
@@ -215,13 +217,14 @@ class TrainerAbilities(LoopAbilities):
     def _return_to_checkpoint(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
         """Ask for a return to the newest usable checkpoint: the loop is left, and resumed from it."""
         step, folders = int(self.loop.state.global_step), self.loop.args.output_dir
-        latest = before_step if before_step is not None else step + 1  # another run's may lie there too
+        latest = before_step if before_step is not None else step + 1
         if min_steps is not None:
             latest = min(step - min_steps + 1, latest if latest is not None else step)
         latest = min(latest, int(self.loop.state.max_steps))  # from the last one the loop would train a step too many
-        folder, passed_over = newest_usable(folders, latest, thorough=True)
+        own = self.own_checkpoints
+        folder, passed_over = own.newest_usable(latest, thorough=True)
         for _ in range(depth):
-            older = newest_usable(folders, folder.step, thorough=True)[0] if folder is not None else None
+            older = own.newest_usable(folder.step, thorough=True)[0] if folder is not None else None
             folder = older or folder
         if folder is None:
             told = "; ".join(passed_over) or f"none is in {folders}"
@@ -253,5 +256,5 @@ class TrainerAbilities(LoopAbilities):
 
     def _can_be_returned_to(self) -> str | None:
         """Return the name of a state that is worth returning to, None where there is none."""
-        folder, _ = newest_usable(self.loop.args.output_dir, int(self.loop.state.global_step) + 1, thorough=True)
+        folder, _ = self.own_checkpoints.newest_usable(int(self.loop.state.global_step) + 1, thorough=True)
         return None if folder is None else str(folder.path)

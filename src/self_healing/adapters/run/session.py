@@ -27,7 +27,6 @@ from ..step.make_up import AppliedStep
 from ..step.trl_counters import generates_for_several_steps
 from ..step.window import Window
 from ..wrapping import Wrapping
-from .checkpoint_folders import newest_usable
 from .log_figures import LogFigures
 from .reflexes import WITH_OTHER_DATA
 from .reflexes import made_up as made_up_reflex
@@ -353,7 +352,7 @@ class Session:
     def saved(self) -> None:
         """Report a checkpoint: a state that can be returned to."""
         step = self._step()
-        folder, _ = newest_usable(self.trainer.args.output_dir, step + 1)
+        folder, _ = self.abilities.own_checkpoints.newest_usable(step + 1)
         if folder is not None and folder.step == step:
             self._saved_steps.add(step)
             self.desk.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))

@@ -13,6 +13,7 @@ from ..ending.leaving import save_as_asked
 from ..ending.raising import raised_in_the_loop
 from ..engines import Surroundings
 from ..ranks.trainer_ranks import TrainerRanks
+from ..rollback.best_checkpoint import load_no_sick_best
 from ..rollback.rollback_care import RollbackCare
 from ..run.data_facts import data_facts, recipe_facts
 from ..run.moves import LeaveLoop, ReturnTo, RollBackTo
@@ -99,6 +100,7 @@ class TrainerSession(Session):
         if self.checkpoints is not None:
             self.checkpoints.audit = self.rollback.audit_checkpoint
             self.checkpoints.attach(self._changes)
+            load_no_sick_best(self, self._changes)
         self.interrupts.while_waiting = self.spent.stalled
         self.spent.attach(self.trainer, self.rollback.keeper, self._changes)
 
