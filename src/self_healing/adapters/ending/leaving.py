@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("self_healing.trainer")
 
+SICK = 'its weights are not finite, so that "auto" passes over it'
+"""What is said of a checkpoint that was asked for while the weights were broken."""
 LOGS = "_maybe_log_save_evaluate"
 """Where the loop logs a step, right after its end; a trainer with a loop of its own may have none."""
 
@@ -61,8 +63,11 @@ def save_as_asked(session: Session) -> None:
         interrupts.pass_on(number)
 
 
-def emergency_checkpoint(session: Session) -> str:
-    """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
+def emergency_checkpoint(session: Session, *, as_it_is: bool = False) -> str:
+    """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it.
+
+    With `as_it_is` it is written if they are not, too: as one that is sick, and that does not count as saved.
+    """
     trainer = session.trainer
     step = int(trainer.state.global_step)
     if step == 0:
@@ -79,13 +84,16 @@ def emergency_checkpoint(session: Session) -> str:
         session.guard.abandon_step()
         if any(not reading.is_applied for reading in session.guard.readings(wait=True)):
             session.guard.make_up()  # the device has skipped a step that nobody has read of yet
-        if not session.weights_are_finite():
+        is_finite = session.weights_are_finite()
+        if not is_finite and not as_it_is:
             return "the weights are not finite, no checkpoint was written"
         trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
     except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
         return f"the emergency checkpoint failed: {type(error).__name__}: {error}"
     if session.checkpoints is not None and session.checkpoints.failed is not None:
         return f"the emergency checkpoint failed: {session.checkpoints.failed}"
+    if not is_finite:
+        return f"checkpoint-{step} was written as it is: {SICK}"
     session.saved()
     return f"checkpoint-{step} was written"
 
