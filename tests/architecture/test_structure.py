@@ -41,7 +41,6 @@ FENCES = {
     "adapters/data/reward_functions.py": 3,  # a reward function fails: called again, noted, or raised again
     "adapters/own_loop/saving.py": 1,  # an emergency checkpoint failed: said in the ledger, the first error stays
     "adapters/own_loop/train.py": 2,  # an exception left a loop of its own: becomes a signal and part of the postmortem
-    "adapters/plain_loop/checkpoints.py": 1,  # half a checkpoint is removed, and the error raised again
     "adapters/plain_loop/flow.py": 1,  # a loader fails: the run ends with a checkpoint, and the error is raised again
     "adapters/plain_loop/going_on.py": 1,  # a loop could not be begun: its run is closed, and the error raised again
     "adapters/plain_loop/session.py": 1,  # the device is lost: the run is closed, and that is raised

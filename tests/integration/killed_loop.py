@@ -111,6 +111,8 @@ def train(  # noqa: PLR0912  # as people write it
         steps_scheduler=form < 3 and not shrinks, save_every=save_every, also=() if average is None else (average,),
         resume=resume, max_steps=max_steps,
     )  # fmt: skip
+    if kill is not None and kill[0] == "saving":
+        sys.addaudithook(lambda *event: _maybe_kill_in_save(kill[1], *event))
     with run if closes else nullcontext():
         for epoch in range(epochs):
             for batch in run.batches(loader):
@@ -190,6 +192,12 @@ def _maybe_kill(kill, where, run, folder):
     if kill[0].startswith("SIG") and where == "behind" and kill[-1] != "sent":
         kill.append("sent")
         os.kill(os.getpid(), signal.Signals[kill[0]])
+
+
+def _maybe_kill_in_save(step, event, arguments):
+    """End the process when the checkpoint of a step is written and has not got its name."""
+    if event == "os.rename" and f"-checkpoint-{step}-" in os.fspath(arguments[0]):
+        _kill()
 
 
 def _maybe_hang(kill, run):

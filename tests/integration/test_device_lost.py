@@ -13,10 +13,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from self_healing import DeviceLost, HealingConfig, SelfHealingTrainer
 from self_healing.adapters.ending.device_errors import is_device_lost
-from self_healing.adapters.rollback.host_checkpoint import UNFINISHED
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import losses, same
 from self_healing.report.postmortem import read_postmortem
+from self_healing.snapshots.unfinished import UNFINISHED
 
 from .killed_training import without_clocks
 from .rolled_back import made

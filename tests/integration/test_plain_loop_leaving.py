@@ -41,6 +41,15 @@ def test_a_checkpoint_that_is_damaged_is_passed_over(loops, bare_loops, tmp_path
     assert "checkpoint-6" in told
 
 
+def test_what_a_kill_in_a_save_has_left_is_removed(loops, bare_loops, tmp_path):
+    killed(loops, tmp_path, "saving", 6, **ON_DISK)
+    assert list(tmp_path.glob(".unfinished-checkpoint-6-*/optimizer.pt"))
+    result = gone_on(loops, tmp_path, **ON_DISK)
+    assert_same(result, bare_loops())
+    assert result["first"] == 4
+    assert not list(tmp_path.glob(".unfinished*"))
+
+
 def test_a_run_can_be_started_over(loops, bare_loops, tmp_path):
     killed(loops, tmp_path, "body", 7, **ON_DISK)
     result = gone_on(loops, tmp_path, resume=False, **ON_DISK)

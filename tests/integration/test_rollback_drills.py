@@ -363,6 +363,10 @@ def test_a_checkpoint_that_cannot_be_written_costs_nothing_else(disk, mounted, c
 def test_where_the_whole_disk_is_full_the_run_goes_on_all_the_same(mounted, clean, tmp_path):
     """The ledger and the postmortem lie on it too."""
     mounted(small_disk(tmp_path / "run", 1_650_000))  # four checkpoints fit, of six
+    ours = tmp_path / "run" / "healing"
+    ours.mkdir(mode=0o700)
+    for name in ("trace_3.json", "oom_1.pickle", "notes.json"):
+        (ours / name).write_text("what a person could do without")
     trainer = tiny_trainer(tmp_path / "run", save_strategy="steps", save_steps=10)
     metrics = SelfHealingTrainer(trainer).train().metrics
     assert updates(trainer) == UPDATES
@@ -374,3 +378,5 @@ def test_where_the_whole_disk_is_full_the_run_goes_on_all_the_same(mounted, clea
         "what was half written is gone, and makes room for the ledger"
     )
     assert len(alerts(tmp_path / "run")) == 2
+    left = {path.name for path in ours.iterdir()} & {"trace_3.json", "oom_1.pickle", "notes.json"}
+    assert left == {"notes.json"}, "what was written to be looked at is given up for a checkpoint, and nothing else"

@@ -13,9 +13,9 @@ from self_healing.adapters.wrapping import Wrapping
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.snapshots.checkpoint_check import check
 from self_healing.snapshots.disk_tier import DiskTier
-from self_healing.snapshots.manifest import FILE_NAME, promote, read_manifest
+from self_healing.snapshots.manifest import FILE_NAME, describe, promote, read_manifest, write_manifest
 from self_healing.snapshots.resume import choose
-from self_healing.snapshots.verdicts import Condition, StateVerdict
+from self_healing.snapshots.verdicts import NOT_JUDGED, Condition, StateVerdict
 from self_healing.supervisor.slower_checkpoint import make_slower
 
 pytestmark = pytest.mark.torch
@@ -215,6 +215,27 @@ def test_a_guarded_training_resumes_from_what_can_be_trusted_and_says_so(wanted,
     assert told.startswith("checkpoint-20 is resumed from")
     assert "checkpoint-40" in told
     assert "optimizer.pt" in told
+
+
+@pytest.mark.parametrize("is_hashed", [True, False])
+def test_a_file_that_torch_refuses_to_load_is_said_in_our_words_or_passed_over(is_hashed, run):
+    import torch
+
+    from self_healing import ConfigError, SelfHealingTrainer
+
+    newest = run / "checkpoint-40"
+    torch.save({"state": Wrapping()}, newest / "optimizer.pt")
+    trainer = SelfHealingTrainer(tiny_trainer(run, max_steps=STEPS + 1))
+    refused = r"cannot be resumed from: optimizer\.pt was not unpickled, for it holds more .* Name another"
+    if is_hashed:
+        write_manifest(newest, describe(newest, NOT_JUDGED))
+        with pytest.raises(ConfigError, match=refused):
+            trainer.train(resume_from_checkpoint="auto")
+    else:
+        (newest / FILE_NAME).unlink()
+        with pytest.raises(ConfigError, match=refused):
+            trainer.train(resume_from_checkpoint=str(newest))
+        assert choose(run, finite=True).step == 30
 
 
 def test_where_there_is_no_checkpoint_a_guarded_training_starts_from_scratch(tmp_path):

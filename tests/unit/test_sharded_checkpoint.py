@@ -74,7 +74,7 @@ def test_a_step_that_is_saved_once_more_replaces_the_older_one(run, folder, tmp_
 
 
 def test_what_a_kill_has_left_is_removed_and_a_checkpoint_that_was_about_to_be_replaced_comes_back(folder, tmp_path):
-    folder.rename(tmp_path / ".unfinished-sharded-older-checkpoint-5")
+    folder.rename(tmp_path / ".unfinished-older-checkpoint-5-999999999")
     (tmp_path / ".unfinished-sharded-7" / "sharded").mkdir(parents=True)
     ShardedCheckpoints(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]

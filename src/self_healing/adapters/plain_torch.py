@@ -199,11 +199,14 @@ class GuardedRun:
             yield
 
     def save_checkpoint(self) -> str:
-        """Write a checkpoint of the newest update now, between two steps; return what came of it in a sentence."""
+        """Write a checkpoint of the newest update now, between two steps; return what came of it in a sentence.
+
+        Weights that are not finite are written, too, and marked as sick: `resume="auto"` passes over them.
+        """
         session = self._begun(None)
         if session.guard.is_in_window:
             raise RuntimeError("a checkpoint is written between two steps, not inside of one")
-        return session.save()
+        return session.save(as_it_is=True)
 
     def on_instability(self, hook: Callable[..., object] | str, kind: str | None = None) -> None:
         """Have a function asked before a plan is carried out: `hook(incident, plan, run)`.

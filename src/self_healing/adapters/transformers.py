@@ -20,13 +20,7 @@ from ..core.failure import Mode
 from ..core.goodput import TimeAccount
 from ..core.run_directory import DRILL
 from .ending.device_errors import is_device_lost
-from .ending.leaving import (
-    answer_interrupt,
-    asked_to_end,
-    is_put_down_to,
-    leave_as_asked,
-    lose_device,
-)
+from .ending.leaving import answer_interrupt, asked_to_end, is_put_down_to, leave_as_asked, lose_device
 from .ending.raising import is_the_end, raised
 from .exceptions import came_from_a_callback, is_pruning
 from .family import weights_were_changed

@@ -12,18 +12,30 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .file_checks import not_finite_in, problem_of_torch_file, read_json, safetensors_names, shards_of, why_no_file
+from .file_checks import (
+    not_finite_in,
+    problem_of_pickle,
+    problem_of_torch_file,
+    read_json,
+    read_place,
+    safetensors_names,
+    shards_of,
+    why_no_file,
+)
 from .manifest import BESIDE, FolderChangingError, Manifest, ManifestError, mark_of, read_manifest, step_of
 from .sharded_index import SHARDED, not_finite_in_shards, sharded_problems
 from .verdicts import NOT_JUDGED, StateVerdict
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
            "adapter_model.safetensors", "adapter_model.bin")  # fmt: skip
+PLACE = "healing_place.json"
+"""Where the data of a loop stood; what `guard()` has written holds it."""
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
 _ENGINE_OPTIMIZER = re.compile(r"optimizer\.bin|optimizer_\d+|rank\d+-of-\d+-optimizer\.pt")
 _ENGINE_WEIGHTS = re.compile(r"pytorch_model_fsdp.*")
 _DEEPSPEED = re.compile(r"global_step\d+")
 _RNG = re.compile(r"rng_state(_\d+)?\.pth")
+_LOADED = ("optimizer.pt", "scheduler.pt", "scaler.pt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +70,8 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
     Args:
         folder: The folder.
         thorough: Read every file and compare checksums; otherwise only sizes, headers and small files are looked at.
-        finite: Read the weights and look for values that are not finite; needs torch.
+        finite: Read the weights and look for values that are not finite, and where there are no checksums for files that
+            torch refuses to load; needs torch.
         model_only: Optimizer, scheduler and random states are not asked for, as in a run with `save_only_model`.
 
     """
@@ -87,12 +100,15 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
         problems += looked.state_problems(step)
         problems += looked.weights_problems()
         problems += looked.optimizer_problems(model_only=model_only)
+        problems += looked.place_problems()
         unlisted = sorted(looked.needed - agreeing)
         if unlisted and is_known:
             remarks.append(_without_checksums(unlisted, is_all=not agreeing))
         remarks += looked.remarks(model_only=model_only)
         if finite and not problems:
             problems += looked.values_that_are_not_finite()
+            # What was hashed is as it was written: to pass over it would be to begin anew where somebody should know.
+            problems += refused_files(folder) if unlisted else ()
         verified = not unlisted and not problems and not is_beside_damaged
     except OSError as error:  # the folder is deleted while it is looked at, or its disk fails
         problems.append(f"it cannot be read: {error.strerror or error}")
@@ -151,6 +167,18 @@ def differs_beside(folder: Path) -> str | None:
         return None
     ours = replace(manifest, step=None, files={name: manifest.files[name] for name in BESIDE & manifest.files.keys()})
     return "; ".join(told for _, told in _differences(folder, ours, thorough=True)) or None
+
+
+def refused_files(folder: Path) -> list[str]:
+    """Say which files that a resume loads beside the weights torch refuses to load, and why; needs torch."""
+    is_of_a_loop = (folder / PLACE).exists()  # which holds plain values where a Trainer has arrays
+    names = sorted(path.name for path in folder.iterdir())
+    told = (
+        problem_of_pickle(folder / name, holds_arrays=_RNG.fullmatch(name) is not None and not is_of_a_loop)
+        for name in names
+        if name in _LOADED or _RNG.fullmatch(name)
+    )
+    return [problem for problem in told if problem is not None]
 
 
 def _other_content(path: Path, name: str, xxh3: str) -> str | None:
@@ -287,6 +315,17 @@ class _Look:
         yield from self._torch_file("scheduler.pt", is_needed=needed, instead="learning-rate schedule")
         for name in [name for name in self.entries if _RNG.fullmatch(name) or name == "scaler.pt"]:
             yield from self._torch_file(name, is_needed=False, instead="")
+
+    def place_problems(self) -> Iterator[str]:
+        """Look at where a loop stood: its data, and its random numbers, which no loop goes on without."""
+        if PLACE not in self.entries:
+            return
+        try:
+            read_place(self.folder / PLACE)
+        except ValueError as error:
+            yield str(error)
+        if not any(_RNG.fullmatch(name) for name in self.entries):
+            yield "rng_state.pth is missing: the loop would go on with other random numbers"
 
     def _torch_file(self, name: str, *, is_needed: bool, instead: str) -> Iterator[str]:
         if name in self.entries:

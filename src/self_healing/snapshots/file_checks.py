@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import stat
 import struct
 import zipfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 from .manifest import may_name_a_file, opened
 
@@ -131,6 +134,67 @@ def problem_of_torch_file(path: Path, *, thorough: bool) -> str | None:
     except _DAMAGED_ZIP as error:
         return f"{path.name} is damaged: {error}"
     return None
+
+
+def problem_of_pickle(path: Path, *, holds_arrays: bool) -> str | None:
+    """Say why torch refuses to load a file; nothing in it is run, and tensors stay on disk.
+
+    Args:
+        path: The file, whose structure is fine.
+        holds_arrays: Arrays of numpy are no reason, as in the random states that a Trainer writes and reads.
+
+    """
+    from pickle import UnpicklingError  # noqa: PLC0415  # only its error
+
+    import torch  # noqa: PLC0415  # only whoever asks for this needs it
+
+    if holds_arrays and not hasattr(torch.serialization, "safe_globals"):  # before torch 2.5 nobody can say
+        return None
+    try:
+        with _arrays_allowed() if holds_arrays else nullcontext():
+            torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except UnpicklingError as error:
+        return why_refused(path, error)
+    except (OSError, RuntimeError, EOFError, ValueError, LookupError, TypeError) as error:
+        return f"{path.name} cannot be loaded: {error}"
+    return None
+
+
+def why_refused(path: Path, error: Exception) -> str:
+    """Say why torch has refused to load a file; its own text proposes to run whatever the file holds."""
+    found = re.search(r"GLOBAL ([\w.]+)", str(error))
+    what = f" (`{found[1]}`)" if found is not None else ""
+    return f"{path.name} was not unpickled, for it holds more than tensors and plain values{what} or is damaged"
+
+
+def _arrays_allowed() -> AbstractContextManager[None]:
+    import numpy as np  # noqa: PLC0415
+    import torch  # noqa: PLC0415
+
+    core = getattr(np, "_core", None) or np.core
+    kinds = [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]  # noqa: SLF001
+    allowed: AbstractContextManager[None] = torch.serialization.safe_globals(kinds)
+    return allowed
+
+
+def read_place(path: Path) -> dict[str, Any] | None:
+    """Read where the data of a loop stood when its checkpoint was written; None where they do not come from us.
+
+    Raises:
+        ValueError: it cannot be read or understood; the text says why.
+
+    """
+    place: Any = read_json(path)
+    match place:
+        case None:
+            return None
+        case {
+            "epoch": int(), "index": int(), "fetched": int(), "number": int() | None, "steps": int(), "owed": int(),
+            "left_out": list(), "start": dict() | None, "is_between": bool(),
+        }:  # fmt: skip
+            return dict(place)
+        case _:
+            raise ValueError(f"{path.name} is damaged: it does not say where the data stood")
 
 
 def shards_of(index: Path) -> dict[str, set[str]]:

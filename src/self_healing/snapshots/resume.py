@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..core.errors import ConfigError
-from .checkpoint_check import Checked, check
+from .checkpoint_check import Checked, check, refused_files
 from .manifest import step_of
 
 AUTO = "auto"
@@ -114,6 +114,22 @@ def choose(
     return Chosen(passed_over=tuple(passed_over))
 
 
+def must_load(chosen: Chosen) -> Chosen:
+    """Return what was chosen, unless torch refuses to load it: found out before anything is touched.
+
+    Raises:
+        ConfigError: it does; the text says which file, why and what to do.
+
+    """
+    refused = refused_files(chosen.path) if chosen.path is not None else []
+    if refused:
+        raise ConfigError(
+            f"{chosen.path} cannot be resumed from: {'; '.join(refused)}. Name another checkpoint, or rename or remove "
+            "this folder, and an older one is taken."
+        )
+    return chosen
+
+
 def written_s(folder: Path) -> float:
     """Return when a checkpoint was written, by the file that a Trainer writes last."""
     try:
@@ -154,9 +170,10 @@ def resolve(
         return choose(output_dir, finite=True, model_only=model_only)
     folder = Path(wanted)
     checked = check(folder, model_only=model_only)
-    if checked.problems:
+    problems = checked.problems or tuple(refused_files(folder))
+    if problems:
         is_another = bool(writer) and folder.is_dir() and not (folder / "trainer_state.json").exists()
-        why = f"it is no checkpoint of {writer}" if is_another else "; ".join(checked.problems)
+        why = f"it is no checkpoint of {writer}" if is_another else "; ".join(problems)
         raise ConfigError(
             f"{key}={str(wanted)!r} cannot be resumed from: {why}. "
             f'Name another checkpoint, or "{AUTO}" for the newest usable one in {output_dir}.'

@@ -37,7 +37,8 @@ _WEIGHTS = re.compile(
     r"|.*\.distcp|mp_rank_.*\.pt|.*model_optim_rng\.pt"
 )
 _UNFINISHED = re.compile(
-    r"\.?(?:tmp|temp|incomplete|partial)\b|.*[._-](?:tmp|temp|incomplete|partial|part|writing)", re.IGNORECASE
+    r"\.?(?:tmp|temp|incomplete|partial)\b|.*[._-](?:tmp|temp|incomplete|partial|part|writing)|\.unfinished-.*",
+    re.IGNORECASE,
 )
 _WATCHED = ("loss", "grad_norm")
 

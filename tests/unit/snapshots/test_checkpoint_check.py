@@ -287,8 +287,36 @@ def test_nothing_in_a_checkpoint_is_executed(checkpoint, tmp_path):
     folder = checkpoint(weights="bin")
     torch.save({"w": Trap()}, folder / "pytorch_model.bin", pickle_module=pickle)
     torch.save(Trap(), folder / "optimizer.pt", pickle_module=pickle)
-    assert check(folder, finite=True).problems == ("pytorch_model.bin cannot be loaded: it holds more than tensors",)
+    refused = (
+        "optimizer.pt was not unpickled, for it holds more than tensors and plain values (`posix.mkdir`) or is damaged"
+    )
+    assert check(folder, finite=True).problems == (
+        "pytorch_model.bin cannot be loaded: it holds more than tensors",
+        refused,
+    )
     assert not (tmp_path / "executed").exists()
+
+
+PLACE = {"epoch": 1, "index": 0, "fetched": 1, "number": 4, "steps": 4, "owed": 0, "left_out": [], "start": None}
+
+
+@pytest.mark.parametrize(
+    ("place", "why"),
+    [
+        ("null", None),
+        (json.dumps({**PLACE, "is_between": False}), None),
+        ("{", "healing_place.json is damaged: "),
+        ('{"a": 1}', "healing_place.json is damaged: it does not say where the data stood"),
+        (json.dumps(PLACE), "healing_place.json is damaged: it does not say where the data stood"),
+    ],
+)
+def test_where_the_data_of_a_loop_stood_must_be_told(place, why, checkpoint):
+    folder = checkpoint(weights="bin")
+    (folder / "healing_place.json").write_text(place)
+    found = check(folder).problems
+    assert found == () if why is None else [why in problem for problem in found] == [True]
+    (folder / "rng_state.pth").unlink()
+    assert check(folder).problems[-1] == "rng_state.pth is missing: the loop would go on with other random numbers"
 
 
 def test_a_sick_checkpoint_is_complete_and_not_usable(checkpoint):

@@ -13,7 +13,7 @@ from self_healing import ConfigError
 from self_healing.adapters.run.checkpoint_folders import CheckpointFolder, newest_usable
 from self_healing.snapshots.disk_tier import DiskTier
 from self_healing.snapshots.manifest import describe, promote, read_manifest, step_of, write_manifest
-from self_healing.snapshots.resume import Chosen, choose, resolve
+from self_healing.snapshots.resume import Chosen, choose, must_load, resolve
 from self_healing.snapshots.verdicts import GOOD_AFTER, NOT_JUDGED, Condition, StateVerdict, Tier
 
 pytestmark = pytest.mark.torch
@@ -95,6 +95,31 @@ def test_a_checkpoint_asked_for_by_name_must_be_whole_but_may_be_sick(four):
         resolve(folder, four)
     with pytest.raises(ConfigError, match="no such folder"):
         resolve("nowhere", four)
+
+
+class Custom:
+    """What an optimizer of somebody's own may keep in its state."""
+
+
+def test_a_file_that_torch_refuses_is_passed_over_where_nothing_is_known_of_it_and_else_said(four, checkpoint):
+    """Checksums that agree say that it was written so: then every checkpoint is like it, and none is passed over."""
+    import torch
+
+    folders = [checkpoint(40), four / "checkpoint-30"]
+    for folder in folders:
+        torch.save({"state": Custom()}, folder / "optimizer.pt")
+    write_manifest(folders[1], describe(folders[1], NOT_JUDGED))
+    refused = (
+        r"optimizer\.pt was not unpickled, for it holds more than tensors and plain values \(`.*Custom`\) or is damaged"
+    )
+    chosen = choose(four, finite=True)
+    assert chosen.path == folders[1]
+    assert re.fullmatch(refused, chosen.passed_over[0].why)
+    with pytest.raises(ConfigError, match=rf"checkpoint-30 cannot .*: {refused}\. Name another .* remove this folder"):
+        must_load(chosen)
+    for folder in folders:
+        with pytest.raises(ConfigError, match=rf"{folder.name}' cannot be resumed from: {refused}\. Name another"):
+            resolve(folder, four)
 
 
 @pytest.mark.parametrize("wanted", [5, 0, 1.5, ["checkpoint-20"], b"checkpoint-20", ""], ids=repr)

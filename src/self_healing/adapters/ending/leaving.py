@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("self_healing.trainer")
 
+SICK = 'its weights are not finite, so that "auto" passes over it'
+"""What is said of a checkpoint that was asked for while the weights were broken."""
 LOGS = "_maybe_log_save_evaluate"
 """Where the loop logs a step, right after its end; a trainer with a loop of its own may have none."""
 
@@ -62,8 +64,11 @@ def save_as_asked(session: Session) -> None:
         interrupts.pass_on(number)
 
 
-def emergency_checkpoint(session: Session) -> str:
-    """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it."""
+def emergency_checkpoint(session: Session, *, as_it_is: bool = False) -> str:
+    """Write a checkpoint of the last complete step if its weights are finite; say in a sentence what came of it.
+
+    With `as_it_is` it is written if they are not, too: as one that is sick, and that does not count as saved.
+    """
     trainer = session.trainer
     step = int(trainer.state.global_step)
     if step == 0:
@@ -79,19 +84,21 @@ def emergency_checkpoint(session: Session) -> str:
     if session.is_saved(step):
         return f"checkpoint-{step} was there already"
     try:  # on a device that has failed even looking at the weights does
-        why_not = _write_now(session)
+        why_not, is_finite = _write_now(session, as_it_is=as_it_is)
     except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
         return f"the emergency checkpoint failed: {type(error).__name__}: {error}"
     if why_not is not None:
         return f"{why_not}, no checkpoint was written"
     if session.checkpoints is not None and session.checkpoints.failed is not None:
         return f"the emergency checkpoint failed: {session.checkpoints.failed}"
+    if not is_finite:
+        return f"checkpoint-{step} was written as it is: {SICK}"
     session.saved()
     return f"checkpoint-{step} was written"
 
 
-def _write_now(session: Session) -> str | None:
-    """Write a checkpoint without asking any other process; say why that is not done, if so."""
+def _write_now(session: Session, *, as_it_is: bool) -> tuple[str | None, bool]:
+    """Write a checkpoint without asking any other process; say why that is not done, if so, and whether it is finite."""
     trainer = session.trainer
     session.guard.abandon_step()
     session.desk.take_in_the_unread()
@@ -100,15 +107,16 @@ def _write_now(session: Session) -> str | None:
         session.rollback.read(reading)
     if any(not reading.is_applied for reading in readings):  # the device has skipped a step that nobody has read of yet
         if session.surroundings.is_one_of_several:  # nobody else would come to its passes
-            return "a step was held back, and one process alone cannot make it up"
+            return "a step was held back, and one process alone cannot make it up", True
         session.guard.make_up()
         for applied in session.guard.making_up.applied:
             session.rollback.made_up(applied)
-    if not session.weights_are_finite():
-        return "the weights are not finite"
+    is_finite = session.weights_are_finite()
+    if not is_finite and not as_it_is:
+        return "the weights are not finite", is_finite
     with nullcontext() if session.checkpoints is None else session.checkpoints.together.alone():
         trainer._save_checkpoint(trainer.model, None)  # noqa: SLF001  # what the loop itself calls
-    return None
+    return None, is_finite
 
 
 def _save_what_trains(session: Session) -> str:

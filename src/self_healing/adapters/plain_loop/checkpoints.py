@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError  # only its error
 from typing import Any
 
 import torch
 
+from ...snapshots.checkpoint_check import PLACE
+from ...snapshots.file_checks import read_place, why_refused
+from ...snapshots.manifest import BESIDE
+from ...snapshots.unfinished import writing
 from ...tensors.random_state import RandomState
 from .stand_in import LoopStandIn
 
-PLACE = "healing_place.json"
-"""Where the data stood, beside what every checkpoint has."""
 RANDOM = "rng_state.pth"
 ALSO = "also.pt"
 """What the user has given besides the model and its optimizer."""
@@ -34,13 +36,10 @@ def write_checkpoint(
         OSError: it cannot be written.
 
     """
-    unfinished = folder.with_name(f".unfinished-{folder.name}-{os.getpid()}")
-    shutil.rmtree(unfinished, ignore_errors=True)
-    unfinished.mkdir(parents=True)
-    try:
-        if folder.is_dir():  # what was written beside it first
-            for path in folder.iterdir():
-                shutil.copy2(path, unfinished / path.name)
+    with writing(folder) as unfinished:
+        for name in BESIDE:  # which was written first
+            if (folder / name).exists():
+                shutil.copy2(folder / name, unfinished / name)
         stand_in._save(str(unfinished), stand_in.model.state_dict())  # noqa: SLF001  # the stand-in's own
         torch.save(stand_in.optimizer.state_dict(), unfinished / "optimizer.pt")
         scheduler = {} if stand_in.lr_scheduler is None else stand_in.lr_scheduler.state_dict()
@@ -50,11 +49,6 @@ def write_checkpoint(
             torch.save(scaler.state_dict(), unfinished / "scaler.pt")
         write_place(unfinished, place, random, also)
         stand_in.state.save_to_json(str(unfinished / "trainer_state.json"))
-        shutil.rmtree(folder, ignore_errors=True)
-        unfinished.rename(folder)
-    except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise
 
 
 def write_place(folder: Path, place: Mapping[str, object] | None, random: RandomState, also: list[Any]) -> None:
@@ -76,13 +70,12 @@ def load_checkpoint(
     """Load a checkpoint into the loop; return where its data stood and where the random generators did.
 
     Raises:
-        CheckpointDoesNotFitError: it is of another model or loop; the text says in what it differs.
+        CheckpointDoesNotFitError: it is of another model or loop, or damaged; the text says in what it differs.
 
     """
     device = stand_in.args.device
-    weights = _load(folder / "pytorch_model.bin", device)
     try:
-        stand_in.model.load_state_dict(weights)
+        stand_in.model.load_state_dict(_load(folder / "pytorch_model.bin", device))
         stand_in.optimizer.load_state_dict(_load(folder / "optimizer.pt", device))
         if stand_in.lr_scheduler is not None:
             stand_in.lr_scheduler.load_state_dict(_load(folder / "scheduler.pt", "cpu"))
@@ -96,16 +89,20 @@ def load_checkpoint(
             )
         for thing, state in zip(also, kept, strict=True):
             thing.load_state_dict(state)
-    except (RuntimeError, ValueError, KeyError, FileNotFoundError) as error:
+        state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+        step, path = int(state["global_step"]), folder / PLACE
+        place = read_place(path) if path.exists() else None
+        random = RandomState.from_state(_load(folder / RANDOM, "cpu"))
+    except (RuntimeError, ValueError, KeyError, TypeError, FileNotFoundError) as error:
         if isinstance(error, CheckpointDoesNotFitError):
             raise
         raise CheckpointDoesNotFitError(f"{folder.name} does not fit this loop: {error}") from error
-    state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
-    stand_in.state.global_step = int(state["global_step"])
-    path = folder / PLACE
-    place = json.loads(path.read_text(encoding="ascii")) if path.exists() else None
-    return place, RandomState.from_state(_load(folder / RANDOM, "cpu"))
+    stand_in.state.global_step = step
+    return place, random
 
 
 def _load(path: Path, device: Any) -> Any:
-    return torch.load(path, map_location=device, weights_only=True)
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except UnpicklingError as error:
+        raise CheckpointDoesNotFitError(why_refused(path, error)) from error

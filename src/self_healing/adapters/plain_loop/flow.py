@@ -126,16 +126,20 @@ class LoopFlow(Session):
 
     def _between_steps(self) -> None:
         if self._has_stepped:
-            self._has_stepped = False
-            self.end_of_step()
-            is_due = bool(self.save_every) and self._step() % int(self.save_every or 1) == 0
-            if is_due and not self.again.is_asked and self.pending.asked is None:
-                self.save()
+            self._step_ends()
         elif self.interrupts.received is not None:
             self.know_everything()
         self._settle_moves()
         if not self.is_over and not self._does_again():
             self.go_where_asked()
+
+    def _step_ends(self) -> None:
+        """Look at the end of an update, and write the checkpoint that is due after it."""
+        self._has_stepped = False
+        self.end_of_step()
+        is_due = bool(self.save_every) and self._step() % int(self.save_every or 1) == 0
+        if is_due and not self.again.is_asked and self.pending.asked is None:
+            self.save()
 
     def _settle_moves(self) -> None:
         """End the loop where a signal or a plan has asked for it."""

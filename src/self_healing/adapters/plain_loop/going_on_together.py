@@ -18,6 +18,7 @@ from ...core.run_directory import launch_of, ledger_path
 from ...snapshots.resume import AUTO, choose
 from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
+from ...snapshots.unfinished import bring_back
 from ..ending.last_attempt import last_attempt, that_tells
 from ..rollback.left_state import LeftState, StateDoesNotFitError, StateLostError
 from ..rollback.shared_states import place_from
@@ -85,6 +86,7 @@ def _agreed(
         own = {left.step: left for left in _left_states(session) if left.step not in passed_over}
     disk: tuple[str, int] | None = None
     if args.process_index == 0 and wanted is not False:
+        bring_back(args.output_dir)
         disk = _on_disk(session, wanted)
     lessons = session.less_memory.told() if wanted is not False else []
     said = {"goes_on": is_gone_on_with, "steps": sorted(own), "disk": disk, "lessons": lessons}

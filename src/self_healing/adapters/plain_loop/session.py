@@ -12,7 +12,7 @@ from ...core.errors import say_given_up
 from ...core.failure import Mode
 from ...core.goodput import TimeAccount
 from ..ending.device_errors import is_device_lost
-from ..ending.leaving import answer_interrupt, lose_device
+from ..ending.leaving import answer_interrupt, emergency_checkpoint, lose_device
 from ..ending.raising import raised
 from ..engines import Surroundings
 from ..memory.memory_errors import let_go
@@ -187,9 +187,8 @@ class PlainSession(LoopFlow):
             return
         if error is None and not self.is_over:
             self.guard.hands_out_again = False
-            if self._has_stepped:
-                self._has_stepped = False
-                self.end_of_step()
+            if self._has_stepped:  # the loop was left by `break`
+                self._step_ends()
             self.know_everything()
             answer_interrupt(self, at_once=True)
             self.intake.judge_by_steps()
@@ -310,13 +309,19 @@ class PlainSession(LoopFlow):
 
     # -- saving --------------------------------------------------------------------------------------
 
-    def save(self) -> str:
-        """Write a checkpoint of this step, once everything about it is known."""
+    def save(self, *, as_it_is: bool = False) -> str:
+        """Write a checkpoint of this step, once everything about it is known.
+
+        One whose weights are not finite is only written `as_it_is`, where the user has asked for it, and is marked sick.
+        """
         self.know_everything()
-        said = self.ranks.save(wait=False) if self.ranks.is_one_of_several else self.emergency_checkpoint()
+        if self.ranks.is_one_of_several:
+            said = self.ranks.save(wait=False, as_it_is=as_it_is)
+        else:
+            said = emergency_checkpoint(self, as_it_is=as_it_is)
         logger.info("%s", said)
         if not self.ranks.is_one_of_several and not self.is_saved(self._step()):
-            self.rollback.suspect()  # weights that are not finite are not written: a return mends them
+            self.rollback.suspect()  # of weights that are not finite nothing is on disk that counts: a return mends them
         return said
 
     def _must_know(self) -> bool:

@@ -12,6 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...core.errors import RanksParted
+from ...snapshots.verdicts import NOT_JUDGED, Condition, StateVerdict
+from ..ending.leaving import SICK
 from ..ranks.session_ranks import SessionRanks
 from ..rollback.shared_states import left_out_of, place_of
 
@@ -96,14 +98,18 @@ class LoopRanks(SessionRanks):
 
     # -- saving --------------------------------------------------------------------------------------
 
-    def save(self, *, wait: bool) -> str:
-        """Write a checkpoint of this step, all of them together; training goes on meanwhile unless it is to wait."""
+    def save(self, *, wait: bool, as_it_is: bool = False) -> str:
+        """Write a checkpoint of this step, all of them together; training goes on meanwhile unless it is to wait.
+
+        One whose weights are not finite is only written `as_it_is`, and is marked sick.
+        """
         from ..ranks.sharded_checkpoint import ShardedCheckpoints
 
         session, stand_in = self._session, self._session.trainer
         step, returns = session.desk.step(), session.returns
-        is_finite = int(session.weights_are_finite())
-        if not all(said for (said,) in self.group.exchange([is_finite])):  # of any of them
+        found = self.group.exchange([int(session.weights_are_finite())])
+        is_finite = all(said for (said,) in found)  # of all of them
+        if not is_finite and not as_it_is:
             return "the weights are not finite, no checkpoint was written"
         if self._saver is None:
             self._saver = ShardedCheckpoints(stand_in.args.output_dir)
@@ -121,10 +127,12 @@ class LoopRanks(SessionRanks):
         self._saver.save(
             step, stand_in.model, stand_in.optimizer, scheduler=stand_in.lr_scheduler,
             scaler=getattr(stand_in.accelerator, "scaler", None), data=data, own=own, wait=wait,
+            verdict=NOT_JUDGED if is_finite else StateVerdict(Condition.SICK, "its weights are not finite"),
         )  # fmt: skip
         if wait:
             self._note_saved(self._saver)
-        return f"checkpoint-{step} is written by all {stand_in.args.world_size} processes"
+        said = f"checkpoint-{step} is written by all {stand_in.args.world_size} processes"
+        return said if is_finite else f"{said} as it is: {SICK}"
 
     def _note_saved(self, saver: ShardedCheckpoints) -> None:
         saved = saver.wait() or saver.last

@@ -22,6 +22,7 @@ from ...core.errors import SelfHealingError
 from ...snapshots.file_checks import read_json
 from ...snapshots.manifest import describe, write_manifest
 from ...snapshots.sharded_index import SHARDED, STATE, read_index
+from ...snapshots.unfinished import UNFINISHED, put_in_place, remove_what_was_left
 from ...snapshots.verdicts import NOT_JUDGED, StateVerdict
 
 if TYPE_CHECKING:
@@ -31,10 +32,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("self_healing.ranks")
 
-UNFINISHED = ".unfinished-sharded"
-"""How the name of a folder begins that is still being written."""
-OLDER = f"{UNFINISHED}-older"
-"""Likewise of one that is about to be replaced."""
 TENSORS = "state.safetensors"
 PATIENCE_S = 600.0
 """How long ranks wait for each other in a save; one that has died is missed at once by gloo, one that hangs after this.
@@ -96,7 +93,8 @@ class ShardedCheckpoints:
 
     def __init__(self, run_dir: str | os.PathLike[str], *, patience_s: float = PATIENCE_S) -> None:
         self.run_dir = Path(run_dir)
-        self._remove_what_was_left()  # before the group is there, without which nobody can begin to write
+        if _is_first():  # before the group is there, without which nobody can begin to write
+            remove_what_was_left(self.run_dir)
         self.group = own_group(patience_s)
         self.last: Saved | None = None
         """How the last save has ended that was waited for."""
@@ -171,7 +169,7 @@ class ShardedCheckpoints:
             "tensors": apart.marks,
         }
         folder = self.run_dir / f"checkpoint-{step}"
-        unfinished = self.run_dir / f"{UNFINISHED}-{step}"
+        unfinished = self._unfinished(step)
 
         def write_own(path: Path) -> None:
             _must_be_understood("own", of_rank["own"])
@@ -185,7 +183,8 @@ class ShardedCheckpoints:
             write_json(path / STATE, content)
             write_json(unfinished / "trainer_state.json", {"global_step": step, "world_size": world_size})
             write_manifest(unfinished, describe(unfinished, verdict, step=step))
-            _put_in_place(unfinished, folder)
+            put_in_place(unfinished, folder)
+            _make_lasting(folder.parent)
 
         writer = ShardedWriter(unfinished / SHARDED, own=write_own, complete=complete)
         how: dict[str, Any] = {"storage_writer": writer, "process_group": self.group, "no_dist": self.group is None}
@@ -207,23 +206,15 @@ class ShardedCheckpoints:
         failed = None if error is None else _in_words(error)
         if failed is not None:
             if _place_of(self.group)[0] == 0:  # all have heard of it, so that nobody writes any more
-                shutil.rmtree(self.run_dir / f"{UNFINISHED}-{under_way.step}", ignore_errors=True)
+                shutil.rmtree(self._unfinished(under_way.step), ignore_errors=True)
             logger.error("the checkpoint of step %d could not be written: %s", under_way.step, failed)
         took_s = time.monotonic() - under_way.began_s
         self.last = Saved(under_way.step, under_way.folder, failed, under_way.held_up_s, took_s)
         return self.last
 
-    def _remove_what_was_left(self) -> None:
-        """Remove what a run that was killed in a save has left."""
-        import torch.distributed as dist
-
-        is_first = not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
-        for path in sorted(self.run_dir.glob(f"{UNFINISHED}-*")) if is_first else ():
-            name = path.name.removeprefix(f"{OLDER}-")
-            if name != path.name and not (self.run_dir / name).exists():  # killed before the newer one had its place
-                path.rename(self.run_dir / name)
-            else:
-                shutil.rmtree(path, ignore_errors=True)
+    def _unfinished(self, step: int) -> Path:
+        """Return where all ranks write what becomes the checkpoint of a step."""
+        return self.run_dir / f"{UNFINISHED}-sharded-{step}"
 
     def load(self, folder: Path, model: Any, optimizer: Any = None, **others: Any) -> Loaded:
         """Put a checkpoint back, see `load`."""
@@ -300,6 +291,12 @@ def own_group(patience_s: float = PATIENCE_S) -> Any:
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=patience_s))
 
 
+def _is_first() -> bool:
+    import torch.distributed as dist
+
+    return not (dist.is_available() and dist.is_initialized()) or dist.get_rank() == 0
+
+
 def _place_of(group: Any) -> tuple[int, int]:
     if group is None:
         return 0, 1
@@ -348,17 +345,9 @@ def _table(content: object) -> Mapping[str, Any]:
     return content
 
 
-def _put_in_place(unfinished: Path, folder: Path) -> None:
-    """Give a folder its name; one of that name, of a time that was returned from, makes room."""
-    if folder.exists():
-        older = folder.with_name(f"{OLDER}-{folder.name}")
-        shutil.rmtree(older, ignore_errors=True)
-        folder.rename(older)
-        unfinished.rename(folder)
-        shutil.rmtree(older, ignore_errors=True)
-    else:
-        unfinished.rename(folder)
-    descriptor = os.open(folder.parent, os.O_RDONLY)
+def _make_lasting(folder: Path) -> None:
+    """Have the names in a folder outlive the machine."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -17,9 +17,10 @@ from ...core.errors import ConfigError
 from ...core.failure import Effect
 from ...core.run_directory import launch_of, ledger_path
 from ...snapshots.manifest import step_of
-from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, resolve
+from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, must_load, resolve
 from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
+from ...snapshots.unfinished import bring_back, remove_what_was_left
 from ..ending.last_attempt import LastAttempt, last_attempt, that_tells
 from ..engines import Surroundings
 from ..ranks.agreed_checkpoint import agreed_checkpoint
@@ -46,6 +47,7 @@ class GoingOn:
 
         """
         args = trainer.args
+        bring_back(args.output_dir)
         self._trainer = trainer
         self._args = args
         self._wanted = wanted
@@ -93,6 +95,8 @@ class GoingOn:
     def begin(self, session: Session) -> str | None:
         """Return what `train()` is to resume from, None for the start; say so in the ledger."""
         session.rollback.open_shared(starts_over=self.starts_over)
+        if int(self._args.process_index) == 0:
+            remove_what_was_left(self._args.output_dir)
         if self._wanted is False or (self._wanted is None and not self._is_automatic):
             return None
         if self._is_automatic and self.resumes:
@@ -203,6 +207,7 @@ class GoingOn:
             self._disk = self._chosen(last) if int(self._args.world_size) == 1 else agreed_checkpoint(self._chosen)
             if self._disk.path is None and last is not None:
                 self._disk = self._chosen(last + 1)
+            must_load(self._disk)
         return self._disk
 
     def _steps(self) -> int:

@@ -6,14 +6,12 @@ raises, or it is in the middle of a step that will not end in time.
 
 from __future__ import annotations
 
-import os
-import shutil
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...snapshots.unfinished import writing
 from ...snapshots.verdicts import StateVerdict, verdict_when_taken
 from .beside_checkpoint import write_beside
 
@@ -22,9 +20,6 @@ if TYPE_CHECKING:
     from .memory_snapshots import Snapshot
     from .state_keeper import StateKeeper
     from .trainer_capture import HostValues
-
-UNFINISHED = ".unfinished-checkpoint"
-"""How the name of a folder begins that is still being written; it gets its own when it is complete."""
 
 
 class CannotWriteError(RuntimeError):
@@ -70,10 +65,7 @@ def write_from_memory(trainer: Any, snapshot: Snapshot, history: Mapping[str, ob
     own = getattr(trainer, "_get_output_dir", None)
     run = Path(trainer.args.output_dir if own is None else own(trial=None))
     folder = run / f"checkpoint-{snapshot.step}"
-    run.mkdir(parents=True, exist_ok=True)
-    unfinished = run / f"{UNFINISHED}-{snapshot.step}-{os.getpid()}"
-    with ExitStack() as undo:
-        undo.callback(shutil.rmtree, unfinished, ignore_errors=True)
+    with writing(folder) as unfinished:
         guard = values.added.get("GuardState")
         guard = None if guard is None else {**guard, "spare": None}
         accumulation = int(trainer.args.gradient_accumulation_steps)
@@ -88,9 +80,6 @@ def write_from_memory(trainer: Any, snapshot: Snapshot, history: Mapping[str, ob
         _write_state(unfinished, values)
         if not snapshot.capture.copies.is_whole_within(0.0):
             raise CannotWriteError(f"the state of step {snapshot.step} was given up while it was being written")
-        shutil.rmtree(folder, ignore_errors=True)  # one that was there is not usable, or nobody would have asked
-        unfinished.rename(folder)
-        undo.pop_all()
     return folder
 
 
