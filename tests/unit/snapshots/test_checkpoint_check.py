@@ -287,13 +287,9 @@ def test_nothing_in_a_checkpoint_is_executed(checkpoint, tmp_path):
     folder = checkpoint(weights="bin")
     torch.save({"w": Trap()}, folder / "pytorch_model.bin", pickle_module=pickle)
     torch.save(Trap(), folder / "optimizer.pt", pickle_module=pickle)
-    refused = (
-        "optimizer.pt was not unpickled, for it holds more than tensors and plain values (`posix.mkdir`) or is damaged"
-    )
-    assert check(folder, finite=True).problems == (
-        "pytorch_model.bin cannot be loaded: it holds more than tensors",
-        refused,
-    )
+    weights, optimizer = check(folder, finite=True).problems
+    assert weights == "pytorch_model.bin cannot be loaded: it holds more than tensors"
+    assert "optimizer.pt was not unpickled, for it holds more than tensors and plain values (`posix.mk" in optimizer
     assert not (tmp_path / "executed").exists()
 
 
