@@ -22,7 +22,7 @@ class RewarmLearningRate(Action):
 
     ## Limits
     If the incident returns during the ramp the schedule itself is too hot, and a lasting cut
-    (`scale-learning-rate`) is the better rung. The rate never goes below `floor`.
+    (`scale-learning-rate`) is the better rung. No cut goes below `floor`; a schedule that decays afterwards may.
     """
 
     factor: float | None = None
@@ -30,7 +30,7 @@ class RewarmLearningRate(Action):
     ramp_steps: int | None = None
     """Steps until the schedule is reached again; from the setting `lr_ramp_steps` where left open."""
     floor: float | None = None
-    """The rate never goes below this; from the setting `min_learning_rate` where left open."""
+    """The rate is not cut below this; from the setting `min_learning_rate` where left open."""
 
     effect = Effect.RECIPE
     turns = "learning-rate"

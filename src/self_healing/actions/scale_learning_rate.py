@@ -26,7 +26,7 @@ class ScaleLearningRate(Action):
     factor: float | None = None
     """What the rate is multiplied by; from the setting `lr_factor` where left open."""
     floor: float | None = None
-    """The rate never goes below this; from the setting `min_learning_rate` where left open, and 0 for no limit."""
+    """The rate is not cut below this; from the setting `min_learning_rate` where left open, and 0 for no limit."""
     lasting: bool = False
     """True where it is never taken back, because the rate before it cannot work: a run that was dead from its start."""
 

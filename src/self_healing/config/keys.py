@@ -103,7 +103,7 @@ class HealingConfig(LayeredConfig):
     lr_ramp_steps: Count = 200
     """Steps over which a cut learning rate returns to the schedule."""
     min_learning_rate: Annotated[float, Field(ge=0, le=1e12)] | None = None
-    """The rate below which no cut goes; 1/16 of the schedule's rate where not set."""
+    """The rate that no cut goes below (a schedule that decays may, later); 1/16 of the schedule's where not set."""
     min_batch_size: Count = 1
     """The per-device batch size below which no halving goes."""
     rollback_steps: Count | None = None
