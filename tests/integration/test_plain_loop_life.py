@@ -62,6 +62,22 @@ def test_a_bug_reaches_the_user_in_every_mode(mode, tmp_path):
     assert mode == "off" or postmortem(tmp_path).exception_type == "KeyError"
 
 
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("mode", ["off", "observe", "advise"])
+@pytest.mark.parametrize("form", [1, 3])
+def test_a_loop_that_nobody_heals_saves_and_goes_on_as_it_was_asked_to(mode, form, accumulate, tmp_path):
+    plan = {"config": settings(mode=mode), "save_every": 4, "resume": "auto"}
+    first, again = make(accumulate=accumulate), make(accumulate=accumulate)
+    first.net.faults[12 * accumulate + 1] = a_bug
+    with pytest.raises(KeyError, match="a bug of the user's"):
+        guarded(first, tmp_path, form, epochs=4, **plan)
+    written = sorted(int(folder.name.split("-")[1]) for folder in tmp_path.glob("checkpoint-*"))
+    assert written == [4, 8, 12]
+    guarded(again, tmp_path, form, epochs=4, **plan)
+    assert again.net.passes == (40 - 12 * accumulate), "what was trained is not trained again"
+    assert_same(again, bare(make(accumulate=accumulate), 4))
+
+
 def test_what_is_switched_off_has_all_that_a_loop_may_ask_for(tmp_path):
     """A loop that is written for a guarded run must not fail the day it is switched off."""
     from self_healing.adapters.plain_loop.step import Step

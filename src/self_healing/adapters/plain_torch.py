@@ -85,7 +85,10 @@ def guard(
     )  # fmt: skip
     mode = known.effective_mode()
     if mode is Mode.OFF:
-        return UnguardedRun(stand_in, dataloader, max_grad_norm=max_grad_norm, steps_scheduler=steps_scheduler)
+        return UnguardedRun(
+            stand_in, dataloader, max_grad_norm=max_grad_norm, steps_scheduler=steps_scheduler,
+            save_every=save_every, also=others, resume=resume,
+        )  # fmt: skip
     if DRILL in os.environ:
         from ..drills.outside import plant_as_asked
 

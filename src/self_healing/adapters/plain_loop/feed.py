@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .session import PlainSession
+    from .unguarded import UnguardedRun
 
 
 class Feed:
     """One epoch over a loader; after a return to an earlier epoch, the rest of that one and all up to this."""
 
-    def __init__(self, session: PlainSession, loader: Any) -> None:
+    def __init__(self, session: PlainSession | UnguardedRun, loader: Any) -> None:
         self._session = session
         self._loader = loader
 

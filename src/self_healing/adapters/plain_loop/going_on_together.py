@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
     from ..ending.last_attempt import LastAttempt
     from ..ranks.sharded_checkpoint import Loaded
+    from .saving import LoopRun
     from .session import PlainSession
     from .stand_in import LoopStandIn
 
@@ -192,7 +193,7 @@ def _load_whole(session: PlainSession, folder: Path) -> None:
     bring_to(session, folder, place, random if stand_in.args.process_index == 0 else None)
 
 
-def bring_to(session: PlainSession, folder: Path, place: dict[str, Any] | None, random: RandomState | None) -> None:
+def bring_to(session: LoopRun, folder: Path, place: dict[str, Any] | None, random: RandomState | None) -> None:
     """Have the data brought to where they stood when a checkpoint was written, if it says that."""
     if place is None or place["number"] is None:
         session.note("resuming", f"{folder.name} does not say where the data stood: they begin anew")
