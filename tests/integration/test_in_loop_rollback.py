@@ -247,6 +247,11 @@ def test_the_number_of_steps_stays_as_planned_where_an_epoch_has_no_more_data(ac
     assert [step for step, _ in losses(run.trainer)] == list(range(1, 9))
 
 
+def test_a_stream_is_read_once_more_where_nothing_is_kept_of_its_epoch(tmp_path):
+    run = rolled_back(made("finite-stream", tmp_path), {4: 0}, slots=1, skip=(3, 4), more=1)  # all that follows
+    assert [step for step, _ in losses(run.trainer)] == list(range(1, 14))
+
+
 def test_what_is_left_out_goes_on_behind_the_end_of_an_epoch(tmp_path):
     trainer, seen = made(in_order, tmp_path, 16), {}
 

@@ -317,8 +317,47 @@ def test_data_are_left_out_and_stay_out(accumulation, tmp_path):
     assert watch.entered == 4
 
 
-def test_where_all_of_an_epoch_is_left_out_the_number_of_steps_stays_as_planned(tmp_path):
-    trainer = made("dropout", tmp_path)  # epochs of five steps
-    return_by_hand(trainer, at=11, before=3, margin=1)
+def inputs_of(trainer):
+    """Return what each step is given, by step, each time that it is trained."""
+    seen = {}
+
+    def look(module, args, batch):
+        if module.training:
+            seen.setdefault(trainer.state.global_step + 1, []).append(str(batch["input_ids"].tolist()))
+
+    trainer.model.register_forward_pre_hook(look, with_kwargs=True)
+    return seen
+
+
+@pytest.mark.parametrize(("steps", "margin"), [((3, 11), 1), ((2, 4), 0)], ids=["all", "more than half"])
+def test_where_much_of_an_epoch_is_left_out_the_number_of_steps_stays_as_planned(steps, margin, tmp_path):
+    trainer = made("dropout", tmp_path, 15)  # epochs of five steps
+    seen = inputs_of(trainer)
+    return_by_hand(trainer, at=steps[1], before=steps[0], margin=margin)
     guarded(trainer, every=2)
-    assert trainer.state.global_step == updates(trainer) == 13
+    assert trainer.state.global_step == updates(trainer) == 15
+    if steps == (2, 4):  # there are two others, which come several times instead
+        used = {seen[step][-1] for step in range(1, 6)}
+        assert len(used) == 2
+        assert used.isdisjoint(seen[step][0] for step in (2, 3, 4))
+
+
+def test_a_loader_that_fails_when_it_is_read_once_more_does_not_end_the_run_in_silence(tmp_path):
+    from torch.utils.data import DataLoader
+    from transformers import default_data_collator
+
+    class FailingOnce(DataLoader):
+        passes = 0
+
+        def __iter__(self):
+            self.passes += 1
+            if self.passes == 2:
+                raise RuntimeError("a glitch of the store")
+            return super().__iter__()
+
+    trainer = made("dropout", tmp_path)
+    loader = FailingOnce(trainer.train_dataset, batch_size=8, collate_fn=default_data_collator)
+    trainer.get_train_dataloader = lambda: loader
+    return_by_hand(trainer, at=3, before=1, margin=2)  # all of an epoch
+    SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=2)).train()
+    assert [entry["step"] for entry in logged(trainer) if "loss" in entry] == list(range(1, 14))

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections import defaultdict, namedtuple
+from pathlib import Path
 
 import pytest
 
 torch = pytest.importorskip("torch")
+np = pytest.importorskip("numpy")
 
+from self_healing.adapters.rollback.data_windows import DataWindows  # noqa: E402
 from self_healing.adapters.rollback.host_copies import HostCopy, HostPool  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -130,3 +134,75 @@ def test_batches_of_the_host_share_memory_instead_of_lying_between_what_the_step
     kept = [HostCopy({"input_ids": torch.arange(24)}) for _ in range(50)]
     begins = {each._kept["input_ids"].place.values.untyped_storage().data_ptr() for each in kept}
     assert len(begins) <= 2
+
+
+class Moved:
+    """A thing with tensors that can be moved as one, as graphs are."""
+
+    def __init__(self, inner):
+        self.store = inner
+
+    def to(self, device):
+        return self
+
+
+class Slotted:
+    __slots__ = ("pixels",)
+
+    def __init__(self, pixels):
+        self.pixels = pixels
+
+
+def picture(mode="RGB"):
+    return pytest.importorskip("PIL.Image").new(mode, (100, 50))
+
+
+def tokenizer():
+    tokenizers = pytest.importorskip("tokenizers")
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel({"a": 0}, unk_token="a"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    return words
+
+
+def with_encodings():
+    from transformers import BatchEncoding
+
+    return BatchEncoding({"input_ids": torch.zeros(10)}, encoding=tokenizer().encode("a " * 100))
+
+
+BYTES = 20_000
+HOLDING = {
+    "image": (picture, BYTES),
+    "grey-image": (lambda: picture("L"), BYTES // 4),
+    "image-in-an-object": (lambda: Slotted(picture()), BYTES),
+    "array": (lambda: np.zeros(BYTES, np.uint8), BYTES),
+    "array-of-objects": (lambda: np.array([Slotted(picture()), None]), BYTES),
+    "tensor-in-an-object": (lambda: Slotted(torch.zeros(BYTES // 4)), BYTES),
+    "bytes-in-objects": (lambda: Slotted({"first": [Slotted(bytes(BYTES))]}), BYTES),
+    "tensors-that-are-moved-as-one": (lambda: Moved(Slotted([torch.zeros(BYTES // 4)])), BYTES),
+    "more-than-is-looked-at": (lambda: Slotted([float(each) for each in range(2000)]), 24 * 2000),
+    "encodings": (with_encodings, 100 * 100),
+    "what-does-not-show-what-it-holds": (tokenizer, 1 << 20),
+}
+
+
+@pytest.mark.parametrize("kind", HOLDING)
+def test_what_is_no_tensor_counts_with_all_that_it_holds(kind):
+    make, expected = HOLDING[kind]
+    assert expected <= HostCopy({"one": make()}).nbytes <= 3 * expected
+
+
+def test_what_is_small_or_there_already_counts_for_little():
+    small = [dt.date(2026, 1, 1), torch.float32, torch.device("cpu"), Path("a"), int, "text", None, 1]
+    assert HostCopy(small).nbytes < 2000
+    assert HostCopy([picture()] * 8).nbytes == HostCopy([picture()]).nbytes
+
+
+def test_what_may_be_kept_of_batches_with_images_is_bounded():
+    data = DataWindows(budget_bytes=5 * BYTES)
+    epoch = data.begin_epoch({"epoch": 0}, first_step=0, steps_before=0)
+    epoch.live = iter([[{"prompt": "text", "picture": picture()}] for _ in range(20)])
+    for step in range(20):
+        data.begin_window(epoch, step)
+        data.next_batch(epoch, step)
+    assert len(epoch.batches) == 4

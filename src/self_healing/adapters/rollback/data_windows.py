@@ -283,13 +283,13 @@ class DataWindows:
         """Return a batch in the place of one that was left out, when the loader has no more."""
         from ...tensors.random_state import RandomState
 
-        if not epoch.batches:
+        if epoch.again is not None or not epoch.batches:
             epoch.again = epoch.again or self._from_its_start(epoch)
-        if epoch.again is not None:
-            for batch in epoch.again:
-                return KeptBatch(HostCopy(batch), RandomState.capture(), step, -1)
-        if not epoch.batches:
-            raise StopIteration
+            try:
+                return KeptBatch(HostCopy(_next(epoch, epoch.again)), RandomState.capture(), step, -1)
+            except StopIteration:  # it cannot be read once more
+                if not epoch.batches:
+                    raise
         kept = epoch.batches[epoch.reused % len(epoch.batches)]
         epoch.reused += 1
         return replace(kept, random_state=None, step=step, number=-1)
@@ -318,29 +318,28 @@ class DataWindows:
         if epoch.live is None:
             raise StopIteration
         before = RandomState.capture()
-        try:
-            batch = next(epoch.live)
-        except StopIteration:
-            raise
-        except BaseException:
-            epoch.is_broken = True
-            raise
+        batch = _next(epoch, epoch.live)
         epoch.read += 1
         after = RandomState.capture()
         return batch, None if before.is_same(after) else after
 
     def _from_its_start(self, epoch: EpochData) -> Iterator[Any]:
-        """Yield the batches of an epoch once more; nothing is read before it is asked for.
+        """Yield the batches of an epoch over and over; nothing is read before it is asked for.
 
         Those that are left out too where there are no others: a trainer ends in silence with an epoch that has no data.
         """
-        has_others = False
-        for number, batch in enumerate(epoch.loader or ()):
-            if (epoch.number, number) not in self.left_out:
-                has_others = True
-                yield batch
-        if not has_others:
-            yield from epoch.loader or ()
+        wants_all = False
+        while epoch.loader is not None:
+            if hasattr(epoch.loader, "set_epoch"):  # else it goes on to another order, and numbers are of other batches
+                epoch.loader.set_epoch(epoch.number)
+            is_empty = True
+            for number, batch in enumerate(epoch.loader):
+                if wants_all or (epoch.number, number) not in self.left_out:
+                    is_empty = False
+                    yield batch
+            if is_empty and wants_all:
+                return
+            wants_all = wants_all or is_empty
 
     def _keep(self, epoch: EpochData, batch: KeptBatch) -> None:
         epoch.batches.append(batch)
@@ -357,6 +356,17 @@ class DataWindows:
 
     def _index(self, epoch: EpochData) -> int:
         return next(index for index, each in enumerate(self.epochs) if each is epoch)
+
+
+def _next(epoch: EpochData, iterator: Iterator[Any]) -> Any:
+    """Return the next batch of an epoch's loader; note where that raises, for the iterator would seem to be at its end."""
+    try:
+        return next(iterator)
+    except StopIteration:
+        raise
+    except BaseException:
+        epoch.is_broken = True
+        raise
 
 
 class Batches(Iterator[Any]):

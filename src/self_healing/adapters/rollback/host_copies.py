@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ...core.containers import like
+from .held_bytes import PLAIN, held_bytes, nbytes_of
 
 SMALL_BYTES = 1 << 20
 """A batch up to this size takes the device 20 microseconds, less than the host needs to change streams."""
@@ -29,7 +30,7 @@ class HostCopy:
         keeping = _Keeping()
         self._kept = _rebuilt(batch, keeping.leaf)
         keeping.send()
-        self.nbytes = _size(self._kept)
+        self.nbytes = keeping.nbytes
 
     def batch(self) -> Any:
         """Return the batch as it was, on the devices it was on."""
@@ -90,17 +91,25 @@ class _Keeping:
         self._arrived: dict[Any, Any] = {}
         self._to_send: dict[Any, list[tuple[Any, Any]]] = {}
         """By device: memory on the host, and the tensor that is copied into it."""
+        self.nbytes = 0
+        self._seen: set[int] = set()
 
     def leaf(self, leaf: Any) -> Any:
-        """Return a copy of something in a batch."""
+        """Return a copy of something in a batch, and count what it takes."""
         import torch
 
+        if type(leaf) in PLAIN:  # lists of numbers have many
+            self.nbytes += sys.getsizeof(leaf)
+            return leaf
         if isinstance(leaf, torch.Tensor):
-            return self._tensor(leaf.detach() if leaf.requires_grad else leaf)
-        if callable(getattr(leaf, "to", None)):
-            device = getattr(leaf, "device", None)
-            return _HostObject(copy.deepcopy(leaf if device is None else leaf.to("cpu")), device)
-        return _copied_array(leaf)
+            tensor = self._tensor(leaf.detach() if leaf.requires_grad else leaf)
+            self.nbytes += tensor.nbytes
+            return tensor
+        is_moved = callable(getattr(leaf, "to", None))
+        device = getattr(leaf, "device", None) if is_moved else None
+        kept = copy.deepcopy(leaf if device is None else leaf.to("cpu")) if is_moved else _copied_array(leaf)
+        self.nbytes += held_bytes(kept, self._seen)
+        return _HostObject(kept, device) if is_moved else kept
 
     def send(self) -> None:
         """Send everything on its way, and note when it will have arrived.
@@ -131,7 +140,7 @@ class _Keeping:
         is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_quantized
         if not is_plain or tensor.is_nested or device.type not in {"cpu", "cuda"}:
             values = tensor.clone() if device.type == "cpu" else tensor.to("cpu")
-            return _HostTensor(Place(values), _nbytes_of(values), device)
+            return _HostTensor(Place(values), nbytes_of(values), device)
         place = (_pinned if device.type == "cuda" else _pageable).place_for(tensor)
         kept = _HostTensor(place, tensor.nbytes, device, None if device.type == "cpu" else self._arrived)
         if device.type == "cpu":
@@ -217,18 +226,6 @@ def _copying_stream(device: Any) -> Any:
     return _streams[device]
 
 
-def _nbytes_of(tensor: Any) -> int:
-    """Return how much memory its values take, also of a kind that torch does not say it of."""
-    import torch
-
-    if tensor.is_nested:
-        return sum(int(each.nbytes) for each in tensor.unbind())
-    if tensor.layout is torch.strided:
-        return int(tensor.nbytes)
-    values = tensor._values() if tensor.layout is torch.sparse_coo else tensor.values()  # noqa: SLF001  # coalesced or not
-    return int(values.nbytes)
-
-
 def _give_back_leaf(leaf: Any) -> Any:
     return leaf.back() if isinstance(leaf, _HostTensor | _HostObject) else _copied_array(leaf)
 
@@ -246,7 +243,8 @@ def _rebuilt(value: Any, of: Callable[[Any], Any]) -> Any:
         return of(value)
     if isinstance(value, UserDict):  # what tokenizers and processors return
         other = copy.copy(value)
-        other.data = {key: _rebuilt(inner, of) for key, inner in value.data.items()}
+        # All of it: beside its data a tokenizer's has encodings.
+        vars(other).update({name: _rebuilt(inner, of) for name, inner in vars(value).items()})
         return other
     if isinstance(value, Mapping):
         return like(value, [(key, _rebuilt(inner, of)) for key, inner in value.items()])
@@ -254,13 +252,3 @@ def _rebuilt(value: Any, of: Callable[[Any], Any]) -> Any:
         inner = [_rebuilt(each, of) for each in value]
         return type(value)(*inner) if hasattr(value, "_fields") else type(value)(inner)
     return [_rebuilt(each, of) for each in value]
-
-
-def _size(kept: Any) -> int:
-    if isinstance(kept, _HostTensor):
-        return kept.nbytes
-    if isinstance(kept, UserDict | Mapping):
-        return sum(_size(inner) for inner in kept.values())
-    if isinstance(kept, list | tuple):
-        return sum(_size(inner) for inner in kept)
-    return int(getattr(kept, "nbytes", 0)) or sys.getsizeof(kept)
