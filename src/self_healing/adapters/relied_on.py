@@ -99,6 +99,12 @@ RELIED_ON = (
     ),
     ReliedOn(
         "trainer",
+        "_load_best_model",
+        "to load no best checkpoint that is marked sick",
+        "the best by what was measured is loaded at the end, sick or not",
+    ),
+    ReliedOn(
+        "trainer",
         "_save",
         "to save through the CPU where memory runs out",
         "a save that runs out of memory fails as it would without us",

@@ -65,7 +65,7 @@ def load_no_sick_best(session: Session, wrapping: Wrapping) -> None:
 
         return _load_best_model
 
-    if session.checkpoints is not None and hasattr(trainer, "_load_best_model"):
+    if session.checkpoints is not None and hasattr(trainer, "_load_best_model"):  # what is done without: `relied_on`
         wrapping.wrap(trainer, "_load_best_model", around)
 
 
