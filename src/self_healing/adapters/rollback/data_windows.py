@@ -102,12 +102,12 @@ class EpochData:
 
     @property
     def was_begun(self) -> bool:
-        """Say whether a batch was asked for: the loader's iterator cannot be made a second time."""
-        return self.live is not None or self.end > 0
+        """Say whether a batch was asked for, be it left out since: the loader's iterator cannot be made a second time."""
+        return self.live is not None or self.end > 0 or self.owed > 0
 
     def is_over(self) -> None:
         """Let go of the loader's iterator; persistent workers would deliver the next epoch's data through it."""
-        self.live = self.again = self.loader = None
+        self.live = self.again = None
 
     def close(self) -> None:
         """End the loader's iterator now, and its workers with it.
@@ -119,6 +119,7 @@ class EpochData:
             if isinstance(iterator, GeneratorType) and not iterator.gi_running:
                 iterator.close()
         self.is_over()
+        self.loader = None
 
     def rewind(self, place: int, *, silent_until: int) -> None:
         """Hand out the batches from a place on once more."""
@@ -202,8 +203,8 @@ class DataWindows:
 
         With `more`, so many that follow them are left out as well, be they kept from an earlier pass or not fetched yet.
 
-        Others take their place: what follows, and at the end of an epoch what is kept of it, for the number of steps
-        and the schedule stay as planned.
+        Others take their place: what follows, and at the end of an epoch what is kept of it or of others, for the number
+        of steps and the schedule stay as planned.
         """
         steps, left_out = set(steps), 0
         epochs = self.epochs[self._index(place.epoch) :]
@@ -283,16 +284,23 @@ class DataWindows:
         """Return a batch in the place of one that was left out, when the loader has no more."""
         from ...tensors.random_state import RandomState
 
-        if epoch.again is not None or not epoch.batches:
+        others = self._originals(epoch) or [kept for each in self.epochs for kept in self._originals(each)]
+        if epoch.again is not None or not others:
             epoch.again = epoch.again or self._from_its_start(epoch)
             try:
                 return KeptBatch(HostCopy(_next(epoch, epoch.again)), RandomState.capture(), step, -1)
             except StopIteration:  # it cannot be read once more
-                if not epoch.batches:
+                others = others or list(epoch.batches)
+                if not others:
                     raise
-        kept = epoch.batches[epoch.reused % len(epoch.batches)]
+        kept = others[epoch.reused % len(others)]
         epoch.reused += 1
         return replace(kept, random_state=None, step=step, number=-1)
+
+    @staticmethod
+    def _originals(epoch: EpochData) -> list[KeptBatch]:
+        """Return what is kept of an epoch, without what has taken the place of others in it."""
+        return [kept for kept in epoch.batches if kept.number >= 0]
 
     def _is_used(self, epoch: EpochData, step: int, number: int) -> None:
         if number < 0:  # used before, in the place of one that was left out
