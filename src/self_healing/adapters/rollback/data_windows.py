@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,8 @@ class EpochData:
     """Batches that are left out when the loader is next asked."""
     read: int = 0
     """Batches that the loader has passed by, be it that they were skipped when training was entered."""
+    is_unread: bool = True
+    """The loader was not asked for anything yet."""
     wanted_from: int = 0
     """The first batch that is wanted: those before it were trained on before training was entered anew."""
     window_number: int | None = None
@@ -250,24 +252,30 @@ class DataWindows:
 
     def next_batch(self, epoch: EpochData, step: int) -> Any:
         """Return the next batch for a step: one that is kept, else one from the loader; end as the loader ends."""
+        from ...tensors.random_state import RandomState
+
         if epoch.position < epoch.end:
             return self._again(epoch, step)
+        # Some loaders draw a number when they are iterated over, which is before anything is asked for.
+        before = (epoch.random_before if epoch.is_unread else None) or RandomState.capture()
         try:
             while epoch.left_out_next:
                 self._fetch(epoch)
                 self.left_out.add((epoch.number, epoch.read - 1))
                 epoch.left_out_next -= 1
                 epoch.owed += 1
-            batch, random_state = self._fetch(epoch)
+            batch = self._fetch(epoch)
         except StopIteration:
             if not epoch.owed:
                 raise
-            kept = self._instead(epoch, step)
+            copy, number = self._instead(epoch), -1
             epoch.owed -= 1
-            self._keep(epoch, kept)
-            return kept.copy.batch()
-        self._is_used(epoch, step, epoch.read - 1)
-        self._keep(epoch, KeptBatch(HostCopy(batch), random_state, step, epoch.read - 1))
+            batch = copy.batch()
+        else:
+            copy, number = HostCopy(batch), epoch.read - 1
+            self._is_used(epoch, step, number)
+        after = RandomState.capture()
+        self._keep(epoch, KeptBatch(copy, None if before.is_same(after) else after, step, number))
         return batch
 
     def _again(self, epoch: EpochData, step: int) -> Any:
@@ -280,22 +288,20 @@ class DataWindows:
             kept.random_state.restore()
         return batch
 
-    def _instead(self, epoch: EpochData, step: int) -> KeptBatch:
+    def _instead(self, epoch: EpochData) -> HostCopy:
         """Return a batch in the place of one that was left out, when the loader has no more."""
-        from ...tensors.random_state import RandomState
-
         others = self._originals(epoch) or [kept for each in self.epochs for kept in self._originals(each)]
         if epoch.again is not None or not others:
             epoch.again = epoch.again or self._from_its_start(epoch)
             try:
-                return KeptBatch(HostCopy(_next(epoch, epoch.again)), RandomState.capture(), step, -1)
+                return HostCopy(_next(epoch, epoch.again))
             except StopIteration:  # it cannot be read once more
                 others = others or list(epoch.batches)
                 if not others:
                     raise
         kept = others[epoch.reused % len(others)]
         epoch.reused += 1
-        return replace(kept, random_state=None, step=step, number=-1)
+        return kept.copy
 
     @staticmethod
     def _originals(epoch: EpochData) -> list[KeptBatch]:
@@ -309,27 +315,24 @@ class DataWindows:
             epoch.window_number = number
         self._used.setdefault(step, []).append((epoch.number, number))
 
-    def _fetch(self, epoch: EpochData) -> tuple[Any, RandomState | None]:
-        """Take the next batch that is wanted from the loader; say where the generators stand if that has moved them."""
+    def _fetch(self, epoch: EpochData) -> Any:
+        """Take the next batch that is wanted from the loader."""
         while True:
-            fetched = self._read(epoch)
+            batch = self._read(epoch)
             if epoch.read <= epoch.wanted_from:
                 continue
             if (epoch.number, epoch.read - 1) not in self.left_out:
-                return fetched
+                return batch
             epoch.owed += 1
             epoch.again = epoch.again or self._from_its_start(epoch)  # entered anew, so that little is kept
 
-    def _read(self, epoch: EpochData) -> tuple[Any, RandomState | None]:
-        from ...tensors.random_state import RandomState
-
+    def _read(self, epoch: EpochData) -> Any:
         if epoch.live is None:
             raise StopIteration
-        before = RandomState.capture()
         batch = _next(epoch, epoch.live)
+        epoch.is_unread = False
         epoch.read += 1
-        after = RandomState.capture()
-        return batch, None if before.is_same(after) else after
+        return batch
 
     def _from_its_start(self, epoch: EpochData) -> Iterator[Any]:
         """Yield the batches of an epoch over and over; nothing is read before it is asked for.
