@@ -157,6 +157,17 @@ def finite_stream(folder, **arguments):
     return trainer
 
 
+def own_loader(folder):
+    """A loader that the trainer does not prepare: it draws a number when it is iterated over, before it is asked for data."""
+    from torch.utils.data import DataLoader
+    from transformers import default_data_collator
+
+    trainer = default(folder)
+    loader = DataLoader(trainer.train_dataset, batch_size=8, collate_fn=default_data_collator)
+    trainer.get_train_dataloader = lambda: loader
+    return trainer
+
+
 def sft(folder, **arguments):
     return of_trl(folder, "SFT", ["text"], max_length=LENGTH, **arguments)
 
@@ -181,6 +192,7 @@ KINDS = {
     "changing-buffers": batch_norm,
     "stream": stream,
     "finite-stream": finite_stream,
+    "own-loader": own_loader,
     "workers-2": lambda folder: default(folder, dataloader_num_workers=2),
     "persistent-workers": lambda folder: default(folder, dataloader_num_workers=1, dataloader_persistent_workers=True),
     "own-randomness": noisy,

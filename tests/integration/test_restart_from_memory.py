@@ -280,16 +280,19 @@ def in_order(folder, left_out=(), **arguments):
     return trainer
 
 
-def return_by_hand(trainer, *, at, before, margin=None):
-    """At the end of a step, return to before another one, as a plan does; a margin leaves all data since then out."""
+def return_by_hand(trainer, *, at, before, margin=None, time=1):
+    """At the end of a step, return to before another one, as a plan does; a margin leaves all data since then out.
+
+    It does so once, the first time that the step ends, or another one.
+    """
     from transformers import TrainerCallback
 
     class Ask(TrainerCallback):
-        is_done = False
+        times = 0
 
         def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == at and not self.is_done:
-                self.is_done = True
+            self.times += state.global_step == at
+            if state.global_step == at and self.times == time:
                 abilities = find_session(trainer)[0].abilities
                 abilities.roll_back(before_step=before, depth=0, min_steps=None)
                 if margin is not None:
@@ -361,3 +364,17 @@ def test_a_loader_that_fails_when_it_is_read_once_more_does_not_end_the_run_in_s
     return_by_hand(trainer, at=3, before=1, margin=2)  # all of an epoch
     SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=2)).train()
     assert [entry["step"] for entry in logged(trainer) if "loss" in entry] == list(range(1, 14))
+
+
+@pytest.mark.parametrize("kind", ["dropout", "persistent-workers"])
+def test_inside_the_loop_an_epoch_of_which_all_was_left_out_has_other_data_and_can_be_returned_to(kind, tmp_path):
+    trainer = made(kind, tmp_path, 20)  # epochs of five steps
+    seen = inputs_of(trainer)
+    return_by_hand(trainer, at=12, before=4, margin=0)
+    return_by_hand(trainer, at=9, before=8, time=2)
+    metrics = SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=1)).train().metrics
+    assert [entry["step"] for entry in logged(trainer) if "loss" in entry] == list(range(1, 21))
+    assert metrics["healing/rollbacks"] == 2
+    left_out = {seen[step][0] for step in range(4, 13)}
+    assert left_out.isdisjoint(seen[step][-1] for step in range(1, 21))
+    assert all(seen[step][-1] == seen[step][-2] for step in (8, 9))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from types import GeneratorType
 from typing import TYPE_CHECKING, Any
@@ -72,6 +72,8 @@ class EpochData:
     """Batches that are left out when the loader is next asked."""
     read: int = 0
     """Batches that the loader has passed by, be it that they were skipped when training was entered."""
+    is_unread: bool = True
+    """The loader was not asked for anything yet."""
     wanted_from: int = 0
     """The first batch that is wanted: those before it were trained on before training was entered anew."""
     window_number: int | None = None
@@ -102,12 +104,12 @@ class EpochData:
 
     @property
     def was_begun(self) -> bool:
-        """Say whether a batch was asked for: the loader's iterator cannot be made a second time."""
-        return self.live is not None or self.end > 0
+        """Say whether a batch was asked for, be it left out since: the loader's iterator cannot be made a second time."""
+        return self.live is not None or self.end > 0 or self.owed > 0
 
     def is_over(self) -> None:
         """Let go of the loader's iterator; persistent workers would deliver the next epoch's data through it."""
-        self.live = self.again = self.loader = None
+        self.live = self.again = None
 
     def close(self) -> None:
         """End the loader's iterator now, and its workers with it.
@@ -119,6 +121,7 @@ class EpochData:
             if isinstance(iterator, GeneratorType) and not iterator.gi_running:
                 iterator.close()
         self.is_over()
+        self.loader = None
 
     def rewind(self, place: int, *, silent_until: int) -> None:
         """Hand out the batches from a place on once more."""
@@ -202,8 +205,8 @@ class DataWindows:
 
         With `more`, so many that follow them are left out as well, be they kept from an earlier pass or not fetched yet.
 
-        Others take their place: what follows, and at the end of an epoch what is kept of it, for the number of steps
-        and the schedule stay as planned.
+        Others take their place: what follows, and at the end of an epoch what is kept of it or of others, for the number
+        of steps and the schedule stay as planned.
         """
         steps, left_out = set(steps), 0
         epochs = self.epochs[self._index(place.epoch) :]
@@ -249,24 +252,30 @@ class DataWindows:
 
     def next_batch(self, epoch: EpochData, step: int) -> Any:
         """Return the next batch for a step: one that is kept, else one from the loader; end as the loader ends."""
+        from ...tensors.random_state import RandomState
+
         if epoch.position < epoch.end:
             return self._again(epoch, step)
+        # Some loaders draw a number when they are iterated over, which is before anything is asked for.
+        before = (epoch.random_before if epoch.is_unread else None) or RandomState.capture()
         try:
             while epoch.left_out_next:
                 self._fetch(epoch)
                 self.left_out.add((epoch.number, epoch.read - 1))
                 epoch.left_out_next -= 1
                 epoch.owed += 1
-            batch, random_state = self._fetch(epoch)
+            batch = self._fetch(epoch)
         except StopIteration:
             if not epoch.owed:
                 raise
-            kept = self._instead(epoch, step)
+            copy, number = self._instead(epoch), -1
             epoch.owed -= 1
-            self._keep(epoch, kept)
-            return kept.copy.batch()
-        self._is_used(epoch, step, epoch.read - 1)
-        self._keep(epoch, KeptBatch(HostCopy(batch), random_state, step, epoch.read - 1))
+            batch = copy.batch()
+        else:
+            copy, number = HostCopy(batch), epoch.read - 1
+            self._is_used(epoch, step, number)
+        after = RandomState.capture()
+        self._keep(epoch, KeptBatch(copy, None if before.is_same(after) else after, step, number))
         return batch
 
     def _again(self, epoch: EpochData, step: int) -> Any:
@@ -279,20 +288,25 @@ class DataWindows:
             kept.random_state.restore()
         return batch
 
-    def _instead(self, epoch: EpochData, step: int) -> KeptBatch:
+    def _instead(self, epoch: EpochData) -> HostCopy:
         """Return a batch in the place of one that was left out, when the loader has no more."""
-        from ...tensors.random_state import RandomState
-
-        if epoch.again is not None or not epoch.batches:
+        others = self._originals(epoch) or [kept for each in self.epochs for kept in self._originals(each)]
+        if epoch.again is not None or not others:
             epoch.again = epoch.again or self._from_its_start(epoch)
             try:
-                return KeptBatch(HostCopy(_next(epoch, epoch.again)), RandomState.capture(), step, -1)
+                return HostCopy(_next(epoch, epoch.again))
             except StopIteration:  # it cannot be read once more
-                if not epoch.batches:
+                others = others or list(epoch.batches)
+                if not others:
                     raise
-        kept = epoch.batches[epoch.reused % len(epoch.batches)]
+        kept = others[epoch.reused % len(others)]
         epoch.reused += 1
-        return replace(kept, random_state=None, step=step, number=-1)
+        return kept.copy
+
+    @staticmethod
+    def _originals(epoch: EpochData) -> list[KeptBatch]:
+        """Return what is kept of an epoch, without what has taken the place of others in it."""
+        return [kept for kept in epoch.batches if kept.number >= 0]
 
     def _is_used(self, epoch: EpochData, step: int, number: int) -> None:
         if number < 0:  # used before, in the place of one that was left out
@@ -301,27 +315,24 @@ class DataWindows:
             epoch.window_number = number
         self._used.setdefault(step, []).append((epoch.number, number))
 
-    def _fetch(self, epoch: EpochData) -> tuple[Any, RandomState | None]:
-        """Take the next batch that is wanted from the loader; say where the generators stand if that has moved them."""
+    def _fetch(self, epoch: EpochData) -> Any:
+        """Take the next batch that is wanted from the loader."""
         while True:
-            fetched = self._read(epoch)
+            batch = self._read(epoch)
             if epoch.read <= epoch.wanted_from:
                 continue
             if (epoch.number, epoch.read - 1) not in self.left_out:
-                return fetched
+                return batch
             epoch.owed += 1
             epoch.again = epoch.again or self._from_its_start(epoch)  # entered anew, so that little is kept
 
-    def _read(self, epoch: EpochData) -> tuple[Any, RandomState | None]:
-        from ...tensors.random_state import RandomState
-
+    def _read(self, epoch: EpochData) -> Any:
         if epoch.live is None:
             raise StopIteration
-        before = RandomState.capture()
         batch = _next(epoch, epoch.live)
+        epoch.is_unread = False
         epoch.read += 1
-        after = RandomState.capture()
-        return batch, None if before.is_same(after) else after
+        return batch
 
     def _from_its_start(self, epoch: EpochData) -> Iterator[Any]:
         """Yield the batches of an epoch over and over; nothing is read before it is asked for.
