@@ -22,6 +22,13 @@ COLLECTIVES = ("store_flos", "barrier")
 """What a save does together with the others, by the names that it calls."""
 
 
+def folder_of_now(trainer: Any) -> Path:
+    """Return the folder that a checkpoint of this moment has."""
+    args, step = trainer.args, int(trainer.state.global_step)
+    own = getattr(trainer, "_get_output_dir", None)
+    return Path(args.output_dir if own is None else own(trial=None)) / f"checkpoint-{step}"
+
+
 class _WrittenUpToHereError(Exception):
     """Ends a save that only goes through its collectives."""
 
@@ -29,9 +36,8 @@ class _WrittenUpToHereError(Exception):
 class SaveTogether:
     """The part of this process in the saves of one trainer; all of it, and nothing is different, where there is one process."""
 
-    def __init__(self, trainer: Any, folder_of_now: Callable[[], Path]) -> None:
+    def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._folder_of_now = folder_of_now
         self._made: set[str] = set()
         """The collectives of the save at hand that this process has come to."""
         self._is_alone = False
@@ -57,7 +63,7 @@ class SaveTogether:
         def in_step(*args: Any, **kwargs: Any) -> Any:
             import torch.distributed as dist
 
-            folder, args_of_run = self._folder_of_now(), self._trainer.args
+            folder, args_of_run = folder_of_now(self._trainer), self._trainer.args
             self._made = set(COLLECTIVES) if self._is_alone else set()
             self._awaited.discard(folder)
             if not self._is_alone:

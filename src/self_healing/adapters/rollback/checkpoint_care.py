@@ -19,7 +19,7 @@ from ...core.lifecycle import Case
 from ...snapshots.disk_tier import DiskTier
 from ...snapshots.manifest_writer import ManifestWriter
 from ...snapshots.verdicts import NOT_JUDGED, StateVerdict
-from ..ranks.save_together import SaveTogether
+from ..ranks.save_together import SaveTogether, folder_of_now
 from ..run.reflexes import Reflex
 from ..wrapping import Wrapping
 from .beside_checkpoint import CannotReadError, counts_of, put_back, remove_where_alone, write_beside
@@ -92,7 +92,7 @@ class CheckpointCare:
     ) -> None:
         self.trainer = trainer
         self._guard = guard
-        self.together = SaveTogether(trainer, self._folder_of_now)
+        self.together = SaveTogether(trainer)
         self.disk = DiskTier(ManifestWriter(is_complete=self.together.has_all_parts))
         self.failed: BaseException | None = None
         """Why the last checkpoint was not written; None where it was."""
@@ -177,7 +177,7 @@ class CheckpointCare:
     def _around_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def _save_checkpoint(*args: Any, **kwargs: Any) -> Any:
             verdict = self._judged()  # once, though it may be tried twice
-            folder, step = self._folder_of_now(), int(self.trainer.state.global_step)
+            folder, step = folder_of_now(self.trainer), int(self.trainer.state.global_step)
             existed = folder.exists()
             self.failed = None
             self.not_written.pop(step, None)
@@ -283,8 +283,3 @@ class CheckpointCare:
                 actions=("alert", "retry-later"), said=said, step=step, helped=was_written,
             )
         )  # fmt: skip
-
-    def _folder_of_now(self) -> Path:
-        args, step = self.trainer.args, int(self.trainer.state.global_step)
-        own = getattr(self.trainer, "_get_output_dir", None)
-        return Path(args.output_dir if own is None else own(trial=None)) / f"checkpoint-{step}"
