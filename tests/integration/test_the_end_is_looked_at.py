@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import count
 
 import pytest
 
@@ -110,20 +111,20 @@ def test_the_last_update_of_a_loop_is_looked_at(at, tmp_path):
 
     from self_healing import guard
 
-    class Breaks(torch.optim.AdamW):
-        count = 0
+    steps, breaks_at = count(1), 0
 
+    class Breaks(torch.optim.AdamW):
         def step(self, closure=None):
             super().step(closure)
-            self.count += 1
-            if self.count == self.breaks_at:
+            if next(steps) == breaks_at:  # counted outside of the optimizer: what it counts itself goes back with it
                 self.param_groups[0]["params"][0].data[0, 0] = float("nan")
 
-    def trained(folder, breaks_at):
+    def trained(folder, at):
+        nonlocal steps, breaks_at
+        steps, breaks_at = count(1), at
         torch.manual_seed(0)
         model, rows = torch.nn.Linear(8, 1), torch.randn(320, 8)
         optimizer = Breaks(model.parameters(), lr=1e-2)
-        optimizer.breaks_at = breaks_at
         with guard(model, optimizer, run_dir=folder, save_every=40) as run:
             for batch in run.batches(torch.utils.data.DataLoader(rows, batch_size=8)):
                 with run.step(batch) as step:
