@@ -126,6 +126,16 @@ def test_one_whose_log_ends_with_no_number_is_passed_over(run, key, value):
     assert f"its log ends with {key} = " in found.passed_over[0]
 
 
+def test_one_that_never_got_its_name_is_none(run):
+    newest, *others = sorted(run.glob("checkpoint-*"))
+    newest.rename(run / f".unfinished-{newest.name}-7")
+    for other in others:
+        shutil.rmtree(other)
+    found = newest_sound(run)
+    assert found.path is None
+    assert "it is called unfinished" in str(found)
+
+
 def test_nothing_is_touched(run):
     cut_short(run / "checkpoint-12" / "optimizer.pt")
     before = {path: (path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(run.rglob("*"))}
