@@ -204,4 +204,4 @@ def test_a_sick_checkpoint_is_written_and_not_pushed(tmp_path, monkeypatch):
     assert pushed == ["checkpoint-10"]
     assert verdict_of(tmp_path / "checkpoint-20")["condition"] == "sick"
     told = read_ledger(tmp_path / "healing/ledger.jsonl").entries
-    assert "not-pushed" in {entry.name for entry in told}
+    assert "sick-not-pushed" in {entry.name for entry in told}

@@ -251,7 +251,7 @@ class CheckpointCare:
         if where and getattr(self.trainer.args, "push_to_hub", False):
             held_back.replace(self.trainer.args, "push_to_hub", False)  # a value, not an option
             self._desk.note(
-                "not-pushed", "the weights are not sound: this checkpoint is written, and not pushed to the Hub"
+                "sick-not-pushed", "the weights are not sound: this checkpoint is written, and not pushed to the Hub"
             )
         try:
             yield
