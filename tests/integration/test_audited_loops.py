@@ -125,12 +125,13 @@ class Both(Loop):
         return {**super().state(), "other": self.other.state_dict()}
 
 
-def by_two():
+def by_two(*, in_turns=False):
     made = make(scheduler=None)
     loop = Both(made.model, made.optimizer, None, made.loader)
     matrices = [p for p in loop.net.parameters() if p.ndim == 2]
     loop.optimizer = torch.optim.AdamW([p for p in loop.net.parameters() if p.ndim != 2], lr=1e-2)
     loop.other = torch.optim.SGD(matrices, lr=1e-2, momentum=0.9)
+    loop.frozen_between = matrices if in_turns else []
     return loop
 
 
@@ -139,9 +140,13 @@ def train_by_two(loop, run=None, epochs=4):
     for _ in range(epochs):
         for batch in loop.loader if run is None else run.batches(loop.loader):
             with nullcontext(SimpleNamespace()) if run is None else run.step(batch) as s:
+                for parameter in loop.frozen_between:
+                    parameter.requires_grad_(True)
                 s.loss = loss = loop.loss_fn(batch)
                 loss.backward()
                 loop.step()
+                for parameter in loop.frozen_between:  # as in a GAN, in which only one of two trains at a time
+                    parameter.requires_grad_(False)
     return loop
 
 
@@ -155,14 +160,15 @@ def test_what_another_optimizer_trains_is_no_finding(is_known, tmp_path):
     assert_same(loop, train_by_two(by_two()))
 
 
-def test_a_weight_of_another_optimizer_that_broke_is_found_and_put_back(tmp_path):
-    loop = by_two()
+@pytest.mark.parametrize("in_turns", [False, True])
+def test_a_weight_of_another_optimizer_that_broke_is_found_and_put_back(in_turns, tmp_path):
+    loop = by_two(in_turns=in_turns)
     plant(loop.net, 23, weight_nan)
     with guard(loop.model, loop.optimizer, config=settings(), run_dir=tmp_path, also=[loop.other]) as run:
         train_by_two(loop, run)
     assert "roll-back" in actions(tmp_path)
     assert notes(tmp_path, "changed-beside-the-optimizer") == []
-    assert_same(loop, train_by_two(by_two()))
+    assert_same(loop, train_by_two(by_two(in_turns=in_turns)))
 
 
 class Lookahead(torch.optim.Optimizer):

@@ -187,15 +187,19 @@ class MemorySnapshots:
         from ...tensors.norms import parameters_of
 
         frozen = {id(p) for p in parameters_of(self.trainer.model) if not p.requires_grad}
-        groups = self.trainer.optimizer.param_groups
-        return bool(frozen) and not any(id(p) in frozen for group in groups for p in group["params"])
+        return bool(frozen) and not any(id(p) in frozen for group in self._groups() for p in group["params"])
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """Return the groups of all optimizers that are known: those of a second one may be frozen for a moment, as in a GAN."""
+        optimizers = (self.trainer.optimizer, *getattr(self.trainer, "also", ()))
+        return [group for each in optimizers for group in getattr(each, "param_groups", ())]
 
     def without_what_trains_now(self) -> list[Snapshot]:
         """Return the states that were taken before more was trained, where that is so since the last time this was asked.
 
         What was frozen then is in none of them, and is no longer what it was.
         """
-        groups = self.trainer.optimizer.param_groups
+        groups = self._groups()
         before, self._trained = self._trained, sum(len(group["params"]) for group in groups)
         if before is None or before == self._trained:
             return []
