@@ -130,7 +130,9 @@ def _name(trainer: Any, best: tuple[float | None, int | None, str | None]) -> No
 
 
 def _may_be_best(state: SavedState, measured: dict[int, float]) -> bool:
-    return state.step in measured and not state.verdict.is_sick and Path(state.key).is_dir()
+    # Whole, not only there: somebody may be deleting it.
+    is_there = check(Path(state.key), thorough=False, model_only=True).is_usable
+    return state.step in measured and not state.verdict.is_sick and is_there
 
 
 def _measured(trainer: Any) -> dict[int, float]:
