@@ -11,6 +11,19 @@ TOUCHED = ("gradient_checkpointing", "_gradient_checkpointing_func", "_require_g
 """Attributes of modules that switching checkpointing on or off sets."""
 
 
+def is_checkpointing(model: Any) -> bool:
+    """Say whether any layer is computed again in the backward pass; the model's own property has had several names."""
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+
+
+def switch_checkpointing_on(model: Any, how: dict[str, Any] | None) -> None:
+    """Do so by the name that the model knows it by: the old one warns from transformers 5.23 on, and ends with 6."""
+    if hasattr(model, "activation_checkpointing_enable"):
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs=how)
+    else:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+
+
 def why_not_checkpointing(trainer: Any) -> str | None:
     """Say why checkpointing cannot help this trainer; None where it can."""
     model = trainer.model
@@ -19,7 +32,7 @@ def why_not_checkpointing(trainer: Any) -> str | None:
         return "gradient checkpointing is on already"
     if all(switch is None for switch in switches):
         return f"no layer of {type(model).__name__} can be checkpointed"
-    if not hasattr(model, "gradient_checkpointing_enable"):
+    if not any(hasattr(model, f"{word}_checkpointing_enable") for word in ("activation", "gradient")):
         return f"{type(model).__name__} has no gradient checkpointing"
     if not getattr(model, "supports_gradient_checkpointing", True):
         return f"{type(model).__name__} does not support gradient checkpointing"
@@ -45,7 +58,7 @@ def checkpointing(trainer: Any) -> Iterator[None]:
     hooks = [(m, frozenset(m._forward_hooks)) for m in modules]  # noqa: SLF001  # there is no public list of hooks
     use_cache = getattr(config, "use_cache", _ABSENT)
     try:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": needs_reentrant(trainer)})
+        switch_checkpointing_on(model, {"use_reentrant": needs_reentrant(trainer)})
         if use_cache is not _ABSENT:
             config.use_cache = False  # type: ignore[union-attr]  # keys and values are not used in training anyway
         yield

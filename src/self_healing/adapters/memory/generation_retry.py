@@ -14,6 +14,7 @@ from typing import Any
 from ..family import names_in_all
 from ..wrapping import Wrapping
 from .batch_cuts import Layout, layout_of
+from .checkpointing import is_checkpointing, switch_checkpointing_on
 from .memory_errors import RETRIABLE, is_out_of_memory, let_go
 from .memory_events import EventKind, MemoryEvent
 
@@ -40,12 +41,12 @@ class GenerationRetry:
             wrapping = Wrapping()  # only meanwhile: a copy of the model must not come to hold it
             model = self.trainer.accelerator.unwrap_model(self.trainer.model_wrapped)
             wrapping.wrap(model, "generate", self._around_generate)
-            saves_activations = bool(getattr(model, "is_gradient_checkpointing", False))
+            saves_activations = is_checkpointing(model)
             try:
                 return original(*args, **kwargs)
             finally:
                 wrapping.restore()
-                if saves_activations and not model.is_gradient_checkpointing:
+                if saves_activations and not is_checkpointing(model):
                     self._save_activations_again(model)
 
         return turn
@@ -53,7 +54,7 @@ class GenerationRetry:
     def _save_activations_again(self, model: Any) -> None:
         """Do what TRL does at the end of a generation, which it does not come to where one raises."""
         how = getattr(self.trainer.args, "gradient_checkpointing_kwargs", None)
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
+        switch_checkpointing_on(model, how)
 
     def _around_generate(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def generate(*args: Any, **kwargs: Any) -> Any:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...snapshots.budget import free_memory, slots_within
 from ..family import weights_were_changed
+from ..memory.checkpointing import is_checkpointing, switch_checkpointing_on
 from ..rollback.memory_snapshots import MemorySnapshots, SnapshotDamagedError
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ class UpdateState:
         self._capture = self._memory.present()
         self.step = int(trainer.state.global_step)
         self._micro_batches = int(trainer.accelerator.step)
-        self._saves_activations = bool(getattr(trainer.model, "is_gradient_checkpointing", False))
+        self._saves_activations = is_checkpointing(trainer.model)
 
     def put_back(self) -> None:
         """Return to it; it stays, and can be returned to again.
@@ -72,8 +73,8 @@ class UpdateState:
     def _leave_the_rollout(self) -> None:
         """Do what the loop does at the end of a generation and of the reference's turn, where it has come to neither."""
         trainer = self.trainer
-        if self._saves_activations and not trainer.model.is_gradient_checkpointing:
-            trainer.model.gradient_checkpointing_enable()
+        if self._saves_activations and not is_checkpointing(trainer.model):
+            switch_checkpointing_on(trainer.model, None)
         if getattr(trainer, "ref_adapter_name", None):
             trainer.model.policy.set_adapter(trainer.model_adapter_name or "default")
 
