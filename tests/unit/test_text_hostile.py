@@ -86,7 +86,7 @@ FLOODS = {
 BEGINNINGS = {"endless": b"Traceback (most recent call last):\n"}
 
 
-LONG = frozenset({"unfinished", "ranks", "nan"})
+LONG = frozenset({"unfinished", "ranks", "nan", "exceptions"})
 
 
 @pytest.mark.parametrize(
