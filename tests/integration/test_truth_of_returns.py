@@ -211,5 +211,6 @@ def test_a_return_to_a_checkpoint_is_told_when_the_run_is_there(tmp_path):
     assert line.body["key"].endswith("checkpoint-20")
     assert (postmortem["steps_lost"], seen.losses_known) == (9, [20])
     assert (metrics["healing/rollbacks"], metrics["healing/steps_lost"], metrics["healing/trained_steps"]) == (1, 9, 49)
+    assert 9 * SLEPT_S <= metrics["healing/seconds_lost"] <= postmortem["running_time_seconds"]
     assert updates(trainer) == 40
     assert_replayed(tmp_path, history)

@@ -165,6 +165,11 @@ class TimeAccount:
         return spent[Spending.PRODUCTIVE] / total if total > 0 else 0.0
 
     @property
+    def undone_s(self) -> float:
+        """How long the steps had taken that were undone by returns, to memory or to disk."""
+        return self._seconds[Spending.REPLAYED]
+
+    @property
     def settled_s(self) -> float:
         """Until when everything is counted, by the clock: when the thread that trains last got on."""
         return self._since

@@ -74,7 +74,7 @@ class PlainSession(LoopFlow):
         may_act = planned is Mode.HEAL
         kinds = KINDS_TOGETHER if self.ranks.is_one_of_several else KINDS
         self.rollback = RollbackCare(
-            stand_in, self.guard, config, may_act=may_act, kind=LoopReturns, abilities=kinds
+            stand_in, self.guard, config, self.spent.account, may_act=may_act, kind=LoopReturns, abilities=kinds
         )  # fmt: skip
         self.rollback.on_return = self._returned
         self.returns = self._returns()

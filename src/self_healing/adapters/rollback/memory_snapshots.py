@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ..family import followed_reference, names_in_all, weights_were_changed
@@ -38,8 +37,6 @@ class Snapshot:
     """How many updates it holds: fewer than steps where some were held back for good."""
     is_restart_only: bool = False
     """The data since then are no longer kept: it can be returned to only by entering `train()` anew."""
-    at_s: float = field(default_factory=time.perf_counter)
-    """When the run was last in this state."""
 
     @property
     def copies(self) -> HostCopies:

@@ -23,6 +23,7 @@ from .state_returns import Arrival, StateReturns
 
 if TYPE_CHECKING:
     from ...config import HealingConfig
+    from ...core.goodput import TimeAccount
     from ...snapshots.verdicts import StateVerdict
     from ..run.run_desk import RunDesk
     from ..step.make_up import AppliedStep
@@ -51,6 +52,7 @@ class RollbackCare:
         trainer: Any,
         guard: StepGuard,
         config: HealingConfig,
+        account: TimeAccount,
         *,
         may_act: bool,
         kind: type[StateReturns] = RollbackLoop,
@@ -58,6 +60,7 @@ class RollbackCare:
     ) -> None:
         self.trainer = trainer
         self.guard = guard
+        self._account = account
         self.keeper: StateKeeper | None = None
         is_wanted = may_act and config.snapshot_memory_fraction > 0
         can_return = kind is not RollbackLoop or RollbackLoop.is_possible(trainer) or MemoryRestart.is_possible(trainer)
@@ -309,10 +312,9 @@ class RollbackCare:
 
     def returns(self) -> Returns:
         """Return how often the run has returned, the steps that were undone, and the time that all of healing has taken."""
-        undone_s = self.keeper.loop.lost_seconds if self.keeper is not None else 0.0
         spent_s = self._desk.seconds_acting if self._desk is not None else 0.0
-        moves = self._moves
-        return Returns(moves.returns, moves.steps_lost, undone_s + spent_s) if moves else Returns(seconds_lost=spent_s)
+        moves, lost_s = self._moves, self._account.undone_s + spent_s
+        return Returns(moves.returns, moves.steps_lost, lost_s) if moves else Returns(seconds_lost=lost_s)
 
     def _answer(self, error: Exception, raised: Callable[[Exception], object]) -> ReturnTo | None:
         """Have an exception looked at while the loop is still there to return to an earlier state in."""

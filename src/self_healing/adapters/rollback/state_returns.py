@@ -6,7 +6,6 @@ The loop that goes on from there is somebody else's: see `in_loop` for the Train
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -70,8 +69,6 @@ class StateReturns:
         """How often an earlier state was returned to."""
         self.lost_steps = 0
         """Steps that were trained once more because of it."""
-        self.lost_seconds = 0.0
-        """The time that they had taken the first time, with whatever else was done between them."""
         self.before_return: Callable[[], None] = lambda: None
         self.choose_instead: Callable[[str], str | None] = lambda _key: None
         """Is asked for the key of an older state where one turns out to be damaged."""
@@ -185,8 +182,6 @@ class StateReturns:
         snapshot = arrival.snapshot
         self.returns += 1
         self.lost_steps += arrival.from_step - snapshot.step
-        now = time.perf_counter()
-        self.lost_seconds, snapshot.at_s = self.lost_seconds + now - snapshot.at_s, now
         logger.warning("returned from step %d to %s", arrival.from_step, snapshot.key)
         self._on_return(arrival)
 

@@ -55,7 +55,7 @@ class TrainerSession(Session):
         is_asked = self.ranks.mode_of(mode) is Mode.HEAL and self.surroundings.returns_together
         # Several processes go on from a checkpoint: nobody would look for what one of them has left in shared memory.
         kept = config.replace(shared_memory=False) if is_asked else config
-        self.rollback = RollbackCare(trainer, self.guard, kept, may_act=may_act or is_asked)
+        self.rollback = RollbackCare(trainer, self.guard, kept, self.spent.account, may_act=may_act or is_asked)
         self.rollback.on_return = self._returned
         self.abilities = self.rollback.abilities(self.emergency_checkpoint, self._may_change)
         self.pending = self.abilities.pending
