@@ -196,7 +196,8 @@ class DataWindows:
         harmful = [batch for step in sorted(steps) for batch in self._used.get(step, ())]
         if harmful:
             epoch, last = max(harmful)
-            harmful += [(epoch, number) for number in range(last + 1, last + 1 + more)]
+            count = self._length_of(epoch) or last + 1 + more  # what follows may go beyond its end
+            harmful += [(epoch + at // count, at % count) for at in range(last + 1, last + 1 + more)]
         self.left_out.update(harmful)
         return len(harmful)
 
@@ -364,6 +365,13 @@ class DataWindows:
         for _ in range(count):
             self.nbytes -= epoch.batches.popleft().nbytes
             epoch.dropped += 1
+
+    def _length_of(self, number: int) -> int:
+        """Return how many batches an epoch has; 0 where its loader does not know."""
+        try:
+            return next(len(epoch.loader) for epoch in self.epochs if epoch.number == number)
+        except (StopIteration, TypeError):
+            return 0
 
     def _index(self, epoch: EpochData) -> int:
         return next(index for index, each in enumerate(self.epochs) if each is epoch)
