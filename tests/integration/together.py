@@ -98,7 +98,7 @@ def saved(folder):
     if rank == 0:
         flip_bit(Path(folder, "checkpoint-8", "model.safetensors"))
     torch.distributed.barrier()
-    if int(transformers.__version__.split(".")[0]) < 5:  # loads an optimizer to "cpu:0", which torch knows nothing of
+    if transformers.__version__.startswith("4."):  # loads an optimizer to "cpu:0", which torch knows nothing of
         return {"kept": kept, "agreed": agreed}
     trained = []
     note = {f"step{step}": lambda *_: trained.append(again.state.global_step) for step in range(7)}
@@ -121,7 +121,7 @@ def refused(folder):
     torch.distributed.barrier()
     return {
         "weights": fingerprint(trainer),
-        "best": Path(trainer.state.best_model_checkpoint).name,
+        "best": Path(trainer.state.best_model_checkpoint or "unknown").name,
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "not_written": output.metrics.get("healing/checkpoints_not_written"),
         "checkpoints": checkpoints(folder),
