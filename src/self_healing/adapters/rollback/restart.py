@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 NEEDED = ("_load_from_checkpoint", "_load_rng_state", "get_batch_samples", "set_initial_training_values")
 FOLDER = "restart"
-"""Below the healing directory, where nobody looks for checkpoints; gone as soon as it was used."""
+"""Below the healing directory, where nobody looks for checkpoints; gone as soon as it was used.
+
+One of each process: another may not have read its own yet.
+"""
 STATE = "trainer_state.json"
 """Where transformers reads how far a run was."""
 
@@ -186,7 +189,7 @@ class MemoryRestart(NoRestart):
         args = self.trainer.args
         for name in ("logging_steps", "eval_steps", "save_steps", "train_batch_size"):  # they are compared with these
             setattr(state, name, getattr(args, name))
-        self.path = _write(state, healing_folder(self.trainer.args.output_dir) / FOLDER)
+        self.path = _write(state, healing_folder(args.output_dir) / f"{FOLDER}-{args.process_index}")
         if place.epoch.start is not None:  # a sampler may take its seed from the generators when it is made
             place.epoch.start.random_state.restore()
 
