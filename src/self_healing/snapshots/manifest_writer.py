@@ -60,6 +60,7 @@ class ManifestWriter:
         manifest keeps readers from taking the mixture for a checkpoint. A sick one is marked at once, too.
         """
         self._sick.pop(folder, None)
+        self._unmarked.discard(folder)  # what was to be marked has been written over
         if verdict.is_sick:
             self._mark(folder, verdict)
         else:
