@@ -23,6 +23,11 @@ def floating_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     return _floating(model.named_buffers())
 
 
+def never_finite(model: nn.Module) -> frozenset[str]:
+    """Name the buffers of a model that nobody has trained yet which are not finite; waits for the device."""
+    return frozenset(name for name, is_finite in _are_finite(floating_buffers(model)).items() if not bool(is_finite))
+
+
 class FiniteAtFirst:
     """Remembers what was finite when it was made, without waiting for the device."""
 

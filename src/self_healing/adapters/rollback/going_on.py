@@ -215,8 +215,12 @@ class GoingOn:
         return int(self._args.max_steps)
 
     def _chosen(self, before_step: int | None) -> Chosen:
-        args, since_s = self._args, self._since_s or None
-        return choose(args.output_dir, before_step, finite=True, model_only=self._model_only, since_s=since_s)
+        from ...tensors.finite_at_first import never_finite
+
+        return choose(
+            self._args.output_dir, before_step, finite=True, model_only=self._model_only,
+            never_finite=never_finite(self._trainer.model), since_s=self._since_s or None,
+        )  # fmt: skip
 
 
 def chosen_where_nothing_is_healed(trainer: Any, wanted: Wanted) -> Chosen | None:
@@ -227,8 +231,11 @@ def chosen_where_nothing_is_healed(trainer: Any, wanted: Wanted) -> Chosen | Non
     """
     if wanted is not True and wanted != AUTO:
         return None
-    args = trainer.args
-    return resolve(wanted, args.output_dir, model_only=bool(getattr(args, "save_only_model", False)))
+    from ...tensors.finite_at_first import never_finite
+
+    args, masks = trainer.args, never_finite(trainer.model)
+    model_only = bool(getattr(args, "save_only_model", False))
+    return resolve(wanted, args.output_dir, model_only=model_only, never_finite=masks)
 
 
 def _was_cut_short(before: LastAttempt | None) -> bool:
