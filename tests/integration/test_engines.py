@@ -261,6 +261,7 @@ def test_a_full_disk_costs_two_processes_checkpoints_and_not_the_run(together):
     assert first["not_written"] == 2
     assert first["losses"] == second["losses"]
     assert sorted(first["checkpoints"]) == ["checkpoint-18", "checkpoint-24"], "nothing is left of those given up"
+    assert first["said"] == ["checkpoint-12 was written from host memory", True], "it was given up by another way"
     for verdict, files, is_usable in first["checkpoints"].values():
         assert (verdict, is_usable) == ("intact", True)
         assert set(files) >= RANDOM_NUMBERS

@@ -13,6 +13,7 @@ import torch
 import transformers
 
 from self_healing import HealingConfig
+from self_healing.adapters.ending.leaving import save_from_memory
 from self_healing.adapters.ranks.agreed_checkpoint import agreed_checkpoint
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes
@@ -106,18 +107,33 @@ def saved(folder):
 
 
 def refused(folder):
-    """Train on a small disk that is full at two of four saves: while the weights are written, and later than that."""
+    """Train on a small disk that is full at two of four saves: while the weights are written, and later than that.
+
+    When there is room again the first rank writes one of the two from memory, as it does where a step hangs.
+    """
+    said = []
+
+    def write(args, _model):
+        fill(args, None)
+        session = next(each.session for each in trainer.callback_handler.callbacks if hasattr(each, "session"))
+        said.append(save_from_memory(session, within_s=60.0)[0])
+
+    def look(args, _model):
+        said.append(check(Path(args.output_dir, "checkpoint-12")).is_usable)
+
     steps = {  # a checkpoint has 330 kB, of which the weights are the first 100
         "step3": lambda args, _: fill(args, 200_000),
         "step9": lambda args, _: fill(args, 50_000),
-        "step15": lambda args, _: fill(args, None),
+        "step15": write,
+        "step19": look,
     }
     settings = {"save_strategy": "steps", "save_steps": 6, "eval_strategy": "steps", "eval_steps": 6}
     best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_total_limit": 2}
     trainer = trainer_of(folder, callbacks=[At(**steps)], logging_steps=3, **settings, **best)
-    output = SelfHealingTrainer(trainer).train()
+    output = SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=6)).train()
     torch.distributed.barrier()
     return {
+        "said": said,
         "weights": fingerprint(trainer),
         "best": Path(trainer.state.best_model_checkpoint).name,
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],

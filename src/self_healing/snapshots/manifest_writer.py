@@ -177,7 +177,7 @@ class ManifestWriter:
                     return False
                 time.sleep(PAUSE_S)
             except OSError as error:
-                self._tell(f"{folder.name}: cannot be hashed: {error}")
+                self._tell(f"{folder.name}: it cannot be hashed, or its manifest not be written: {error}")
                 return False
             else:
                 return True
