@@ -267,6 +267,12 @@ def test_a_full_disk_costs_two_processes_checkpoints_and_not_the_run(together):
         assert set(files) >= RANDOM_NUMBERS
 
 
+def test_two_processes_load_the_same_checkpoint_in_the_place_of_a_sick_best(together):
+    first, second = (seen["best"] for seen in together)
+    assert first["best"] == second["best"] == "checkpoint-25", "checkpoint-50 is the best by what was measured"
+    assert first["weights"] == second["weights"]
+
+
 def test_a_process_that_fails_alone_saves_without_the_other_and_leaves(together):
     first, second = (seen["left"] for seen in together)
     assert first["error"] == "KeyError"

@@ -19,7 +19,7 @@ from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.disk_faults import flip_bit
-from self_healing.drills.fault import Fault, on_training_forward, with_loss
+from self_healing.drills.fault import Fault, on_training_forward, with_loss, with_loss_times
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
 from self_healing.snapshots.checkpoint_check import check
 from self_healing.snapshots.manifest import read_manifest
@@ -142,6 +142,27 @@ def refused(folder):
     }
 
 
+def best(folder):
+    """Train so that the best checkpoint turns out to be sick, and have the best one loaded at the end."""
+    saving = {"save_strategy": "steps", "save_steps": 25, "eval_strategy": "steps", "eval_steps": 25}
+    settings = {**saving, "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    trainer = trainer_of(folder, max_steps=70, **settings)
+
+    def spike(step, _inputs, output):
+        return with_loss_times(output, 30.0) if step == 49 else output
+
+    on_training_forward(trainer, spike)
+    worse = At(step60=lambda _args, model: model.register_forward_hook(worse_evaluation))  # the last one
+    trainer.add_callback(worse)
+    SelfHealingTrainer(trainer, HealingConfig(loss_spike_factor=3.0)).train()
+    return {"best": Path(trainer.state.best_model_checkpoint).name, "weights": fingerprint(trainer)}
+
+
+def worse_evaluation(module, _inputs, output):
+    if not module.training:
+        output["loss"] = output["loss"] + 10.0
+
+
 def left(folder):
     """Train until rank 0 fails alone, and leaves."""
     trainer = trainer_of(folder)
@@ -207,6 +228,7 @@ def main(folder):
     seen["saved"] = saved(f"{folder}/saved")
     if Path(folder, "small").is_mount():
         seen["refused"] = refused(f"{folder}/small")
+    seen["best"] = best(f"{folder}/best")
     seen["left"] = left(f"{folder}/left")
     Path(folder, f"rank{rank}.json").write_text(json.dumps(seen))
 
