@@ -17,7 +17,7 @@ from ...core.errors import ConfigError
 from ...core.failure import Effect
 from ...core.run_directory import launch_of, ledger_path
 from ...snapshots.manifest import step_of
-from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, must_load, resolve
+from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, must_load, resolve, written_s
 from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
 from ...snapshots.unfinished import bring_back, remove_what_was_left
@@ -219,8 +219,12 @@ class GoingOn:
 
         return choose(
             self._args.output_dir, before_step, finite=True, model_only=self._model_only,
-            never_finite=never_finite(self._trainer.model), since_s=self._since_s or None,
+            never_finite=never_finite(self._trainer.model), why_not=self._why_not_ours,
         )  # fmt: skip
+
+    def _why_not_ours(self, folder: Path) -> str | None:
+        is_known = self._before is not None and folder.name in self._before.checkpoints
+        return None if is_known or written_s(folder) >= self._since_s else "it is older than this run"
 
 
 def chosen_where_nothing_is_healed(trainer: Any, wanted: Wanted) -> Chosen | None:
