@@ -86,10 +86,14 @@ def test_masks_of_infinities_are_no_trouble_whether_there_from_the_start_or_made
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])
-def test_a_run_whose_model_has_a_mask_of_infinities_is_gone_on_with(has_manifest, tmp_path):
+@pytest.mark.parametrize("kind", ["buffer", "frozen weight"])
+def test_a_run_whose_model_has_a_mask_of_infinities_is_gone_on_with(kind, has_manifest, tmp_path):
     for resume in (None, "auto"):
-        loop = make()
-        loop.net.register_buffer("mask", torch.full((4, 4), -math.inf).triu(1))
+        loop, mask = make(), torch.full((4, 4), -math.inf).triu(1)
+        if kind == "buffer":
+            loop.net.register_buffer("mask", mask)
+        else:
+            loop.net.mask = torch.nn.Parameter(mask, requires_grad=False)
         guarded(loop, tmp_path, epochs=1, config=settings(shared_memory=False), save_every=5, resume=resume)
         if not has_manifest:  # as one who trains without a guard leaves it
             for path in tmp_path.glob("checkpoint-*/healing_manifest.json"):

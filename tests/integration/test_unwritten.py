@@ -71,13 +71,15 @@ def test_a_run_that_could_save_nothing_says_so_and_can_be_gone_on_with(full_disk
 def test_a_checkpoint_that_is_missing_between_others_is_told_and_no_state_is_kept(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
+    (folder / "checkpoint-4").symlink_to("a scratch disk that is gone")
     try:
         with small_disk(folder / "checkpoint-8", 50_000):
             SelfHealingTrainer(tiny_trainer(folder, **SAVING)).train()
     except CannotMountError as error:
         pytest.skip(str(error))
     (advice,) = read_postmortem(folder / "postmortem.json").advice
-    assert "1 checkpoint could not be written (of step 8), and the newest on disk is checkpoint-12" in advice
+    assert "2 checkpoints could not be written (of steps 4, 8), and the newest on disk is checkpoint-12" in advice
+    assert (folder / "checkpoint-4").is_symlink()
     assert "shared memory" not in advice
 
 

@@ -9,6 +9,7 @@ TROUBLE = frozenset(
     {
         errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG,
         errno.ENOTCONN, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EMFILE, errno.ENFILE,
+        errno.EEXIST, errno.ENOTDIR, errno.ELOOP,  # something that is no folder is in the way of one
     }
 )  # fmt: skip
 """What an operating system says where a file cannot be written, through no fault of the program."""
