@@ -266,9 +266,16 @@ def test_a_full_disk_costs_two_processes_checkpoints_and_not_the_run(together):
     assert first["not_written"] == 2
     assert first["losses"] == second["losses"]
     assert sorted(first["checkpoints"]) == ["checkpoint-18", "checkpoint-24"], "nothing is left of those given up"
+    assert first["said"] == ["checkpoint-12 was written from host memory", True], "it was given up by another way"
     for verdict, files, is_usable in first["checkpoints"].values():
         assert (verdict, is_usable) == ("intact", True)
         assert set(files) >= RANDOM_NUMBERS
+
+
+def test_two_processes_load_the_same_checkpoint_in_the_place_of_a_sick_best(together):
+    first, second = (seen["best"] for seen in together)
+    assert first["best"] == second["best"] == "checkpoint-25", "checkpoint-50 is the best by what was measured"
+    assert first["weights"] == second["weights"]
 
 
 def test_a_process_that_fails_alone_saves_without_the_other_and_leaves(together):

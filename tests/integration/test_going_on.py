@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import shutil
 
@@ -245,6 +246,15 @@ def test_checkpoints_of_an_earlier_run_in_the_folder_are_not_this_runs(trainings
     result = gone_on(trainings, tmp_path, changes=SAVING)
     assert_same(result, undisturbed())
     assert result["first"] == 0
+
+
+def test_a_clock_that_went_back_makes_checkpoints_no_other_runs(trainings, undisturbed, tmp_path):
+    killed(trainings, tmp_path, "step", 8, **ON_DISK)
+    for path in tmp_path.glob("checkpoint-*/trainer_state.json"):
+        os.utime(path, (1e9, 1e9))
+    result = gone_on(trainings, tmp_path, **ON_DISK)
+    assert_same(result, undisturbed())
+    assert result["first"] == 6
 
 
 def test_more_steps_may_be_asked_for(trainings, tmp_path):

@@ -85,6 +85,23 @@ def test_masks_of_infinities_are_no_trouble_whether_there_from_the_start_or_made
     assert verdict_of(tmp_path / "checkpoint-15")["condition"] == "intact"
 
 
+@pytest.mark.parametrize("has_manifest", [True, False])
+@pytest.mark.parametrize("kind", ["buffer", "frozen weight"])
+def test_a_run_whose_model_has_a_mask_of_infinities_is_gone_on_with(kind, has_manifest, tmp_path):
+    for resume in (None, "auto"):
+        loop, mask = make(), torch.full((4, 4), -math.inf).triu(1)
+        if kind == "buffer":
+            loop.net.register_buffer("mask", mask)
+        else:
+            loop.net.mask = torch.nn.Parameter(mask, requires_grad=False)
+        guarded(loop, tmp_path, epochs=1, config=settings(shared_memory=False), save_every=5, resume=resume)
+        if not has_manifest:  # as one who trains without a guard leaves it
+            for path in tmp_path.glob("checkpoint-*/healing_manifest.json"):
+                path.unlink()
+    assert "checkpoint-10 is resumed from" in notes(tmp_path, "resuming")[0]
+    assert loop.bodies == 0
+
+
 def test_buffers_that_go_away_end_no_run(tmp_path):
     """One is emptied, one is deleted, and a loss that is no number once has the step done again in between."""
     loop = make()

@@ -8,9 +8,14 @@ import pytest
 import torch
 
 from self_healing import guard
+from self_healing.adapters.plain_loop.checkpoints import write_checkpoint
+from self_healing.adapters.plain_loop.stand_in import LoopStandIn, StandInAccelerator, StandInArgs
 from self_healing.core.errors import ConfigError
+from self_healing.snapshots.disk_tier import DiskTier
 from self_healing.snapshots.manifest import FILE_NAME, describe, read_manifest, write_manifest
 from self_healing.snapshots.resume import choose
+from self_healing.snapshots.verdicts import Condition, StateVerdict
+from self_healing.tensors.random_state import RandomState
 
 from .plain_loops import make, notes, settings, weight_nan
 
@@ -105,3 +110,18 @@ def test_a_checkpoint_of_broken_weights_is_written_where_it_is_asked_for_and_els
     chosen = choose(tmp_path, 3)
     assert chosen.path is None
     assert "it is marked sick" in str(chosen)
+
+
+def test_a_sick_checkpoint_of_a_loop_has_its_mark_from_the_moment_it_has_its_name(tmp_path):
+    """A kill may come before anything else is said of it."""
+    loop, accelerator = make(), StandInAccelerator(None, "NO", 1)
+    args = StandInArgs(str(tmp_path), torch.device("cpu"), 1.0, 1)
+    stand_in = LoopStandIn(loop.net, loop.optimizer, loop.scheduler, accelerator, args)
+    stand_in.state.global_step = 5
+    folder, tier = tmp_path / "checkpoint-5", DiskTier()
+    tier.marked_first(folder, StateVerdict(Condition.SICK, "loss-spike began at step 4"))
+    write_checkpoint(stand_in, folder, None, RandomState.capture(), [])
+    assert [choose(tmp_path).path, *verdicts(tmp_path).values()] == [None, "sick"]
+
+    write_checkpoint(stand_in, folder, None, RandomState.capture(), [])  # the run comes by it once more, and is well
+    assert choose(tmp_path).path == folder

@@ -38,12 +38,14 @@ def test_four_ranks_that_were_killed_go_on_as_two_with_as_many_rows_in_an_update
     whole, run = tmp_path / "whole", tmp_path / "run"
     killed = launch(tmp_path / "a", job(whole, kind), job(run, kind, "--save-every", "4", "--die-at", "10"), world=4)
     assert not killed.is_done
+    (run / "checkpoint-9").mkdir()
     told = launch(tmp_path / "b", job(run, kind, "--save-every", "4"))
     assert told.is_done, (tmp_path / "b" / "output-0-0.txt").read_text()[-3000:]
     expected, found = result(whole), result(run)
     assert found["steps"] == expected["steps"] == 18
     assert largest_difference(expected, found) < 1e-6
     assert any("4 processes have become 2: 2 micro-batches make an update" in text for text in notes(run))
+    assert any(text.startswith("passed over: checkpoint-9: trainer_state.json is missing") for text in notes(run))
     # Each update is of two micro-batches: the mean of their losses, over both ranks, is the mean over four ranks before.
     of_two = torch.tensor([result(run, rank)["losses"] for rank in (0, 1)]).reshape(2, -1, 2).mean((0, 2))
     of_four = torch.tensor([result(whole, rank)["losses"] for rank in range(4)]).mean(0)

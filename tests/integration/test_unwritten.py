@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 import resource
 import signal
+from pathlib import Path
 
 import pytest
 
 from self_healing import Preempted, SelfHealingTrainer
-from self_healing.adapters.rollback.checkpoint_care import in_words, is_trouble_with_the_disk
+from self_healing.adapters.disk_trouble import in_words, is_trouble_with_the_disk
+from self_healing.core.ledger import read_ledger
 from self_healing.drills.disk_faults import CannotMountError, small_disk
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import updates, weights
 from self_healing.report.postmortem import read_postmortem
+from self_healing.snapshots.manifest import read_manifest
 
 from .test_trainer_interrupts import send_at
 
@@ -68,14 +71,38 @@ def test_a_run_that_could_save_nothing_says_so_and_can_be_gone_on_with(full_disk
 def test_a_checkpoint_that_is_missing_between_others_is_told_and_no_state_is_kept(tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
+    (folder / "checkpoint-4").symlink_to("a scratch disk that is gone")
     try:
         with small_disk(folder / "checkpoint-8", 50_000):
             SelfHealingTrainer(tiny_trainer(folder, **SAVING)).train()
     except CannotMountError as error:
         pytest.skip(str(error))
     (advice,) = read_postmortem(folder / "postmortem.json").advice
-    assert "1 checkpoint could not be written (of step 8), and the newest on disk is checkpoint-12" in advice
+    assert "2 checkpoints could not be written (of steps 4, 8), and the newest on disk is checkpoint-12" in advice
+    assert (folder / "checkpoint-4").is_symlink()
     assert "shared memory" not in advice
+
+
+@pytest.mark.parametrize(("what", "note"), [("push", "push-given-up"), ("export", "after-save-failed")])
+def test_what_the_disk_refuses_after_a_checkpoint_does_not_cost_the_checkpoint(what, note, tmp_path):
+    trainer = tiny_trainer(tmp_path, **SAVING, save_total_limit=1)
+    if what == "push":  # for which a trainer copies the weights
+        trainer.args.push_to_hub, trainer.push_in_progress = True, None
+        (tmp_path / "model.safetensors").symlink_to("/dev/full")
+    else:
+        save = trainer._save_checkpoint
+
+        def and_export(*args):
+            save(*args)
+            Path("/dev/full").write_bytes(b"x")
+
+        trainer._save_checkpoint = and_export
+    SelfHealingTrainer(trainer).train()
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-12"]
+    assert read_manifest(tmp_path / "checkpoint-12").verdict.condition == "intact"
+    told = [entry for entry in read_ledger(tmp_path / "healing" / "ledger.jsonl").entries if entry.name == note]
+    assert ["No space left on device" in entry.body["text"] for entry in told] == [True] * 3
+    assert "could not be written" not in str(read_postmortem(tmp_path / "postmortem.json").advice)
 
 
 def test_what_torch_says_of_a_full_disk_is_told_as_one():

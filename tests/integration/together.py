@@ -13,12 +13,13 @@ import torch
 import transformers
 
 from self_healing import HealingConfig
+from self_healing.adapters.ending.leaving import save_from_memory
 from self_healing.adapters.ranks.agreed_checkpoint import agreed_checkpoint
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.core.discover import discover_classes
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.disk_faults import flip_bit
-from self_healing.drills.fault import Fault, on_training_forward, with_loss
+from self_healing.drills.fault import Fault, on_training_forward, with_loss, with_loss_times
 from self_healing.drills.tiny_training import tiny_model, tiny_trainer
 from self_healing.snapshots.checkpoint_check import check
 from self_healing.snapshots.manifest import read_manifest
@@ -108,24 +109,60 @@ def saved(folder):
 
 
 def refused(folder):
-    """Train on a small disk that is full at two of four saves: while the weights are written, and later than that."""
+    """Train on a small disk that is full at two of four saves: while the weights are written, and later than that.
+
+    When there is room again the first rank writes one of the two from memory, as it does where a step hangs.
+    """
+    said = []
+
+    def write(args, _model):
+        fill(args, None)
+        session = next(each.session for each in trainer.callback_handler.callbacks if hasattr(each, "session"))
+        said.append(save_from_memory(session, within_s=60.0)[0])
+
+    def look(args, _model):
+        said.append(check(Path(args.output_dir, "checkpoint-12")).is_usable)
+
     steps = {  # a checkpoint has 330 kB, of which the weights are the first 100
         "step3": lambda args, _: fill(args, 200_000),
         "step9": lambda args, _: fill(args, 50_000),
-        "step15": lambda args, _: fill(args, None),
+        "step15": write,
+        "step19": look,
     }
     settings = {"save_strategy": "steps", "save_steps": 6, "eval_strategy": "steps", "eval_steps": 6}
     best = {"load_best_model_at_end": True, "metric_for_best_model": "loss", "save_total_limit": 2}
     trainer = trainer_of(folder, callbacks=[At(**steps)], logging_steps=3, **settings, **best)
-    output = SelfHealingTrainer(trainer).train()
+    output = SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=6)).train()
     torch.distributed.barrier()
     return {
+        "said": said,
         "weights": fingerprint(trainer),
         "best": Path(trainer.state.best_model_checkpoint or "unknown").name,
         "losses": [entry["loss"] for entry in trainer.state.log_history if "loss" in entry],
         "not_written": output.metrics.get("healing/checkpoints_not_written"),
         "checkpoints": checkpoints(folder),
     }
+
+
+def best(folder):
+    """Train so that the best checkpoint turns out to be sick, and have the best one loaded at the end."""
+    saving = {"save_strategy": "steps", "save_steps": 25, "eval_strategy": "steps", "eval_steps": 25}
+    settings = {**saving, "load_best_model_at_end": True, "metric_for_best_model": "eval_loss"}
+    trainer = trainer_of(folder, max_steps=70, **settings)
+
+    def spike(step, _inputs, output):
+        return with_loss_times(output, 30.0) if step == 49 else output
+
+    on_training_forward(trainer, spike)
+    worse = At(step60=lambda _args, model: model.register_forward_hook(worse_evaluation))  # the last one
+    trainer.add_callback(worse)
+    SelfHealingTrainer(trainer, HealingConfig(loss_spike_factor=3.0)).train()
+    return {"best": Path(trainer.state.best_model_checkpoint).name, "weights": fingerprint(trainer)}
+
+
+def worse_evaluation(module, _inputs, output):
+    if not module.training:
+        output["loss"] = output["loss"] + 10.0
 
 
 def left(folder):
@@ -193,6 +230,7 @@ def main(folder):
     seen["saved"] = saved(f"{folder}/saved")
     if Path(folder, "small").is_mount():
         seen["refused"] = refused(f"{folder}/small")
+    seen["best"] = best(f"{folder}/best")
     seen["left"] = left(f"{folder}/left")
     Path(folder, f"rank{rank}.json").write_text(json.dumps(seen))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ import torch
 from self_healing.adapters.ranks.sharded_checkpoint import CheckpointNotLoaded, ShardedCheckpoints, load
 from self_healing.snapshots.checkpoint_check import check
 from self_healing.snapshots.manifest import read_manifest
+from self_healing.snapshots.unfinished import writing
 from self_healing.snapshots.verdicts import Condition, StateVerdict
 from self_healing.tensors.sharded_state import CannotShareError, named_state
 
@@ -71,6 +73,17 @@ def test_a_step_that_is_saved_once_more_replaces_the_older_one(run, folder, tmp_
     run.load(folder, *other)
     assert are_same(state_of(*other), state_of(model, optimizer))
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-5"]
+
+
+def test_a_state_that_is_written_from_memory_meanwhile_does_not_take_the_files_away(run, tmp_path):
+    run.save(5, torch.nn.Linear(4000, 4000))
+    while run.is_saving and not (tmp_path / ".unfinished-sharded-5").exists():
+        time.sleep(0.001)
+    with writing(tmp_path / "checkpoint-4"):
+        pass
+    assert run.wait().failed is None
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-5"]
+    assert check(tmp_path / "checkpoint-5").verified
 
 
 def test_what_a_kill_has_left_is_removed_and_a_checkpoint_that_was_about_to_be_replaced_comes_back(folder, tmp_path):

@@ -8,7 +8,7 @@ files' own formats must do.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,15 +64,23 @@ class Checked:
         return not self.why_not
 
 
-def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_only: bool = False) -> Checked:
+def check(
+    folder: Path,
+    *,
+    thorough: bool = True,
+    finite: bool = False,
+    model_only: bool = False,
+    never_finite: Collection[str] = (),
+) -> Checked:
     """Look at a checkpoint folder; whatever is wrong with it is in the answer, nothing is raised.
 
     Args:
         folder: The folder.
         thorough: Read every file and compare checksums; otherwise only sizes, headers and small files are looked at.
-        finite: Read the weights and look for values that are not finite, and where there are no checksums for files that
-            torch refuses to load; needs torch.
+        finite: Read the weights and look for values that are not finite, unless somebody has looked at them before they were
+            written and hashed; and where there are no checksums for files that torch refuses to load; needs torch.
         model_only: Optimizer, scheduler and random states are not asked for, as in a run with `save_only_model`.
+        never_finite: Tensors that hold such values by design, as masks do.
 
     """
     step = step_of(folder)
@@ -106,7 +114,8 @@ def check(folder: Path, *, thorough: bool = True, finite: bool = False, model_on
             remarks.append(_without_checksums(unlisted, is_all=not agreeing))
         remarks += looked.remarks(model_only=model_only)
         if finite and not problems:
-            problems += looked.values_that_are_not_finite()
+            was_looked_at = thorough and manifest is not None and manifest.verdict.survives_a_crash
+            problems += looked.values_that_are_not_finite(agreeing if was_looked_at else frozenset(), never_finite)
             # What was hashed is as it was written: to pass over it would be to begin anew where somebody should know.
             problems += refused_files(folder) if unlisted else ()
         verified = not unlisted and not problems and not is_beside_damaged
@@ -343,14 +352,16 @@ class _Look:
         elif not self.is_sharded and not any(_RNG.fullmatch(name) for name in self.entries):
             yield "there is no rng_state.pth: the run goes on with other random numbers"
 
-    def values_that_are_not_finite(self) -> Iterator[str]:
-        """Read the weights that are whole."""
+    def values_that_are_not_finite(self, looked_at: Collection[str], never_finite: Collection[str]) -> Iterator[str]:
+        """Read the weights that are whole, but for files that somebody has looked at; some tensors never were finite."""
         shards = [self.folder / SHARDED] if self.is_sharded else []
-        for path in (*self.whole, *shards):
+        unseen = [path for path in self.whole if path.relative_to(self.folder).as_posix() not in looked_at]
+        for path in (*unseen, *shards):
             try:
                 bad = not_finite_in(path) if path not in shards else not_finite_in_shards(path)
             except ValueError as error:
                 yield str(error)
                 continue
+            bad = [name for name in bad if name not in never_finite]
             if bad:
                 yield f"{path.name} holds values that are not finite: {', '.join(bad[:3])}"

@@ -60,6 +60,7 @@ class ManifestWriter:
         manifest keeps readers from taking the mixture for a checkpoint. A sick one is marked at once, too.
         """
         self._sick.pop(folder, None)
+        self._unmarked.discard(folder)  # what was to be marked has been written over
         if verdict.is_sick:
             self._mark(folder, verdict)
         else:
@@ -176,7 +177,7 @@ class ManifestWriter:
                     return False
                 time.sleep(PAUSE_S)
             except OSError as error:
-                self._tell(f"{folder.name}: cannot be hashed: {error}")
+                self._tell(f"{folder.name}: it cannot be hashed, or its manifest not be written: {error}")
                 return False
             else:
                 return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -75,6 +75,7 @@ def choose(
     thorough: bool = True,
     finite: bool = False,
     model_only: bool = False,
+    never_finite: Collection[str] = (),
     since_s: float | None = None,
     why_not: Callable[[Path], str | None] | None = None,
 ) -> Chosen:
@@ -86,6 +87,7 @@ def choose(
         thorough: Compare checksums, see `check`; likewise the others.
         finite: Look at the weights' values too.
         model_only: The run saves the model only.
+        never_finite: Tensors of the model that are not finite by design.
         since_s: When the run began: what is older belongs to another one.
         why_not: Says why a folder is not to be taken, whatever it holds; None where nothing speaks against it.
 
@@ -107,7 +109,7 @@ def choose(
         if because is not None:
             passed_over.append(PassedOver(folder, because))
             continue
-        checked = check(folder, thorough=thorough, finite=finite, model_only=model_only)
+        checked = check(folder, thorough=thorough, finite=finite, model_only=model_only, never_finite=never_finite)
         if checked.is_usable:
             return Chosen(path=folder, passed_over=tuple(passed_over), checked=checked)
         passed_over.append(PassedOver(folder, "; ".join(checked.why_not)))
@@ -143,6 +145,7 @@ def resolve(
     output_dir: str | os.PathLike[str],
     *,
     model_only: bool = False,
+    never_finite: Collection[str] = (),
     key: str = "resume_from_checkpoint",
     writer: str = "",
 ) -> Chosen:
@@ -155,6 +158,7 @@ def resolve(
         wanted: What was asked for.
         output_dir: Where checkpoints are looked for.
         model_only: The run saves the model only.
+        never_finite: Tensors of the model that are not finite by design.
         key: What the user calls it.
         writer: Who alone writes such checkpoints, so that their files need not be known to the user.
 
@@ -167,7 +171,7 @@ def resolve(
     if wanted is None or wanted is False:
         return Chosen()
     if wanted is True or wanted == AUTO:
-        return choose(output_dir, finite=True, model_only=model_only)
+        return choose(output_dir, finite=True, model_only=model_only, never_finite=never_finite)
     folder = Path(wanted)
     checked = check(folder, model_only=model_only)
     problems = checked.problems or tuple(refused_files(folder))

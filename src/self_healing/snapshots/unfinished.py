@@ -98,7 +98,7 @@ def _left_in(run_dir: Path) -> list[_Left]:
     found = []
     for path in sorted(run_dir.glob(f"{UNFINISHED}-*")):
         match = _LEFT.fullmatch(path.name)
-        if match is None or (match["process"] is not None and _is_used(path, int(match["process"]))):
+        if match is None or _is_used(path, int(match["process"] or os.getpid())):
             continue
         found.append(_Left(path, path.with_name(match["name"]) if match["older"] else None))
     return found
@@ -115,11 +115,20 @@ def _is_used(path: Path, process: int) -> bool:
         return True
 
 
+def begin_using(path: Path) -> None:
+    """Have a folder left alone that this process, or ranks together with it, are about to write."""
+    _in_use.add(path.resolve())  # a run may be called by more names than one
+
+
+def end_using(path: Path) -> None:
+    """Take note that nobody writes a folder any more."""
+    _in_use.discard(path.resolve())
+
+
 @contextmanager
 def _using(path: Path) -> Iterator[None]:
-    named = path.resolve()  # a run may be called by more names than one
-    _in_use.add(named)
+    begin_using(path)
     try:
         yield
     finally:
-        _in_use.discard(named)
+        end_using(path)

@@ -7,12 +7,13 @@ and every checkpoint is worthless all the same.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+import functools
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
 
-from .sharded import local_of
+from .sharded import is_sharded, local_of
 
 MEASURED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Numbers of which torch can tell everywhere whether they are finite."""
@@ -21,6 +22,12 @@ MEASURED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 def floating_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the buffers that can cease to be finite, with their names: of what is sharded this process's part."""
     return _floating(model.named_buffers())
+
+
+def never_finite(model: nn.Module) -> frozenset[str]:
+    """Name the buffers and masks of a model that nobody has trained yet which are not finite; waits for the device."""
+    buffers = _are_finite(floating_buffers(model))
+    return frozenset(name for name, is_finite in buffers.items() if not bool(is_finite)) | _true(_are_masks(model))
 
 
 class FiniteAtFirst:
@@ -33,6 +40,12 @@ class FiniteAtFirst:
         # What nothing trains may be a mask all the same: infinities are no fault of it.
         self._weights.update({n: ~torch.isnan(weight).any() for n, weight in weights.items() if n not in trained})
         self._buffers = _are_finite(floating_buffers(model))
+        self._are_masks = _are_masks(model)
+
+    @functools.cached_property
+    def masks(self) -> frozenset[str]:
+        """Weights that nothing trains and that held infinities at first, by design; waits for the device."""
+        return _true(self._are_masks)
 
     @property
     def is_known(self) -> bool:
@@ -50,6 +63,17 @@ class FiniteAtFirst:
             for name, is_finite in _are_finite(floating_buffers(model)).items()
             if name in self._buffers and name not in left_alone and not bool(is_finite) and bool(self._buffers[name])
         ]
+
+
+def _are_masks(model: nn.Module) -> dict[str, Tensor]:
+    named = dict(model.named_parameters())
+    # Of what is sharded each process sees its part, and all have to say the same.
+    frozen = {n: weight for n, weight in named.items() if not (weight.requires_grad or is_sharded(weight))}
+    return {n: torch.isinf(weight).any() & ~torch.isnan(weight).any() for n, weight in _floating(frozen.items())}
+
+
+def _true(flags: Mapping[str, Tensor]) -> frozenset[str]:
+    return frozenset(name for name, flag in flags.items() if bool(flag))
 
 
 def _are_finite(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:

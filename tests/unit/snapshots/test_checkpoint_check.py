@@ -257,6 +257,8 @@ def test_values_that_are_not_finite_are_found_where_asked_for(weights, checkpoin
         torch.save(tensors, path)
     assert check(folder).is_usable
     assert check(folder, finite=True).problems == (f"{path.name} holds values that are not finite: {name}",)
+    promote(with_manifest(folder), StateVerdict(Condition.INTACT, "finite, but for what never was"))
+    assert check(folder, finite=True).verified
 
 
 def test_odd_kinds_of_tensors_are_looked_at_piece_by_piece(checkpoint, monkeypatch):

@@ -72,6 +72,22 @@ def test_a_mark_that_found_no_room_is_written_when_there_is_some(disk):
     assert read_manifest(folder).verdict == SICK
 
 
+def test_a_mark_that_found_no_room_is_not_put_on_what_has_taken_the_folder_since(disk):
+    folder, told = disk / "checkpoint-30", []
+    folder.mkdir()
+    writer = ManifestWriter(told.append)
+    with (disk / "rest").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    writer.promote(folder, SICK)
+    assert told
+    (disk / "rest").unlink()
+    (folder / "file").write_bytes(b"the run has come by this step once more")
+    writer.request(folder, INTACT)
+    assert writer.finish(60)
+    assert (read_manifest(folder).verdict, set(read_manifest(folder).files)) == (INTACT, {"file"})
+
+
 def test_the_folder_of_a_sick_state_is_marked_before_anything_else_is_in_it(tmp_path):
     folder = tmp_path / "checkpoint-30"
     DiskTier().marked_first(folder, SICK)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..disk_trouble import is_trouble_with_the_disk
 from ..wrapping import Wrapping
 from .network import Retries, may_pass
 
@@ -127,7 +128,8 @@ class HubPushes:
         try:
             self._push(self._folder)
         except Exception as error:
-            if not may_pass(error):
+            # Files are copied for a push: where the disk has no room for them, the checkpoint is there all the same.
+            if not (may_pass(error) or is_trouble_with_the_disk(error)):
                 raise
             self._failed(error)
 

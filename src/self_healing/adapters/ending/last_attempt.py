@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ...core.ledger import CONTINUES, iter_ledger
 from ...core.notes import ENDED
+from ...snapshots.manifest import step_of
 from ..run.data_facts import fact_names
 
 KILLED = "killed"
@@ -29,7 +30,9 @@ class LastAttempt:
     """When it last wrote something."""
     has_trained: bool = False
     run_began_s: float = 0.0
-    """When the first attempt of the same run began; what is older in the folder belongs to another one."""
+    """When the first attempt of the same run began; what is older in the folder belongs to another one, unless it is known."""
+    checkpoints: frozenset[str] = frozenset()
+    """The names of the checkpoints that the run has written: clocks may go back, and those of disks go otherwise."""
     facts: Mapping[str, object] = field(default_factory=dict)
     """What was known of the run when it was first entered."""
     batch_size: int | None = None
@@ -81,20 +84,24 @@ def _read(ledger: Path, _size: int, _changed_ns: int) -> LastAttempt | None:
             began_s, facts = (entry.time, {}) if last is None else (last.run_began_s, last.facts)
             size = None if last is None else last.batch_size
             lessons = [] if last is None else last.lessons
+            known: frozenset[str] = frozenset() if last is None else last.checkpoints
             last = LastAttempt(
-                entry.attempt, run_began_s=began_s, facts=facts, batch_size=size, lessons=lessons,
+                entry.attempt, run_began_s=began_s, checkpoints=known, facts=facts, batch_size=size, lessons=lessons,
                 before=that_tells(last),
             )  # fmt: skip
             knows_facts = False
         last.last_s = max(last.last_s, entry.time)
         if entry.kind == "config" and entry.body.get(CONTINUES) is False:
             last.run_began_s, last.facts, last.batch_size, last.before = entry.time, {}, None, None
-            last.lessons = []
+            last.lessons, last.checkpoints = [], frozenset()
         if entry.kind == "note" and entry.name == LESSONS:
             told = entry.body.get("lessons")
             last.lessons = [dict(lesson) for lesson in told] if isinstance(told, list) else []
         if entry.kind == "note" and entry.name == ENDED:
             last.exit_reason = str(entry.body.get("exit_reason", KILLED))
+        if entry.kind == "signal" and entry.name == "snapshot-taken":
+            folder = Path(str(entry.body.get("key", "")))
+            last.checkpoints |= {folder.name} if step_of(folder) is not None else frozenset()
         if entry.kind == "signal":
             last.last_step = max(last.last_step, entry.step)
             last.has_trained = last.has_trained or entry.name == "metrics"

@@ -150,7 +150,7 @@ def save_from_memory(session: Session, *, within_s: float) -> tuple[str, bool]:
     except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
         return f"{name} could not be written from host memory: {type(error).__name__}: {error}", False
     if session.checkpoints is not None:
-        session.checkpoints.disk.saved(folder, verdict)
+        session.checkpoints.was_written(folder, verdict)
     session.mark_saved(snapshot.step)
     return f"{name} was written from host memory", True
 

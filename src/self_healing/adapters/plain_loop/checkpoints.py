@@ -14,6 +14,7 @@ import torch
 from ...snapshots.checkpoint_check import PLACE
 from ...snapshots.file_checks import read_place, why_refused
 from ...snapshots.manifest import BESIDE
+from ...snapshots.manifest import FILE_NAME as MANIFEST
 from ...snapshots.unfinished import writing
 from ...tensors.random_state import RandomState
 from .stand_in import LoopStandIn
@@ -37,9 +38,8 @@ def write_checkpoint(
 
     """
     with writing(folder) as unfinished:
-        for name in BESIDE:  # which was written first
-            if (folder / name).exists():
-                shutil.copy2(folder / name, unfinished / name)
+        for name in _written_first(folder):
+            shutil.copy2(folder / name, unfinished / name)
         stand_in._save(str(unfinished), stand_in.model.state_dict())  # noqa: SLF001  # the stand-in's own
         torch.save(stand_in.optimizer.state_dict(), unfinished / "optimizer.pt")
         scheduler = {} if stand_in.lr_scheduler is None else stand_in.lr_scheduler.state_dict()
@@ -49,6 +49,14 @@ def write_checkpoint(
             torch.save(scaler.state_dict(), unfinished / "scaler.pt")
         write_place(unfinished, place, random, also)
         stand_in.state.save_to_json(str(unfinished / "trainer_state.json"))
+
+
+def _written_first(folder: Path) -> set[str]:
+    """Return what was put into a folder for the checkpoint that is about to be written: its mark too, where it is sick."""
+    there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    ours = BESIDE | {MANIFEST}
+    # A manifest beside other files tells of an older checkpoint.
+    return there & (ours if there <= ours else BESIDE)
 
 
 def write_place(folder: Path, place: Mapping[str, object] | None, random: RandomState, also: list[Any]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ...core.errors import ConfigError
 from ...core.failure import Mode
 from ...snapshots.resume import Chosen, resolve
+from ...tensors.finite_at_first import never_finite
 from ..engines import Surroundings
 from ..rollback.going_on import GoingOn
 from ..rollback.left_state import StateDoesNotFitError
@@ -79,7 +80,8 @@ def checkpoint_asked_for(stand_in: LoopStandIn, resume: str | bool | Path | None
     if stand_in.args.world_size > 1:
         logger.warning(NOT_TOGETHER, f"resume={str(resume)!r}")
         return None
-    return resolve(resume, stand_in.args.output_dir, key="resume", writer="guard()")
+    masks = never_finite(stand_in.model)
+    return resolve(resume, stand_in.args.output_dir, never_finite=masks, key="resume", writer="guard()")
 
 
 def enter_from(run: LoopRun, asked: Chosen) -> bool:

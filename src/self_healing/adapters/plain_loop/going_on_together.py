@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.errors import ConfigError
 from ...core.run_directory import launch_of, ledger_path
-from ...snapshots.resume import AUTO, choose
+from ...snapshots.resume import AUTO, Chosen, choose, resolve
 from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
 from ...snapshots.unfinished import bring_back
@@ -85,19 +85,23 @@ def _agreed(
     # Whether to go on is known to some of them alone: an agent whose processes were well counts no restart.
     if is_open and session.config.shared_memory and not session.also:
         own = {left.step: left for left in _left_states(session) if left.step not in passed_over}
-    disk: tuple[str, int] | None = None
+    disk: Chosen = Chosen()
+    refused = ""
     if args.process_index == 0 and wanted is not False:
         bring_back(args.output_dir)
-        disk = _on_disk(session, wanted)
+        try:
+            disk = _on_disk(session, wanted)
+        except ConfigError as error:  # raised by all
+            refused = str(error)
     lessons = session.less_memory.told() if wanted is not False else []
-    said = {"goes_on": is_gone_on_with, "steps": sorted(own), "disk": disk, "lessons": lessons}
+    found = None if disk.path is None else (str(disk.path), disk.step or 0)
+    said = {"goes_on": is_gone_on_with, "steps": sorted(own), "disk": found, "refused": refused, "lessons": lessons}
     all_said = [json.loads(text) for text in session.ranks.group.exchange_texts(json.dumps(said))]
     folder = all_said[0]["disk"]
     session.less_memory.needed = [each["lessons"] for each in all_said]
-    is_named = isinstance(wanted, str | Path) and str(wanted) != AUTO
-    if is_named:
-        if folder is None:
-            raise ConfigError(f"{wanted} cannot be resumed from: it is no whole checkpoint of this run")
+    if all_said[0]["refused"]:
+        raise ConfigError(all_said[0]["refused"])
+    if _is_named(wanted):
         return None, Path(folder[0])
     if wanted is False or not any(each["goes_on"] for each in all_said):
         return None, None
@@ -105,6 +109,8 @@ def _agreed(
     newest = max(common, default=-1)
     if newest >= 0 and (folder is None or newest >= folder[1]):
         return own[newest], None
+    if disk.passed_over:
+        session.note("resuming", f"passed over: {'; '.join(map(str, disk.passed_over))}")
     if folder is None:
         session.note("resuming", _nothing_in_common([each["steps"] for each in all_said]))
     return None, None if folder is None else Path(folder[0])
@@ -147,13 +153,19 @@ def _left_states(session: PlainSession) -> list[LeftState]:
     return found
 
 
-def _on_disk(session: PlainSession, wanted: str | bool | Path | None) -> tuple[str, int] | None:
-    if isinstance(wanted, str | Path) and str(wanted) != AUTO:
-        chosen = choose(Path(wanted).parent, None, finite=False)
-        folder = Path(wanted)
-        return (str(folder), 0) if folder.is_dir() and chosen is not None else None
-    found = choose(session.trainer.args.output_dir, None, finite=False)
-    return None if found.path is None else (str(found.path), int(found.step or 0))
+def _is_named(wanted: str | bool | Path | None) -> bool:
+    return isinstance(wanted, str | Path) and str(wanted) != AUTO
+
+
+def _on_disk(session: PlainSession, wanted: str | bool | Path | None) -> Chosen:
+    """Return the checkpoint that was named, else the newest usable one.
+
+    Raises:
+        ConfigError: the one that was named cannot be resumed from.
+
+    """
+    run_dir = session.trainer.args.output_dir
+    return resolve(wanted, run_dir, key="resume", writer="guard()") if _is_named(wanted) else choose(run_dir)
 
 
 def _load(session: PlainSession, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from ...core.errors import RanksParted
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
     from ...core.voting import Decision
     from ..rollback.state_keeper import StateKeeper
     from ..run.run_desk import RunDesk
+
+logger = logging.getLogger("self_healing.ranks")
 
 
 class SessionRanks:
@@ -56,6 +59,16 @@ class SessionRanks:
     def take_figures(self) -> dict[str, float]:
         """Return what the last vote has shown, once."""
         return {} if self._ranks is None else self._ranks.take_figures()
+
+    def as_the_first_says(self, text: str) -> str | None:
+        """Return what the first process says at a place that all have come to; None where it does not answer."""
+        if not self.is_one_of_several:
+            return text
+        try:
+            return None if self._ranks is None else self._ranks.group.exchange_texts(text)[0]
+        except RanksParted as error:
+            logger.warning("%s", error)
+            return None
 
     def close(self, error: BaseException | None) -> None:
         """Leave the others, in good order or with an error."""

@@ -22,7 +22,7 @@ from ...core.errors import SelfHealingError
 from ...snapshots.file_checks import read_json
 from ...snapshots.manifest import describe, write_manifest
 from ...snapshots.sharded_index import SHARDED, STATE, read_index
-from ...snapshots.unfinished import UNFINISHED, put_in_place, remove_what_was_left
+from ...snapshots.unfinished import UNFINISHED, begin_using, end_using, put_in_place, remove_what_was_left
 from ...snapshots.verdicts import NOT_JUDGED, StateVerdict
 
 if TYPE_CHECKING:
@@ -187,6 +187,7 @@ class ShardedCheckpoints:
             _make_lasting(folder.parent)
 
         writer = ShardedWriter(unfinished / SHARDED, own=write_own, complete=complete)
+        begin_using(unfinished)
         how: dict[str, Any] = {"storage_writer": writer, "process_group": self.group, "no_dist": self.group is None}
         if wait:
             future = _done(lambda: save_now(named.tensors, **how))
@@ -203,6 +204,7 @@ class ShardedCheckpoints:
         if under_way is None:
             return None
         error = under_way.future.exception()
+        end_using(self._unfinished(under_way.step))
         failed = None if error is None else _in_words(error)
         if failed is not None:
             if _place_of(self.group)[0] == 0:  # all have heard of it, so that nobody writes any more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -46,27 +47,39 @@ def name_a_best_that_is_there(trainer: Any, kept: Iterable[SavedState]) -> str |
 
 
 def load_no_sick_best(session: Session, wrapping: Wrapping) -> None:
-    """Have the trainer load the best checkpoint that is not sick at its end, and say so where that is another one."""
+    """Have the trainer load the best checkpoint that is not sick at its end, and say so where that is another one.
+
+    Of several processes the first decides, which knows what was written; all load the same, or nothing.
+    """
     trainer = session.trainer
 
     def around(original: Callable[..., Any]) -> Callable[..., Any]:
         def _load_best_model(*args: Any, **kwargs: Any) -> Any:
             named = _named(trainer)
-            told = _corrected(trainer, _kept(session))
-            if told is not None and trainer.state.best_model_checkpoint is None:
-                if _is_sound(session):
-                    session.note("best-checkpoint-passed-over", f"{told}: the weights stay as they were trained last")
-                    return None
-                _name(trainer, named)
-                told = f"{told}, and the weights of the end are not sound either: it is loaded all the same"
+            decided = json.dumps([*_decided(session), *_named(trainer)] if trainer.args.process_index == 0 else None)
+            said = session.ranks.as_the_first_says(decided)
+            told, is_loaded, *best = (None, True, *named) if said is None else json.loads(said)
+            _name(trainer, tuple(best))
             if told is not None:
                 session.note("best-checkpoint-passed-over", told)
-            return original(*args, **kwargs)
+            return original(*args, **kwargs) if is_loaded else None
 
         return _load_best_model
 
     if session.checkpoints is not None and hasattr(trainer, "_load_best_model"):  # what is done without: `relied_on`
         wrapping.wrap(trainer, "_load_best_model", around)
+
+
+def _decided(session: Session) -> tuple[str | None, bool]:
+    """Correct the best checkpoint; return what there is to say, and whether one is loaded."""
+    trainer, named = session.trainer, _named(session.trainer)
+    told = _corrected(trainer, _kept(session))
+    if told is None or trainer.state.best_model_checkpoint is not None:
+        return told, True
+    if _is_sound(session):
+        return f"{told}: the weights stay as they were trained last", False
+    _name(trainer, named)
+    return f"{told}, and the weights of the end are not sound either: it is loaded all the same", True
 
 
 def _kept(session: Session) -> list[SavedState]:
@@ -121,7 +134,8 @@ def _why_not_best(folder: Path, kept: list[SavedState]) -> str | None:
 
 def _named(trainer: Any) -> tuple[float | None, int | None, str | None]:
     state = trainer.state
-    return state.best_metric, getattr(state, "best_global_step", None), state.best_model_checkpoint
+    metric = None if state.best_metric is None else float(state.best_metric)
+    return metric, getattr(state, "best_global_step", None), state.best_model_checkpoint
 
 
 def _name(trainer: Any, best: tuple[float | None, int | None, str | None]) -> None:

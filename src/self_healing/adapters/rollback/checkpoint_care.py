@@ -6,9 +6,7 @@ checkpoint that may be sick; one that is gets its mark before anything else is i
 
 from __future__ import annotations
 
-import errno
 import logging
-import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.failure import FailureType
 from ...core.lifecycle import Case
+from ...snapshots.checkpoint_check import check
 from ...snapshots.disk_tier import DiskTier
 from ...snapshots.manifest_writer import ManifestWriter
 from ...snapshots.verdicts import NOT_JUDGED, StateVerdict
+from ..disk_trouble import in_words, is_trouble_with_the_disk
 from ..ranks.save_together import SaveTogether, folder_of_now
 from ..run.reflexes import Reflex
 from ..wrapping import Wrapping
@@ -33,55 +33,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("self_healing.rollback")
 
-TROUBLE = frozenset(
-    {
-        errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.EFBIG,
-        errno.ENOTCONN, errno.ETIMEDOUT, errno.EREMOTEIO, errno.EMFILE, errno.ENFILE,
-    }
-)  # fmt: skip
-"""What an operating system says where a file cannot be written, through no fault of the program."""
-TOLD_BY_WRITERS = (
-    "No space left on device",
-    "Disk quota exceeded",
-    "Read-only file system",
-    "PytorchStreamWriter failed",
-    "inline_container.cc",
-    "basic_ios::clear: iostream error",
-)
-"""How libraries that write files themselves pass it on, without the operating system's number."""
-NUMBER_IN_WORDS = re.compile(r"\(os error (\d+)\)")
-"""How safetensors passes the number on."""
-CRYPTIC = ("unexpected pos", "iostream error")
-"""What torch's writer says of a file that did not take what was written to it."""
 SCRATCH = ("trace_*.json", "oom_*.pickle")
 """What we have written for people to look at, and give up for a checkpoint where the disk is full."""
 CLOSING_S = 60.0
 """How long the end of a training waits for manifests."""
-
-
-def is_trouble_with_the_disk(error: BaseException | None) -> bool:
-    """Say whether an exception, or what caused it, says that files cannot be written."""
-    seen: set[int] = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, OSError) and error.errno in TROUBLE:
-            return True
-        said = str(error)
-        if any(told in said for told in TOLD_BY_WRITERS):
-            return True
-        if any(int(number) in TROUBLE for number in NUMBER_IN_WORDS.findall(said)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
-
-
-def in_words(error: BaseException) -> str:
-    """Return what an exception says of the disk; torch's writer only says that it stands where it should not."""
-    said = f"{type(error).__name__}: {error}"
-    is_cryptic = any(words in str(error) for words in CRYPTIC)
-    return (
-        f"the disk is full or refuses to be written to, in the words of torch's writer: {said}" if is_cryptic else said
-    )
 
 
 class CheckpointCare:
@@ -186,6 +141,8 @@ class CheckpointCare:
             except Exception as error:  # healed below, or raised again
                 if not is_trouble_with_the_disk(error):
                     raise
+                if not existed and self._is_whole_all_the_same(error, folder, verdict):
+                    return None
                 failure: Exception = error
             self._make_room(folder, existed=existed)
             try:
@@ -193,6 +150,8 @@ class CheckpointCare:
             except Exception as error:
                 if not is_trouble_with_the_disk(error):
                     raise
+                if not existed and self._is_whole_all_the_same(error, folder, verdict):
+                    return None
                 self.failed = error
                 self._make_room(folder, existed=existed)
                 self.together.go_without(*args, **kwargs)
@@ -223,6 +182,11 @@ class CheckpointCare:
         self._suspect(self._desk.healer.care.cases)
         return found or self.disk.judged(int(self.trainer.state.global_step), is_finite=self._weights_are_finite())
 
+    def was_written(self, folder: Path, verdict: StateVerdict) -> None:
+        """Take note of a checkpoint that is whole, whoever has written it."""
+        self.together.is_written(folder)
+        self.disk.saved(folder, verdict)
+
     def _save(self, save: Callable[[], Any], folder: Path, verdict: StateVerdict) -> Any:
         is_sick = verdict.is_sick
         with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble or is_sick):
@@ -240,9 +204,21 @@ class CheckpointCare:
             if self._writes_beside():
                 remove_where_alone(folder)
         if folder.is_dir() and self.together.is_writer:
-            self.together.is_written(folder)
-            self.disk.saved(folder, verdict)
+            self.was_written(folder, verdict)
         return result
+
+    def _is_whole_all_the_same(self, error: Exception, folder: Path, verdict: StateVerdict) -> bool:
+        """Say whether the disk has only refused what comes after a checkpoint, which then is none to be removed."""
+        model_only = bool(getattr(self.trainer.args, "save_only_model", False))
+        if not self.together.is_writer or check(folder, thorough=False, model_only=model_only).problems:
+            return False
+        self._desk.note(
+            "after-save-failed",
+            f"{folder.name} is written, and what was to be done after it has failed: {in_words(error)}",
+            level=logging.ERROR,
+        )
+        self.was_written(folder, verdict)
+        return True
 
     @contextmanager
     def _not_pushed(self, *, where: bool) -> Iterator[None]:

@@ -17,7 +17,7 @@ from ...core.errors import ConfigError
 from ...core.failure import Effect
 from ...core.run_directory import launch_of, ledger_path
 from ...snapshots.manifest import step_of
-from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, must_load, resolve
+from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, must_load, resolve, written_s
 from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
 from ...snapshots.unfinished import bring_back, remove_what_was_left
@@ -215,8 +215,16 @@ class GoingOn:
         return int(self._args.max_steps)
 
     def _chosen(self, before_step: int | None) -> Chosen:
-        args, since_s = self._args, self._since_s or None
-        return choose(args.output_dir, before_step, finite=True, model_only=self._model_only, since_s=since_s)
+        from ...tensors.finite_at_first import never_finite
+
+        return choose(
+            self._args.output_dir, before_step, finite=True, model_only=self._model_only,
+            never_finite=never_finite(self._trainer.model), why_not=self._why_not_ours,
+        )  # fmt: skip
+
+    def _why_not_ours(self, folder: Path) -> str | None:
+        is_known = self._before is not None and folder.name in self._before.checkpoints
+        return None if is_known or written_s(folder) >= self._since_s else "it is older than this run"
 
 
 def chosen_where_nothing_is_healed(trainer: Any, wanted: Wanted) -> Chosen | None:
@@ -227,8 +235,11 @@ def chosen_where_nothing_is_healed(trainer: Any, wanted: Wanted) -> Chosen | Non
     """
     if wanted is not True and wanted != AUTO:
         return None
-    args = trainer.args
-    return resolve(wanted, args.output_dir, model_only=bool(getattr(args, "save_only_model", False)))
+    from ...tensors.finite_at_first import never_finite
+
+    args, masks = trainer.args, never_finite(trainer.model)
+    model_only = bool(getattr(args, "save_only_model", False))
+    return resolve(wanted, args.output_dir, model_only=model_only, never_finite=masks)
 
 
 def _was_cut_short(before: LastAttempt | None) -> bool:

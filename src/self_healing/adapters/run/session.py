@@ -342,7 +342,10 @@ class Session:
         model, keeper = self.trainer.model, self.rollback.keeper
         left_alone = keeper.audit.buffers.left_alone if keeper is not None else ()
         buffers = self._at_first.broken_buffers(model, left_alone) if self._at_first is not None else ()
-        return count_not_finite(p for p in model.parameters() if p.requires_grad or not only_trained) + len(buffers)
+        masks = self._at_first.masks if self._at_first is not None else ()
+        named = model.named_parameters()
+        weights = (p for name, p in named if p.requires_grad or not (only_trained or name in masks))
+        return count_not_finite(weights) + len(buffers)
 
     def figures_of_saving(self) -> dict[str, float]:
         """Return how many checkpoints could not be written; nothing where all were."""
