@@ -43,7 +43,7 @@ FENCES = {
     "adapters/own_loop/train.py": 2,  # an exception left a loop of its own: becomes a signal and part of the postmortem
     "adapters/plain_loop/flow.py": 1,  # a loader fails: the run ends with a checkpoint, and the error is raised again
     "adapters/plain_loop/going_on.py": 1,  # a loop could not be begun: its run is closed, and the error raised again
-    "adapters/plain_loop/session.py": 1,  # the device is lost: the run is closed, and that is raised
+    "adapters/plain_loop/session.py": 2,  # the device is lost: raised; a step that raises when made up: noted, once, else raised
     "adapters/rollback/checkpoint_care.py": 2,  # a save failed: said in the ledger where it was the disk, else raised again
     "adapters/rollback/data_windows.py": 1,  # a loader fails: its epoch is marked, and the error is raised again
     "adapters/rollback/in_loop.py": 1,  # an exception inside an epoch: an earlier state is returned to, or it is raised again

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 
+import self_healing
 from self_healing import HealingConfig, SelfHealingTrainer, guard
 from self_healing.cli.main import main
 from self_healing.drills.tiny_training import tiny_trainer
@@ -74,6 +76,58 @@ def test_checkpoints_after_an_exact_return_can_be_trusted_and_the_incident_is_ov
     SelfHealingTrainer(longer, HealingConfig(shared_memory=False)).train(resume_from_checkpoint="auto")
     told = [line["body"]["text"] for line in ledger(tmp_path) if line["name"] == "resuming"]
     assert told[-1] == "checkpoint-60 is resumed from"
+
+
+def raises_when_made_up(trainer, at):
+    """Have the loss of a step be no number, once, and the pass that makes it up raise, once."""
+    seen = []
+
+    def spoil(module, args, output):
+        if module.training and trainer.state.global_step >= at and len(seen) < 2:
+            seen.append(trainer.state.global_step)
+            if len(seen) == 2:
+                raise ConnectionError("connection reset by peer")
+            output["loss"] = output["loss"] * float("nan")
+
+    trainer.model.register_forward_hook(spoil)
+    return trainer
+
+
+def test_what_raises_when_a_step_is_made_up_is_answered_as_in_any_step(clean, tmp_path):
+    trainer = raises_when_made_up(tiny_trainer(tmp_path, **SAVING), 33)
+    assert SelfHealingTrainer(trainer).train().metrics["healing/rollbacks"] == 1
+    assert same(trainer, clean)
+
+
+def test_a_checkpoint_has_the_updates_that_its_name_says_where_one_has_raised_when_it_was_made_up(tmp_path):
+    import torch
+
+    trainer = raises_when_made_up(tiny_trainer(tmp_path, **SAVING | {"save_strategy": "no"}), 5)
+    with pytest.raises(ConnectionError):
+        SelfHealingTrainer(trainer, HealingConfig(snapshot_memory_fraction=0)).train()
+    (folder,) = tmp_path.glob("checkpoint-*")
+    moments = torch.load(folder / "optimizer.pt", weights_only=True)["state"]
+    assert {int(each["step"]) for each in moments.values()} == {int(folder.name.split("-")[1])}
+
+
+INSTALLED = """
+from transformers import TrainerCallback
+
+class Deciding(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        if state.global_step == 5:
+            raise ValueError("this ends the run")
+"""
+
+
+def test_a_callback_that_is_installed_beside_us_is_as_much_somebody_elses_as_one_in_a_script(tmp_path):
+    neighbour, made = Path(self_healing.__file__).parents[1] / "neighbour" / "callbacks.py", {}
+    exec(compile(INSTALLED, str(neighbour), "exec"), made)  # as though it lay there
+    trainer = tiny_trainer(tmp_path, **SAVING)
+    trainer.add_callback(made["Deciding"]())
+    with pytest.raises(ValueError, match="this ends the run"):
+        SelfHealingTrainer(trainer).train()
+    assert said_of_returns(tmp_path) == []
 
 
 def test_a_second_one_that_comes_once_costs_no_more_data_than_from_where_it_began(tmp_path):

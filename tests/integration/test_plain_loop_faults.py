@@ -30,6 +30,7 @@ from .plain_loops import (
     no_memory,
     no_memory_backward,
     no_network,
+    notes,
     plant,
     postmortem,
     settings,
@@ -95,6 +96,26 @@ def test_it_does_not_matter_where_it_happens(fault, at, form, tmp_path):
     run = guarded(loop, tmp_path, form)
     assert_same(loop, bare(make()))
     assert run.step_number == 30
+
+
+@pytest.mark.parametrize("form", [1, 2])
+@pytest.mark.parametrize("harm", [weight_nan, weights_blown_up])
+def test_what_the_last_blocks_do_to_the_weights_is_seen_where_they_make_no_update(harm, form, tmp_path):
+    loop = make(rows=24, accumulate=4)
+    plant(loop.net, 18, harm)  # the second of two blocks that are left over
+    guarded(loop, tmp_path, form)
+    assert_same(loop, bare(make(rows=24, accumulate=4)))
+    assert "roll-back" in actions(tmp_path)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_what_raises_when_a_step_is_made_up_is_left_to_the_loop(accumulate, tmp_path):
+    loop = make(accumulate=accumulate)
+    loop.net.faults = {12: nan_loss, 13: no_network}  # the second one in the pass by which we make the first up
+    run = guarded(loop, tmp_path)
+    assert_same(loop, bare(make(accumulate=accumulate)))
+    assert run.step_number == 30 // accumulate
+    assert len(notes(tmp_path, "make-up-raised")) == 1
 
 
 @pytest.mark.parametrize("form", FORMS)

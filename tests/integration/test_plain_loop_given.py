@@ -92,6 +92,27 @@ def test_a_loop_without_a_loader_is_told_so(tmp_path):
         guard(loop.model, loop.optimizer, run_dir=tmp_path).batches()
 
 
+@pytest.mark.parametrize("mode", ["heal", "off"])
+def test_two_epochs_at_once_are_refused_before_one_is_given_the_data_of_the_other(mode, tmp_path):
+    loop, seen = make(), []
+    run = guard(loop.model, loop.optimizer, config=settings(mode=mode), run_dir=tmp_path, save_every=100)
+    with pytest.raises(RuntimeError, match=r"run\.batches\(zip\(loader, other\)\)"), run:  # noqa: PT012  # a loop
+        for pair in zip(run.batches("abc"), run.batches("xyz"), strict=True):
+            seen.append(pair)
+    assert seen == [("a", "x")]
+
+
+def test_an_epoch_that_is_let_go_of_late_does_not_end_the_one_at_hand(tmp_path):
+    loop = make()
+    with guard(loop.model, loop.optimizer, config=settings(), run_dir=tmp_path) as run:
+        first = iter(run.batches("abc"))
+        seen = [next(first)]
+        for batch in run.batches("wxyz"):
+            seen.append(batch)
+            first = None
+    assert seen == ["a", "w", "x", "y", "z"]
+
+
 def test_a_second_step_of_the_optimizer_after_the_block_is_refused(tmp_path):
     """`s.backward` and a leftover `optimizer.step()`: it would do nothing, or decay the weights once more, in silence."""
     loop = make()

@@ -11,7 +11,7 @@ import pytest
 torch = pytest.importorskip("torch")
 np = pytest.importorskip("numpy")
 
-from self_healing.adapters.rollback.data_windows import DataWindows  # noqa: E402
+from self_healing.adapters.rollback.data_windows import DataWindows, Place  # noqa: E402
 from self_healing.adapters.rollback.host_copies import HostCopy, HostPool  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -206,3 +206,23 @@ def test_what_may_be_kept_of_batches_with_images_is_bounded():
         data.begin_window(epoch, step)
         data.next_batch(epoch, step)
     assert len(epoch.batches) == 4
+
+
+def test_what_is_left_out_is_left_out_where_it_has_taken_the_place_of_others_too():
+    data = DataWindows(budget_bytes=BYTES)
+    epoch = data.begin_epoch({"epoch": 0}, first_step=0, steps_before=0)
+    epoch.live = iter("abcd")
+    start = Place(epoch, 0, 0)
+
+    def trained():
+        for step in range(1, 5):
+            data.begin_window(epoch, step)
+            yield data.next_batch(epoch, step)
+
+    assert list(trained()) == ["a", "b", "c", "d"]
+    data.leave_out(start, {4})
+    epoch.rewind(0, silent_until=0)
+    assert list(trained()) == ["a", "b", "c", "a"]
+    data.leave_out(start, {1})
+    epoch.rewind(0, silent_until=0)
+    assert list(trained()) == ["b", "c", "c", "b"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,8 +12,10 @@ if TYPE_CHECKING:
     from ..core.cause import Pattern
 
 MOST_TEXT = 20_000
-OURS = str(Path(__file__).resolve().parents[2])
-"""Where our own code lies."""
+OURS = f"{Path(__file__).parents[1]}{os.sep}"
+"""Where our own code lies, as frames name it; what is installed beside it is somebody else's."""
+MAKING_UP = str(Path(__file__).parent / "step" / "make_up.py")
+"""What runs the training's own passes once more, at a callback of ours."""
 
 
 class Described(TypedDict):
@@ -65,7 +68,8 @@ def came_from_a_callback(error: BaseException) -> bool:
     """Say whether a callback of somebody else has raised it: not a fault of the training, and perhaps meant to end it."""
     frames = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in traceback.walk_tb(error.__traceback__)]
     called = [place for place, (file, name) in enumerate(frames) if name == "call_event" and "trainer_callback" in file]
-    return bool(called) and any(not file.startswith(OURS) for file, _ in frames[called[-1] + 1 :])
+    inside = [file for file, _ in frames[called[-1] + 1 :]] if called else []
+    return MAKING_UP not in inside and any(not file.startswith(OURS) for file in inside)
 
 
 def chain(error: BaseException, *, with_context: bool = True) -> list[BaseException]:

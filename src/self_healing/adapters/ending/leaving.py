@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from ...core.capability import capabilities_of
 from ...core.errors import DeviceLost, Preempted, UnrecoverableError
+from ..rollback.guard_state import is_settled
 from ..rollback.host_checkpoint import newest_whole, write_from_memory
 from .device_errors import DeadDevice
 from .raising import raised
@@ -105,7 +106,8 @@ def _write_now(session: Session, *, as_it_is: bool) -> tuple[str | None, bool]:
     readings = list(session.guard.readings(wait=True))
     for reading in readings:  # what is written is judged by the updates that are known
         session.rollback.read(reading)
-    if any(not reading.is_applied for reading in readings):  # the device has skipped a step that nobody has read of yet
+    # The device has skipped a step that nobody has read of yet, or one has raised when it was made up.
+    if any(not reading.is_applied for reading in readings) or not is_settled(session.guard):
         if session.surroundings.is_one_of_several:  # nobody else would come to its passes
             return "a step was held back, and one process alone cannot make it up", True
         session.guard.make_up()

@@ -107,6 +107,21 @@ class DoingAgain:
         self._asked = (window, False)
         return True
 
+    def raised_when_made_up(self, error: Exception) -> bool:
+        """Have the loop do a step that has raised when we ran it again: there an exception has its answers. Say whether it will."""
+        session, window = self._session, self._session.guard.kept[0]
+        if window.stood is None or not session.guard.hands_out_again or session.ranks.is_one_of_several:
+            return False
+        step = window.step + 1
+        if self._count(step, "made up") > 1:
+            return False
+        session.guard.forget_steps()
+        self._asked = (window, False)
+        session.note(
+            "make-up-raised", f"step {step} raised {type(error).__name__} when it was made up: the loop does it again"
+        )
+        return True
+
     def do_again(self, window: Window) -> None:
         """Have a step done again, because all processes do."""
         self._asked = (window, False)

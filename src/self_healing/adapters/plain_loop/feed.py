@@ -9,6 +9,12 @@ if TYPE_CHECKING:
     from .session import PlainSession
     from .unguarded import UnguardedRun
 
+TWO_AT_ONCE = (
+    "run.batches was iterated over again before this epoch was at its end: a run hands out one epoch at a time, and knows of one "
+    "place in the data to go back to. Of several loaders hand out the batches together, with run.batches(zip(loader, other)); data "
+    "that are not trained on, as in an evaluation, come from their loader itself"
+)
+
 
 class Feed:
     """One epoch over a loader; after a return to an earlier epoch, the rest of that one and all up to this."""
@@ -24,11 +30,15 @@ class Feed:
         session = self._session
         if session.is_over or not session.enter_epoch(self._loader):
             return
+        number = session.returns.epochs
         try:
             while True:
+                if session.returns.epochs != number:  # the data would be those of the other one
+                    raise RuntimeError(TWO_AT_ONCE)
                 is_there, batch = session.next_batch()
                 if not is_there:
                     return
                 yield batch
         finally:
-            session.leave_epoch()
+            if session.returns.epochs == number:  # else the epoch that is left is another's
+                session.leave_epoch()

@@ -10,6 +10,7 @@ from ...core.failure import Mode
 from ..data.network import wait_unless_asked_to_end
 from ..data.trainer_data import TrainerData
 from ..ending.leaving import leave_as_asked
+from ..rollback.guard_state import is_settled
 from ..run.moves import ReturnTo, RollBackTo
 from ..run.session import Session
 from .doing_again import DoingAgain
@@ -74,8 +75,8 @@ class LoopFlow(Session):
             if self.guard.is_in_window:  # gradients are being added up
                 try:
                     return True, self._fetch()
-                except StopIteration:  # the window goes on in the next epoch, where everything is looked at again
-                    if self.returns.next_epoch():
+                except StopIteration:  # the window goes on in the next epoch, if one comes
+                    if self.returns.next_epoch() or self._is_sent_back():
                         continue
                     return False, None
             self.unfinished = None
@@ -114,6 +115,18 @@ class LoopFlow(Session):
         if self.go_where_asked() or self._does_again() or self.returns.next_epoch():
             return None, None
         return False, None
+
+    def _is_sent_back(self) -> bool:
+        """Look at the weights where the data end between two blocks of an update; say whether the loop is somewhere else now."""
+        if self.ranks.is_one_of_several or self._has_stepped:  # all return together; an update is not looked at yet
+            return False
+        self.intake.read(step_time_s=self._step_time_s, wait=True)
+        if not is_settled(self.guard):  # to make a step up would drop the gradients that are there
+            return False
+        self.desk.take_in_the_unread()
+        self.look_at_the_end()
+        self._settle_moves()
+        return not self.is_over and self.go_where_asked()
 
     def _fetch(self) -> Any:
         try:

@@ -330,17 +330,20 @@ class PlainGuard(StepGuard):
         windows = self._take_skipped()
         making_up, applied = self.making_up, []
         interrupted, self._window = self._window, None
-        while windows and can_be_run(windows[0]):
-            left_out = making_up.skipped_steps
-            making_up.run(windows[:1])
-            applied += making_up.applied
-            if making_up.skipped_steps > left_out and self.hands_out_again:
-                making_up.skipped_steps = left_out  # other data will take its place
-                break
-            windows.pop(0)
-        making_up.applied = applied
-        self._window, self._is_judged = interrupted, False
-        self.left_to_the_loop = windows
+        try:
+            while windows and can_be_run(windows[0]):
+                left_out = making_up.skipped_steps
+                making_up.run(windows[:1])
+                applied += making_up.applied
+                if making_up.skipped_steps > left_out and self.hands_out_again:
+                    making_up.skipped_steps = left_out  # other data will take its place
+                    break
+                windows.pop(0)
+            self.left_to_the_loop, windows = windows, []
+        finally:
+            self.kept.extend(windows)  # one has raised: nobody may take these for applied
+            making_up.applied = applied
+            self._window, self._is_judged = interrupted, False
         return len(applied)
 
     def judge_if_needed(self) -> None:

@@ -225,7 +225,12 @@ class PlainSession(LoopFlow):
 
     def make_up(self, unsound: list[int]) -> list[AppliedStep]:
         """Have skipped steps made up, by us or by the loop itself."""
-        applied = super().make_up(unsound) if self._some_can_be_run() else self._leave_all_to_the_loop()
+        try:
+            applied = super().make_up(unsound) if self._some_can_be_run() else self._leave_all_to_the_loop()
+        except Exception as error:
+            if is_device_lost(error) or not self.again.raised_when_made_up(error):
+                raise
+            return self.guard.making_up.applied
         left, self.guard.left_to_the_loop = self.guard.left_to_the_loop, []
         if left and self.ranks.is_one_of_several:
             self._look_at_weights_together()

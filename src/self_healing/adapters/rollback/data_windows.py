@@ -218,7 +218,10 @@ class DataWindows:
         ]
         last = max((index for index, batch in enumerate(kept) if batch.step in steps), default=len(kept) - 1)
         following = kept[last + 1 : last + 1 + more]
-        harmful = {id(batch) for batch in (*following, *(batch for batch in kept if batch.step in steps))}
+        left_out_now = [*following, *(batch for batch in kept if batch.step in steps)]
+        copies = {id(batch.copy) for batch in left_out_now}  # others may have been given the same data
+        harmful = {id(batch) for batch in left_out_now}
+        harmful |= {id(batch) for batch in kept if batch.number < 0 and id(batch.copy) in copies}
         for epoch in epochs:
             gone = [batch for batch in epoch.batches if id(batch) in harmful]
             epoch.batches = deque(batch for batch in epoch.batches if id(batch) not in harmful)

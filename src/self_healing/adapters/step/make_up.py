@@ -56,7 +56,7 @@ class MakeUp:
         """Micro-batches of this epoch used in the place of unsound ones."""
 
     def run(self, windows: list[Window]) -> int:
-        """Run these steps again, in their order; return how many were applied."""
+        """Run these steps again, in their order; return how many were applied. Where one raises, it and those behind it are left."""
         from ...tensors.random_state import RandomState
 
         guard, trainer = self.guard, self.trainer
@@ -67,9 +67,10 @@ class MakeUp:
             windows[0].counters.restore(trainer)
             guard.loss_sum.set_back(windows[0].loss_sum)
             guard.buffers.put_back(windows[0].buffers)
-        for window in windows:
-            window.buffers = guard.buffers.before_step()
-            self._apply(window)
+        while windows:
+            windows[0].buffers = guard.buffers.before_step()
+            self._apply(windows[0])
+            del windows[0]
         vars(trainer).update(counted_steps)
         now.restore()
         self.made_up_steps += len(self.applied)

@@ -218,6 +218,7 @@ class StepGuard:
         try:
             return self.making_up.run(windows)
         finally:
+            self.kept.extend(windows)  # one has raised: nobody may take these for applied
             self._window = interrupted
             self._is_judged = False
 
