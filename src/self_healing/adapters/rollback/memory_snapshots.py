@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..family import followed_reference, names_in_all, weights_were_changed
+from .also_state import nbytes_in_also
 from .callback_state import nbytes_in_callbacks
 from .guard_state import GuardState
 from .optimizer_extras import nbytes_in_optimizer
@@ -173,11 +174,13 @@ class MemorySnapshots:
 
     def expected_nbytes(self) -> int:
         """Return how much host memory the state of this moment would take."""
+        from ...tensors.norms import made_by_now
         from ...tensors.sharded import nbytes_of
 
-        model = self.trainer.model
+        parameters = made_by_now(self.trainer.model.parameters())
         all_of_them = not self.leaves_out_frozen()
-        size: int = sum(nbytes_of(p) for p in model.parameters() if p.requires_grad or all_of_them)
+        size: int = sum(nbytes_of(p) for p in parameters if p.requires_grad or all_of_them)
+        size += sum(nbytes_of(p.grad) for p in parameters if p.grad is not None)  # a loop may drop them late
         return size + _nbytes_besides_weights(self.trainer)
 
     def leaves_out_frozen(self) -> bool:
@@ -199,12 +202,14 @@ class MemorySnapshots:
 
         What was frozen then is in none of them, and is no longer what it was.
         """
-        groups = self._groups()
-        before, self._trained = self._trained, sum(len(group["params"]) for group in groups)
+        from ...tensors.norms import made_by_now
+
+        held = made_by_now(parameter for group in self._groups() for parameter in group["params"])
+        before, self._trained = self._trained, len(held)
         if before is None or before == self._trained:
             return []
         own = {id(parameter) for parameter in self.trainer.model.parameters()}
-        trained = [parameter for group in groups for parameter in group["params"] if id(parameter) in own]
+        trained = [parameter for parameter in held if id(parameter) in own]
         if self.furthest is not None and not self.furthest.capture.weights.holds(trained):
             self.furthest = None
         return [snapshot for snapshot in self._kept if not snapshot.capture.weights.holds(trained)]
@@ -295,4 +300,4 @@ def _nbytes_besides_weights(trainer: Any) -> int:
     followers = () if reference is None else (*reference.parameters(), *reference.buffers())
     leaves = (*_pytree.tree_leaves(things), *followers)
     own = sum(nbytes_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return own + nbytes_in_callbacks(trainer) + nbytes_in_optimizer(trainer)
+    return own + nbytes_in_callbacks(trainer) + nbytes_in_optimizer(trainer) + nbytes_in_also(trainer)
