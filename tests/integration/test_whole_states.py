@@ -85,6 +85,34 @@ def test_a_model_of_odd_parts_trains_as_ever_and_goes_back_to_what_it_was(kind, 
     assert_same(loop, bare(with_part(kind)))
 
 
+def grow(loop):
+    """Give the last layer twice as many rows, and the optimizer its new weights in the place of the old ones."""
+    for name, old in dict(loop.net.last.named_parameters()).items():
+        setattr(loop.net.last, name, nn.Parameter(torch.cat([old.detach()] * 2)))
+        loop.optimizer.state.pop(old)
+    loop.optimizer.param_groups[0]["params"] = [*loop.net.parameters()]
+
+
+def test_no_return_goes_to_a_state_of_before_a_weight_was_replaced(tmp_path):
+    loops = []
+    for is_harmed in (False, True):
+        loop = make(norm=False, scheduler=None)
+        loops.append(loop)
+        left = [12]
+
+        def each(run, s, loop=loop, left=left):
+            if run.step_number in left:
+                left.clear()  # as code would that grows a vocabulary once
+                grow(loop)
+
+        if is_harmed:
+            plant(loop.net, 13, lambda net, _out: net.last.weight.data.fill_(NAN) * 0)
+        guarded(loop, tmp_path / str(is_harmed), each=each)
+    assert "roll-back" in actions(tmp_path / "True")
+    assert len(notes(tmp_path / "True", "states-outgrown")) == 1
+    assert differences(*(loop.state()["model"] for loop in loops)) == []
+
+
 class Refusing:
     """Belongs to every state and will not be part of one."""
 

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from ..family import followed_reference, names_in_all, weights_were_changed
@@ -108,8 +110,10 @@ class MemorySnapshots:
         self._coming: ComingSlot | None = None
         """More of it, which is being made ready."""
         self._taken = 0
-        self._trained: int | None = None
-        """How many parameters the optimizer held when that was last looked at."""
+        self._trained: list[Any] | None = None
+        """What the optimizers held when that was last looked at."""
+        self._are_made = True
+        """All of it had values then: those of a lazy module are made in its first pass."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -204,12 +208,12 @@ class MemorySnapshots:
         """
         from ...tensors.norms import made_by_now
 
-        held = made_by_now(parameter for group in self._groups() for parameter in group["params"])
-        before, self._trained = self._trained, len(held)
-        if before is None or before == self._trained:
+        before, held = self._trained, [*chain.from_iterable(group["params"] for group in self._groups())]
+        if before is not None and len(before) == len(held) and all(map(is_, before, held)) and self._are_made:
             return []
         own = {id(parameter) for parameter in self.trainer.model.parameters()}
-        trained = [parameter for parameter in held if id(parameter) in own]
+        trained = [parameter for parameter in made_by_now(held) if id(parameter) in own]
+        self._trained, self._are_made = held, len(made_by_now(held)) == len(held)
         if self.furthest is not None and not self.furthest.capture.weights.holds(trained):
             self.furthest = None
         return [snapshot for snapshot in self._kept if not snapshot.capture.weights.holds(trained)]
