@@ -47,6 +47,7 @@ FENCES = {
     "adapters/rollback/checkpoint_care.py": 2,  # a save failed: said in the ledger where it was the disk, else raised again
     "adapters/rollback/data_windows.py": 1,  # a loader fails: its epoch is marked, and the error is raised again
     "adapters/rollback/in_loop.py": 1,  # an exception inside an epoch: an earlier state is returned to, or it is raised again
+    "adapters/rollback/state_keeper.py": 2,  # a state cannot be taken: said in the ledger, and the run goes on without it
     "adapters/exceptions.py": 1,  # an exception cannot say what it is: that is its message
     "adapters/trainer/tracker_runs.py": 3,  # a tracker refuses a run: said in the ledger, and what it raises anew is raised
     "adapters/trainer/trackers.py": 3,  # a report callback failed: said in the ledger and counted, or raised again; its page likewise

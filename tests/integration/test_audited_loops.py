@@ -15,6 +15,7 @@ from self_healing.drills.tiny_training import VOCABULARY, tiny_trainer
 from .plain_loops import (
     CLASSES,
     NAN,
+    WIDTH,
     Loop,
     actions,
     assert_same,
@@ -107,6 +108,50 @@ def test_a_weight_of_an_adafactor_that_computes_its_rate_is_held_to_what_that_ca
     guarded(loop, tmp_path, epochs=2)
     assert any("such as first.weight" in told for told in notes(tmp_path, "state-unexplained"))
     assert differences(loop.state()["model"], bare(by_adafactor(schedule=False), epochs=2).state()["model"]) == []
+
+
+# -- what else changes by itself -----------------------------------------------------------------------
+
+
+def in_cycles():
+    """Return a loop whose momentum falls and rises with its rate, with gradients that are always the same."""
+    loop = make(scheduler=None)
+    loop.optimizer = torch.optim.SGD([loop.net.last.weight], lr=1e-3, momentum=0.95)
+    loop.scheduler = torch.optim.lr_scheduler.CyclicLR(
+        loop.optimizer, 1e-4, 1e-3, step_size_up=10, base_momentum=0.5, max_momentum=0.95
+    )
+    loop.loss_fn = lambda _batch: loop.net.last.weight.sum()
+    return loop
+
+
+def test_a_momentum_with_a_schedule_is_no_finding_and_what_it_does_not_explain_is_one(tmp_path):
+    loop = in_cycles()
+    guarded(loop, tmp_path / "healthy", epochs=6)
+    assert incidents(tmp_path / "healthy") == []
+    assert_same(loop, bare(in_cycles(), epochs=6))
+
+    def harm(run, _s):
+        if run.step_number == 27 and not harmed:
+            harmed.append(loop.optimizer.state[loop.net.last.weight]["momentum_buffer"].mul_(30))
+
+    harmed, loop = [], in_cycles()
+    guarded(loop, tmp_path / "harmed", epochs=6, each=harm)
+    assert incidents(tmp_path / "harmed").count("unexplained-state") == 2  # opened and closed
+    assert_same(loop, bare(in_cycles(), epochs=6))
+
+
+def with_limited_rows():
+    loop = make(scheduler=None)
+    loop.net.kinds = torch.nn.Embedding(8, WIDTH, max_norm=0.5)
+    loop.optimizer = torch.optim.SGD(loop.net.parameters(), lr=1e-4)
+    return loop
+
+
+def test_an_embedding_that_limits_its_rows_is_no_finding(tmp_path):
+    loop = with_limited_rows()
+    guarded(loop, tmp_path, epochs=2)
+    assert incidents(tmp_path) == []
+    assert_same(loop, bare(with_limited_rows(), epochs=2))
 
 
 # -- other optimizers ----------------------------------------------------------------------------------

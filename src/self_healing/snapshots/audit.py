@@ -74,6 +74,8 @@ class TensorNorm:
     """The parameter that a moment belongs to; empty for parameters."""
     group: int = 0
     """The parameter group that it belongs to, itself or by its parameter."""
+    is_shortened: bool = False
+    """The forward pass makes it smaller by itself, as an embedding with a largest norm does: it may fall at any rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,8 @@ class _Audit:
             if was is None or is_now is None:
                 continue
             allowed = slack * reach + rounding * max(was, is_now) + TINY
-            if was - allowed - slack * decay * was <= is_now <= was + allowed:
+            least = 0.0 if now.is_shortened else was - allowed - slack * decay * was
+            if least <= is_now <= was + allowed:
                 continue
             return (
                 f"its {what} went from {was:.4g} to {is_now:.4g}; {between.steps} steps of {between.optimizer} at a "

@@ -55,9 +55,10 @@ class Apart:
             for name in module._buffers  # noqa: SLF001  # the only list of them
             if (id(module), name) in buffers
         }
+        extra = {name: self.of(kept) for name, kept in state.extra.by_name(model).items()}
         found: dict[str, Any] = {}
         for name, value in model.state_dict(keep_vars=True).items():
-            found[name] = parameters.get(id(value), paths.get(name, value))
+            found[name] = extra[name] if name in extra else parameters.get(id(value), paths.get(name, value))
         return found
 
     def optimizer(self, state: OptimizerState) -> dict[str, Any]:

@@ -21,7 +21,7 @@ MEASURED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 def floating_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the buffers that can cease to be finite, with their names: of what is sharded this process's part."""
-    return _floating(model.named_buffers())
+    return floating(model.named_buffers())
 
 
 def never_finite(model: nn.Module) -> frozenset[str]:
@@ -34,7 +34,7 @@ class FiniteAtFirst:
     """Remembers what was finite when it was made, without waiting for the device."""
 
     def __init__(self, model: nn.Module) -> None:
-        weights = dict(_floating(model.named_parameters()))
+        weights = dict(floating(model.named_parameters()))
         trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
         self._weights = _are_finite((name, weight) for name, weight in weights.items() if name in trained)
         # What nothing trains may be a mask all the same: infinities are no fault of it.
@@ -80,9 +80,10 @@ def _are_finite(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.isfinite(tensor).all() for name, tensor in tensors}
 
 
-def _floating(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+def floating(named: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of which can be told whether they are finite; of what is sharded this process's part."""
     for name, tensor in named:
         if isinstance(tensor, nn.UninitializedParameter | nn.UninitializedBuffer):
             continue
-        if tensor.dtype in MEASURED and tensor.layout is torch.strided and not tensor.is_meta:
+        if tensor.dtype in MEASURED and tensor.layout is torch.strided and not (tensor.is_meta or tensor.is_nested):
             yield name, local_of(tensor).detach()

@@ -364,3 +364,17 @@ class Sizes(Copies):
         """Count a tensor."""
         self.nbytes += nbytes_of(tensor)
         return Clone(tensor)
+
+
+class Listed(Copies):
+    """Copies nothing, and says what would have been measured, by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.measured: dict[str, Tensor] = {}
+
+    def of(self, tensor: Tensor, name: str = "", *, measure: bool = False, until_update: bool = False) -> TensorCopy:
+        """Note a tensor."""
+        if measure:
+            self.measured[name] = tensor
+        return Clone(tensor)

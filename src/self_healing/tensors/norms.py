@@ -9,7 +9,7 @@ the rows that they hold.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import cast
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.utils._foreach_utils import _group_tensors_by_device_and_dtype
 
-from .finite_at_first import floating_buffers
+from .finite_at_first import floating, floating_buffers
 from .sharded import Sharded, is_sharded, local_of, parts_of_whole
 
 HALF = (torch.float16, torch.bfloat16)
@@ -99,19 +99,23 @@ def per_tensor_norms(grads: Sequence[Tensor]) -> Tensor:
 
 
 @torch.no_grad()
-def state_norms(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, float]:
+def state_norms(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, besides: Mapping[str, Tensor] | None = None
+) -> dict[str, float]:
     """Return the norms of what trains, of buffers and of the optimizer's state, named as in a snapshot. Waits for the device.
+
+    `besides` is what else belongs to a snapshot, by the names that it has there.
 
     Of what is sharded they are those of this process's part, as in a snapshot: nobody else is asked.
     """
     parts = parts_of_whole(model.modules())
     names: dict[Tensor, str] = {parts.get(parameter, parameter): name for name, parameter in model.named_parameters()}
     found = {name: parameter.detach() for parameter, name in names.items() if parameter.requires_grad}
-    found.update(floating_buffers(model))
     for parameter, state in optimizer.state.items():
-        for key, value in state.items() if parameter in names else ():
-            if isinstance(value, Tensor) and value.dim() > 0 and value.is_floating_point():
+        for key, value in state.items() if parameter in names and isinstance(state, dict) else ():
+            if isinstance(value, Tensor) and value.dim() > 0:
                 found[f"optimizer.{key}/{names[parameter]}"] = value
+    found = {**dict(floating((*found.items(), *(besides or {}).items()))), **dict(floating_buffers(model))}
     return dict(zip(found, per_tensor_norms([*map(local_of, found.values())]).tolist(), strict=True))
 
 
@@ -150,6 +154,11 @@ def parameters_of(source: torch.nn.Module | Tensor | Iterable[Tensor]) -> list[T
     return list({id(parameter): parameter for parameter in source}.values())
 
 
+def made_by_now(parameters: Iterable[Tensor]) -> list[Tensor]:
+    """Return the parameters that have values: those of a lazy module are made in its first pass."""
+    return [each for each in parameters if not isinstance(each, torch.nn.UninitializedParameter)]
+
+
 def _parameters_of_module(module: torch.nn.Module) -> list[Tensor]:
     """Return `list(module.parameters())` in a third of the time, which counts in every step of a small model."""
     modules = modules_of(module)
@@ -172,6 +181,17 @@ def modules_of(module: torch.nn.Module) -> list[torch.nn.Module] | None:
             return None
         waiting += [child for child in reversed(current._modules.values()) if child is not None]  # noqa: SLF001
     return list(found.values())
+
+
+def limited_embeddings(modules: Iterable[torch.nn.Module]) -> list[torch.nn.Module]:
+    """Return the modules that can limit the norm of the rows of their weight."""
+    return [each for each in modules if hasattr(each, "max_norm") and "weight" in each._parameters]  # noqa: SLF001
+
+
+def shortened_by_forward(modules: Iterable[torch.nn.Module]) -> set[Tensor]:
+    """Return the weights that become shorter by themselves: an embedding with a largest norm sees to it in each pass."""
+    limited = (each for each in limited_embeddings(modules) if each.max_norm is not None)
+    return {weight for each in limited if (weight := each._parameters["weight"]) is not None}  # noqa: SLF001
 
 
 @functools.cache

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 
 from ..core.containers import like
 from .copies import Clones, Copies, TensorCopy, has_shared_elements
-from .norms import lists_as_usual
+from .extra_state import ExtraStates, with_extra_state
+from .norms import limited_embeddings, lists_as_usual, shortened_by_forward
 from .random_state import RandomState
 from .sameness import NotedModules, NotedState
 from .sharded import is_sharded, local_of, parts_of_whole, reshard
@@ -51,8 +52,7 @@ def capture(thing: Any, *, copies: Copies | None = None, only_trainable: bool = 
     if isinstance(thing, torch.amp.GradScaler):
         return ScalerState(thing, copies=copies)
     if thing is RandomState:
-        devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else None
-        return RandomState.capture(devices)
+        return RandomState.capture(range(torch.cuda.device_count()) if torch.cuda.is_initialized() else None)
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return StateDict(thing, copies=copies)
     raise TypeError(f"{type(thing).__name__} has no state that could be captured")
@@ -178,6 +178,7 @@ class ModuleState:
         copies.names.append(contents.names)
         self._modes = [each.training for each in contents.modules]
         self._flags = [each.requires_grad for each in contents.parameters]
+        self.extra = ExtraStates(contents.with_extra_state, copies)
 
     @property
     def _values(self) -> list[tuple[nn.Parameter, KeptTensor]]:
@@ -205,6 +206,7 @@ class ModuleState:
             parameter.requires_grad_(flag)
         for module, mode in zip(contents.modules, self._modes, strict=True):
             module.training = mode
+        self.extra.restore()
 
     def holds(self, parameters: Iterable[Tensor]) -> bool:
         """Say whether the values of all of these are kept."""
@@ -278,9 +280,9 @@ class ModuleContents:
         named = [(name, p) for name, p in listed if not isinstance(p, nn.UninitializedParameter)]
         self.names: dict[Tensor, str] = {p: prefix + name for name, p in named}
         self.parameters = [p for _, p in named]
-        # An embedding with a largest norm shortens its rows in the forward pass.
-        self._embeddings = [each for each in self.modules if hasattr(each, "max_norm")]
-        shortened = {each.weight for each in self._embeddings if each.max_norm is not None}
+        self.with_extra_state = with_extra_state(self.modules)
+        self._embeddings = limited_embeddings(self.modules)
+        shortened = shortened_by_forward(self._embeddings)
         self.values = [
             (p, KeptTensor.of(p.data, copies, prefix + name, measure=True, until_update=p not in shortened))
             for name, p in named

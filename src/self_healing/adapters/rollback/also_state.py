@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from ...tensors.copies import Copies
 
 
+OF_ALSO = "also["
+"""How the names of what is in it begin."""
+
+
 class OutsideParameters:
     """The values of parameters that an optimizer holds and the model does not: else their moments alone would go back."""
 
@@ -53,14 +57,24 @@ def with_what_is_outside(trainer: Any, also: Sequence[Any]) -> tuple[Any, ...]:
 
 
 class AlsoState:
-    """All of it at one moment, by each thing's own `state_dict`."""
+    """All of it at one moment, by each thing's own `state_dict`, with what that leaves out of a module and an optimizer."""
 
     def __init__(self, things: tuple[Any, ...], copies: Copies) -> None:
         from ...tensors.state import keep
 
         self._things = things
         self._copies = copies
-        self._kept = [keep(thing.state_dict(), copies, f"also.{number}") for number, thing in enumerate(things)]
+        self._kept = [
+            keep(thing.state_dict(), copies, f"{OF_ALSO}{number}]", measure=True) for number, thing in enumerate(things)
+        ]
+        # A step that is run again leaves gradients here too, and nobody but its owner would drop those.
+        parameters = {id(p): p for each in things if hasattr(each, "parameters") for p in each.parameters()}
+        self._gradients = [(p, keep(p.grad, copies, "gradient/also")) for p in parameters.values()]
+        self._groups = [
+            (thing, [(group, list(group["params"])) for group in thing.param_groups])
+            for thing in things
+            if hasattr(thing, "param_groups")
+        ]
 
     def values(self) -> list[Any]:
         """Return it with tensors kept."""
@@ -71,5 +85,34 @@ class AlsoState:
         from ...tensors.state import give_back
 
         self._copies.before_restore()
+        for thing, groups in self._groups:  # those that came later would not fit what is loaded
+            thing.param_groups[:] = [group for group, _ in groups]
+            for group, parameters in groups:
+                group["params"] = list(parameters)
         for thing, kept in zip(self._things, self._kept, strict=True):
             thing.load_state_dict(give_back(kept))
+        for parameter, gradient in self._gradients:
+            parameter.grad = give_back(gradient)
+
+
+def also_of(trainer: Any) -> tuple[Any, ...]:
+    """Return what is part of every state of a run besides what every trainer has."""
+    return with_what_is_outside(trainer, getattr(trainer, "also", ()))
+
+
+def nbytes_in_also(trainer: Any) -> int:
+    """Return how much memory it takes in a state."""
+    from ...tensors.held_tensors import Sizes
+
+    sizes = Sizes()
+    AlsoState(also_of(trainer), sizes)
+    return sizes.nbytes
+
+
+def tensors_in_also(trainer: Any) -> dict[str, Tensor]:
+    """Return the tensors of it whose norms a state has, by the names that they have there."""
+    from ...tensors.held_tensors import Listed
+
+    listed = Listed()
+    AlsoState(also_of(trainer), listed)
+    return listed.measured

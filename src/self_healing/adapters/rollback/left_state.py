@@ -28,7 +28,17 @@ OF_THIS_TRAINER = frozenset({
     "trial_params", "is_hyper_param_search", "is_local_process_zero", "is_world_process_zero", "log_history",
 })  # fmt: skip
 """What the trainer's state says of its arguments: those of now count."""
-NOT_OF_A_MODULE = ("optimizer.", "optimizer/", "gradient/", "trainer.", "callback.", "guard.", "scaler.", "ref_model.")
+NOT_OF_A_MODULE = (
+    "optimizer.",
+    "optimizer/",
+    "gradient/",
+    "trainer.",
+    "callback.",
+    "guard.",
+    "scaler.",
+    "ref_model.",
+    "extra/",
+)
 
 
 class StateDoesNotFitError(SelfHealingError):
@@ -116,7 +126,7 @@ class LeftState:
         if reference is not None:
             found += module_differences(reference, marks, only_trainable=False, others=(), prefix="ref_model.")
         found += optimizer_differences(trainer.optimizer, names, parts["optimizer"]["groups"])
-        found += [f"the optimizer keeps {each} apart from its state" for each in said["beside"]]
+        found += said["beside"]
         if ("scaler" in parts) != (getattr(trainer.accelerator, "scaler", None) is not None):
             found.append("a gradient scaler is used now or was used then, not both")
         if found:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from ..family import followed_reference, names_in_all, weights_were_changed
+from .also_state import nbytes_in_also
 from .callback_state import nbytes_in_callbacks
 from .guard_state import GuardState
 from .optimizer_extras import nbytes_in_optimizer
@@ -104,8 +107,10 @@ class MemorySnapshots:
         self._coming: ComingSlot | None = None
         """More of it, which is being made ready."""
         self._taken = 0
-        self._trained: int | None = None
-        """How many parameters the optimizer held when that was last looked at."""
+        self._trained: list[Any] | None = None
+        """What the optimizers held when that was last looked at."""
+        self._are_made = True
+        """All of it had values then: those of a lazy module are made in its first pass."""
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -170,11 +175,13 @@ class MemorySnapshots:
 
     def expected_nbytes(self) -> int:
         """Return how much host memory the state of this moment would take."""
+        from ...tensors.norms import made_by_now
         from ...tensors.sharded import nbytes_of
 
-        model = self.trainer.model
+        parameters = made_by_now(self.trainer.model.parameters())
         all_of_them = not self.leaves_out_frozen()
-        size: int = sum(nbytes_of(p) for p in model.parameters() if p.requires_grad or all_of_them)
+        size: int = sum(nbytes_of(p) for p in parameters if p.requires_grad or all_of_them)
+        size += sum(nbytes_of(p.grad) for p in parameters if p.grad is not None)  # a loop may drop them late
         return size + _nbytes_besides_weights(self.trainer)
 
     def leaves_out_frozen(self) -> bool:
@@ -196,12 +203,14 @@ class MemorySnapshots:
 
         What was frozen then is in none of them, and is no longer what it was.
         """
-        groups = self._groups()
-        before, self._trained = self._trained, sum(len(group["params"]) for group in groups)
-        if before is None or before == self._trained:
+        from ...tensors.norms import made_by_now
+
+        before, held = self._trained, [*chain.from_iterable(group["params"] for group in self._groups())]
+        if before is not None and len(before) == len(held) and all(map(is_, before, held)) and self._are_made:
             return []
         own = {id(parameter) for parameter in self.trainer.model.parameters()}
-        trained = [parameter for group in groups for parameter in group["params"] if id(parameter) in own]
+        trained = [parameter for parameter in made_by_now(held) if id(parameter) in own]
+        self._trained, self._are_made = held, len(made_by_now(held)) == len(held)
         if self.furthest is not None and not self.furthest.capture.weights.holds(trained):
             self.furthest = None
         return [snapshot for snapshot in self._kept if not snapshot.capture.weights.holds(trained)]
@@ -292,4 +301,4 @@ def _nbytes_besides_weights(trainer: Any) -> int:
     followers = () if reference is None else (*reference.parameters(), *reference.buffers())
     leaves = (*_pytree.tree_leaves(things), *followers)
     own = sum(nbytes_of(leaf) for leaf in leaves if isinstance(leaf, torch.Tensor))
-    return own + nbytes_in_callbacks(trainer) + nbytes_in_optimizer(trainer)
+    return own + nbytes_in_callbacks(trainer) + nbytes_in_optimizer(trainer) + nbytes_in_also(trainer)

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from .also_state import OF_ALSO
+
 OF_THE_REFERENCE = "ref_model."
 """How the names of a reference model that follows the model begin."""
 
@@ -33,12 +35,12 @@ class OddBuffers:
         return {name: norm for name, norm in norms.items() if name not in self.left_alone}
 
     def among(self, names: Iterable[str]) -> list[str]:
-        """Return which names are those of buffers."""
+        """Return which names are those of buffers, or of what else belongs to a state: a best figure so far may be infinite."""
         asked = list(names)
         if not asked:  # as usual: the buffers of a large model need not be listed
             return []
         buffers = {name for name, _ in self._trainer.model.named_buffers(remove_duplicate=False)}
-        return [name for name in asked if name.removeprefix(OF_THE_REFERENCE) in buffers]
+        return [name for name in asked if name.startswith(OF_ALSO) or name.removeprefix(OF_THE_REFERENCE) in buffers]
 
     def accept(self, names: Iterable[str]) -> None:
         """Leave buffers alone that ceased to be finite in the same step again: code, and no glitch."""

@@ -135,12 +135,13 @@ class StateKeeper:
         """Take the state between two steps where it is due; the next step's data must be there already."""
         step = self._step()
         self.schedule.stepped(step, step_time_s)
+        self.audit.step_begins()
         if not is_due:
             return
         began_s = time.perf_counter()
         try:
             snapshot = self.loop.take()
-        except (MemoryError, OSError, RuntimeError) as error:  # of torch too: no memory, a tensor cannot be read
+        except Exception as error:  # whatever a model or what belongs to it raises: it is told
             if is_device_lost(error):  # found out here by chance: the states that there are must not be given up for it
                 raise
             self._could_not_take(f"the state of step {step} could not be taken ({type(error).__name__}: {error})")
@@ -148,8 +149,7 @@ class StateKeeper:
         if snapshot is None:  # a step before it is still to be made up
             return
         self.frozen.state_taken(step)
-        busy_s = time.perf_counter() - began_s
-        self._failures = 0
+        busy_s, self._failures = time.perf_counter() - began_s, 0
         snapshot.updates = self.updates
         self._forget_what_is_gone()
         self.known.add(snapshot.key, step)
@@ -174,6 +174,9 @@ class StateKeeper:
             except NoRoomError as error:
                 self._stop_taking(str(error))
                 return False
+            except Exception as error:  # noqa: BLE001  # likewise
+                self._stop_taking(f"the size of a state could not be found out ({type(error).__name__}: {error})")
+                return False
         return schedule.can_keep(self.states, self._step())
 
     def _could_not_take(self, because: str) -> None:
@@ -192,7 +195,7 @@ class StateKeeper:
 
     def _stop_taking(self, because: str) -> None:
         """Go on without states: nothing about them may cost a run."""
-        self.is_on = False
+        self.is_on = self.audit.has_states = False
         self.note(
             "no-snapshots",
             f"{because}: none is kept in memory, and a return goes to the newest checkpoint on disk "
@@ -252,15 +255,11 @@ class StateKeeper:
 
         Returns what is wrong with it; None where nothing is, or no other state is there to compare it with.
         """
-        from ...tensors.norms import state_norms
-
         if not self.states:
             return None
         if (broken := self.tell_of_frozen()) is not None:
             return StateVerdict(Condition.SICK, str(broken))
-        step, optimizer = self._step(), self.trainer.optimizer
-        measured = state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer))
-        norms = self.audit.buffers.without(measured)
+        step, norms = self._step(), self.audit.now()
         before, findings = self.audit.audit(step, norms) if is_kept else self.audit.compare(step, norms)
         self._tell_of_audit(step, before, findings)
         return sick_by(findings[0]) if findings else None

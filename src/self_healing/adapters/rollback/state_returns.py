@@ -134,7 +134,7 @@ class StateReturns:
         if outgrown:
             self._tell(
                 "states-outgrown",
-                f"more parameters are trained from step {self._step()} on: {len(outgrown)} states do not hold their values, "
+                f"other or more parameters are trained from step {self._step()} on: {len(outgrown)} states do not hold their values, "
                 "so that no return goes to them, and a new one is taken",
             )
         return bool(outgrown)

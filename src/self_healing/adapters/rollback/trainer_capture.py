@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.containers import refill
 from ..family import is_as_in_the_arguments, names_in_all
-from .also_state import AlsoState, with_what_is_outside
+from .also_state import AlsoState, also_of
 from .callback_state import CallbackTensors, with_state
 from .optimizer_extras import OptimizerExtras
 
@@ -81,7 +81,7 @@ class TrainerCapture:
         self.extras = OptimizerExtras(trainer, copies)
         """What the optimizer keeps apart from its state."""
         # By its state alone, so that its tensors are not taken for the model's.
-        self._also = AlsoState(with_what_is_outside(trainer, getattr(trainer, "also", ())), copies)
+        self._also = AlsoState(also_of(trainer), copies)
         self._references = {name: getattr(trainer, name) for name in ("model", "optimizer", "lr_scheduler")}
         self._counts = {
             name: (vars(trainer)[name], keep(vars(trainer)[name], copies, f"trainer.{name}"))
@@ -117,7 +117,10 @@ class TrainerCapture:
         parts = [part.values() for part in self._parts if hasattr(part, "values")]
         return {
             "parts": dict(zip(self._names, parts, strict=True)),
-            "beside": self.extras.beside,
+            "beside": [
+                *(f"the optimizer keeps {each} apart from its state" for each in self.extras.beside),
+                *(f"a module keeps {each}" for each in self.weights.extra.by_name(self._references["model"])),
+            ],
             "counts": {name: count[1] for name, count in self._counts.items() if count is not None},
             "objects": {name: _without_log(kept) for name, _, kept in self._objects},
             "callbacks": [[type(callback).__name__, kept] for callback, kept in self._callbacks],

@@ -36,11 +36,9 @@ class StepBuffers:
 
     def before_step(self) -> dict[int, Any]:
         """Return copies of what may change, by place."""
-        import torch
-
         for place, was in self._before.items():
             buffer = self._buffer(place)
-            if buffer is None or not torch.equal(was, buffer):
+            if buffer is None or not _are_equal(was, buffer):
                 self._changing.add(place)
         self._steps += 1
         copies = self.copies()
@@ -56,11 +54,14 @@ class StepBuffers:
 
     def put_back(self, copies: dict[int, Any]) -> None:
         """Restore what was copied."""
+        import torch
+
         from ...tensors.copies import has_shared_elements
 
         for place, copied in copies.items():
             buffer = self._buffer(place)
-            if buffer is not None and buffer.shape == copied.shape and not has_shared_elements(buffer):
+            is_refilled = buffer is not None and buffer.shape == copied.shape and buffer.layout is torch.strided
+            if is_refilled and not has_shared_elements(buffer):
                 buffer.detach().copy_(copied)
             else:
                 owner, name = self._places[place]
@@ -84,6 +85,16 @@ class StepBuffers:
 
     def _marks_now(self) -> list[Mark]:
         return [_mark(owner.get(name)) for owner, name in self._places]
+
+
+def _are_equal(was: Any, buffer: Any) -> bool:
+    """Say whether a buffer is known to be what it was; what torch cannot compare may have changed."""
+    import torch
+
+    try:
+        return torch.equal(was, buffer)
+    except NotImplementedError:  # sparse, nested, without values, of half complex numbers
+        return False
 
 
 def _mark(buffer: Any) -> Mark:
