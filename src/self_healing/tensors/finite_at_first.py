@@ -69,7 +69,7 @@ def _are_masks(model: nn.Module) -> dict[str, Tensor]:
     named = dict(model.named_parameters())
     # Of what is sharded each process sees its part, and all have to say the same.
     frozen = {n: weight for n, weight in named.items() if not (weight.requires_grad or is_sharded(weight))}
-    return {n: torch.isinf(weight).any() & ~torch.isnan(weight).any() for n, weight in _floating(frozen.items())}
+    return {n: torch.isinf(weight).any() & ~torch.isnan(weight).any() for n, weight in floating(frozen.items())}
 
 
 def _true(flags: Mapping[str, Tensor]) -> frozenset[str]:

@@ -205,7 +205,6 @@ class DataWindows:
         """Leave the batches of these steps out for good, as far as they come after a place; return how many.
 
         With `more`, so many that follow them are left out as well, be they kept from an earlier pass or not fetched yet.
-
         Others take their place: what follows, and at the end of an epoch what is kept of it or of others, for the number
         of steps and the schedule stay as planned.
         """
@@ -218,10 +217,9 @@ class DataWindows:
         ]
         last = max((index for index, batch in enumerate(kept) if batch.step in steps), default=len(kept) - 1)
         following = kept[last + 1 : last + 1 + more]
-        left_out_now = [*following, *(batch for batch in kept if batch.step in steps)]
-        copies = {id(batch.copy) for batch in left_out_now}  # others may have been given the same data
-        harmful = {id(batch) for batch in left_out_now}
-        harmful |= {id(batch) for batch in kept if batch.number < 0 and id(batch.copy) in copies}
+        named = [*following, *(batch for batch in kept if batch.step in steps)]
+        copies = {id(batch.copy) for batch in named}  # which may have taken the place of others, too
+        harmful = {id(b) for b in (*named, *(b for b in kept if b.number < 0 and id(b.copy) in copies))}
         for epoch in epochs:
             gone = [batch for batch in epoch.batches if id(batch) in harmful]
             epoch.batches = deque(batch for batch in epoch.batches if id(batch) not in harmful)
@@ -370,11 +368,10 @@ class DataWindows:
             epoch.dropped += 1
 
     def _length_of(self, number: int) -> int:
-        """Return how many batches an epoch has; 0 where its loader does not know."""
         try:
             return next(len(epoch.loader) for epoch in self.epochs if epoch.number == number)
         except (StopIteration, TypeError):
-            return 0
+            return 0  # its loader does not know
 
     def _index(self, epoch: EpochData) -> int:
         return next(index for index, each in enumerate(self.epochs) if each is epoch)
