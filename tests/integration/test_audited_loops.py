@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from self_healing import SelfHealingTrainer, guard
+from self_healing.adapters.rollback.state_audit import StateAudit
 from self_healing.drills.tiny_training import VOCABULARY, tiny_trainer
 
 from .plain_loops import (
@@ -138,6 +139,14 @@ def test_a_momentum_with_a_schedule_is_no_finding_and_what_it_does_not_explain_i
     guarded(loop, tmp_path / "harmed", epochs=6, each=harm)
     assert incidents(tmp_path / "harmed").count("unexplained-state") == 2  # opened and closed
     assert_same(loop, bare(in_cycles(), epochs=6))
+
+
+def test_numbers_that_lie_on_a_device_are_not_waited_for_at_each_step():
+    loop = make(scheduler=None)
+    on_a_device = torch.tensor(0.9, device="meta")  # which has no value to give: to ask for one raises
+    numbers = {"momentum": on_a_device, "weight_decay": on_a_device, "betas": (on_a_device, on_a_device)}
+    loop.optimizer.param_groups[0].update(numbers)
+    StateAudit(SimpleNamespace(model=loop.net, optimizer=loop.optimizer), note=print).step_begins()
 
 
 def with_limited_rows():

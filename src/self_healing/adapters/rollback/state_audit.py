@@ -241,7 +241,9 @@ def _numbers_in(group: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
     betas = group.get("betas")
     is_pair = isinstance(betas, tuple | list) and len(betas) == 2 and None not in betas
     first, second = betas if is_pair and betas is not None else (0.9, 0.999)
-    return first, second, group.get("momentum") or 0.0, group.get("weight_decay") or 0.0
+    # Not by their truth: to ask a tensor for that would wait for its device.
+    momentum, decay = (0.0 if value is None else value for value in map(group.get, ("momentum", "weight_decay")))
+    return first, second, momentum, decay
 
 
 def _habits_of(group: Mapping[str, Any]) -> Habits:
