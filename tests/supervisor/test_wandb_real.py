@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -101,6 +102,7 @@ def test_an_offline_run_is_continued_and_kept(tmp_path):
     job = RealJob(tmp_path, {"WANDB_MODE": "offline", "WANDB_CACHE_DIR": str(tmp_path / "cache")})
     first = job.attempt("3")
     other = job.attempt("3")
+    time.sleep(1.0)  # the folder of a run is named by its second: another one of the same would be called <id>-1
     assert job.attempt("0", resumes=True) == other != first
     assert job.end() == [
         f"Kept wandb run {first} of attempt 1: WANDB_MODE is offline",
