@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from self_healing import HealingConfig, SelfHealingTrainer
 from self_healing.core.ledger import read_ledger
+from self_healing.drills.faults.weight_nan import WeightNan
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.tiny_trl import TINY
 
@@ -151,6 +153,22 @@ def test_tensorboard_has_the_figures_at_the_steps_of_the_trainer(troubled):
     assert [value for _, value in scalars["healing/nan_count"]] == [0, 1, 1, 1, 2, 2, 2, 2, 2]
     assert [step for step, _ in scalars["healing/eval_gap"]] == LOGGED[3:]
     assert [step for step, _ in scalars["train/loss"]] == [10, 20, 30, 40, 50, 60]
+
+
+def test_tensorboard_shows_what_counts_where_steps_were_reported_twice(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "tensorboard"))
+    trainer = tiny_trainer(
+        tmp_path, max_steps=20, logging_steps=1, report_to=["tensorboard"], eval_strategy="steps", eval_steps=5
+    )
+    WeightNan(at_step=17).plant(trainer)
+    SelfHealingTrainer(trainer, HealingConfig(snapshot_every_steps=8)).train()
+    scalars = in_tensorboard(tmp_path)
+    assert max(value for _, value in scalars["healing/rollbacks"]) == 1
+    assert [step for step, _ in scalars["healing/rollbacks"] if step > 8] != []
+    assert {value for step, value in scalars["healing/skipped_steps"]} == {0}, "it was trained after the return"
+    counted = [(row["step"], row["loss"]) for row in trainer.state.log_history if "loss" in row]
+    assert scalars["train/loss"] == [(step, pytest.approx(loss)) for step, loss in counted]
+    assert [step for step, _ in scalars["eval/loss"]] == [5, 10, 15, 20]
 
 
 @pytest.mark.parametrize("stored", [in_trackio, in_wandb])

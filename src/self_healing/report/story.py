@@ -88,7 +88,7 @@ class Story:
         self.attempts_seen = self.incidents_seen = self.actions_seen = 0
         self.steps_lost = 0
         self.seconds_lost = 0.0
-        self.skipped_steps = 0
+        self._left_out: list[int] = []
         self.lines_lost = self.unreadable = 0
         self.killed: list[Attempt] = []
         """Attempts that ended without a word."""
@@ -235,11 +235,17 @@ class Story:
         if after is not None:
             attempt.last_step = after
 
+    @property
+    def skipped_steps(self) -> int:
+        """How many updates plans have left out, those aside that were trained after a return."""
+        return len(self._left_out)
+
     def _take_return(self, entry: Entry, attempt: Attempt) -> None:
         """Take in that the run is back at an earlier state, and what that has cost."""
         body, before = entry.body, step_of(entry.body.get("from_step")) or 0
         lost, seconds = self._undone(attempt, entry, before, entry.step)
         self.changes.returned(entry.step)
+        self._left_out = [step for step in self._left_out if step <= entry.step]  # the others are trained anew
         asked = self._asked.pop(as_text(body.get("asked")), None)
         if asked is None:  # nobody has planned it
             self._put_down(attempt, None, None, lost, seconds)
@@ -349,7 +355,8 @@ class Story:
                 failed.append(spelling)
                 continue
             done.append(spelling)
-            self.skipped_steps += name == "skip-step"
+            if name == "skip-step":
+                self._left_out.append(entry.step)
             text = self._clean.line(result.get("text", ""))
             if name == "quarantine-records":
                 self.quarantined.append({"step": entry.step, "attempt": entry.attempt, "said": text})

@@ -73,7 +73,7 @@ class DoingAgain:
 
     def leave_out(self, window: Window) -> None:
         """Give a step up: nothing of it was applied, and nothing takes its place."""
-        self._session.guard.making_up.skipped_steps += 1
+        self._session.guard.making_up.left_out.append(window.step + 1)
         why = NOT_OURS if window.stood is None else "it is not finite every time"
         if window.stood is not None and not self._session.guard.hands_out_again:
             why = "it is not finite, and the loop has ended"

@@ -336,7 +336,7 @@ class PlainGuard(StepGuard):
                 making_up.run(windows[:1])
                 applied += making_up.applied
                 if making_up.skipped_steps > left_out and self.hands_out_again:
-                    making_up.skipped_steps = left_out  # other data will take its place
+                    making_up.left_out.pop()  # other data will take its place
                     break
                 windows.pop(0)
             self.left_to_the_loop, windows = windows, []

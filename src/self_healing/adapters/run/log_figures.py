@@ -46,6 +46,7 @@ class LogFigures:
         """Count from the step that training begins with, or from the last that was logged before a state was taken."""
         step = int(self.trainer.state.global_step)
         self._last_step = min(step, int(getattr(self.trainer, "_globalstep_last_logged", step)))
+        self.guard.making_up.begins_at(step)
         self._last_skipped = self.guard.making_up.skipped_steps
 
     def figures(self) -> dict[str, float]:

@@ -43,7 +43,8 @@ class MakeUp:
         self.on_unsound: Callable[[Window], bool] = _nothing_helps
         """Told of a step that is unsound again, before other data take its place; says whether it is sound by now."""
         self.made_up_steps = 0
-        self.skipped_steps = 0
+        self.left_out: list[int] = []
+        """The steps that were left out for good, as far as the run has not returned to before them."""
         self.replaced_steps = 0
         self.applied: list[AppliedStep] = []
         """What the newest call of `run` has applied."""
@@ -76,6 +77,15 @@ class MakeUp:
         self.made_up_steps += len(self.applied)
         return len(self.applied)
 
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps were left out for good."""
+        return len(self.left_out)
+
+    def begins_at(self, step: int) -> None:
+        """Take note that training goes on from a step: what was left out after it is trained anew."""
+        self.left_out = [each for each in self.left_out if each <= step]
+
     def data_for_the_rest_of_the_epoch(self, missing: int) -> list[Any]:
         """Return micro-batches for a step whose own were used earlier in the epoch, in the place of unsound ones."""
         count = min(missing, self.borrowed)
@@ -103,7 +113,7 @@ class MakeUp:
                 self.replaced_steps += 1
                 self.spare = replacement
                 return
-        self.skipped_steps += 1
+        self.left_out.append(window.step + 1)
 
     def _replacements(self, window: Window) -> Iterator[Window]:
         """Yield other data for a step: what comes next, else what was used last."""
