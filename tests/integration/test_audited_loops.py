@@ -140,6 +140,29 @@ def test_a_momentum_with_a_schedule_is_no_finding_and_what_it_does_not_explain_i
     assert_same(loop, bare(in_cycles(), epochs=6))
 
 
+def freeze_all_but_one(loop):
+    """Have only one bias train, whose gradients are far smaller than what the moments of the others hold."""
+    if loop.net.first.weight.requires_grad:
+        loop.net.requires_grad_(False)
+        loop.net.last.bias.requires_grad_(True).register_hook(lambda gradient: 0.02 * gradient)
+
+
+def test_what_is_frozen_for_a_while_keeps_its_moments_and_that_is_no_finding(tmp_path):
+    def each(run, _s):
+        if run.step_number == 12:
+            freeze_all_but_one(loop)
+        if run.step_number == 33 and not harmed:
+            harmed.append(weights_blown_up(loop.net))
+
+    loop, harmed = make(scheduler=None), [None]
+    guarded(loop, tmp_path / "healthy", epochs=4, each=each)
+    assert incidents(tmp_path / "healthy") == []
+    healthy, loop, harmed = loop, make(scheduler=None), []
+    guarded(loop, tmp_path / "harmed", epochs=4, each=each)
+    assert incidents(tmp_path / "harmed").count("unexplained-state") == 2  # opened and closed
+    assert_same(loop, healthy)
+
+
 def with_limited_rows():
     loop = make(scheduler=None)
     loop.net.kinds = torch.nn.Embedding(8, WIDTH, max_norm=0.5)
