@@ -166,6 +166,8 @@ class Training:
             steps=last - first,
             rate_sum=math.fsum(self.rates[first:last]),
             largest_gradient=max(self.gradients[first:last]),
+            rates=self.rates[first:last],
+            norms=self.gradients[first:last],
             gradients=dict(zip(trained, most, strict=True)),
             betas=group.get("betas", (0.9, 0.999)),
             momentum=group.get("momentum", 0.0),

@@ -129,6 +129,8 @@ class Loop:
     clip: float | None = None
     evaluates: bool = False
     """After each epoch, with random numbers."""
+    switches: bool = False
+    """After each epoch: what trains, what is in training, and the decay."""
     bodies: int = 0
     losses: list[float] = field(default_factory=list)
     epochs_seen: list[int] = field(default_factory=list)
@@ -143,6 +145,10 @@ class Loop:
             with torch.no_grad():
                 self.model(torch.randn(3, WIDTH))
             self.model.train()
+        if self.switches:
+            self.net.first.requires_grad_(not self.net.first.weight.requires_grad)
+            self.net.drop.train(not self.net.drop.training)
+            self.optimizer.param_groups[0]["weight_decay"] += 0.1
         if self.per_epoch:
             self.scheduler.step()
 
@@ -172,6 +178,8 @@ def optimizer_of(kind: str, model, lr=1e-2):
         return torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
     if kind == "sparse":
         return torch.optim.SparseAdam(model.kinds.parameters(), lr=lr)
+    if kind == "tensor rate":
+        return torch.optim.AdamW(model.parameters(), lr=torch.tensor(lr), foreach=False)
     return torch.optim.AdamW(model.parameters(), lr=lr, fused=kind == "fused")
 
 
@@ -186,6 +194,7 @@ def make(
         "cosine": lambda: torch.optim.lr_scheduler.CosineAnnealingLR(made, 40),
         "milestones": lambda: torch.optim.lr_scheduler.MultiStepLR(made, [9, 27, 27], gamma=0.5),
         "step": lambda: torch.optim.lr_scheduler.StepLR(made, 1, gamma=0.5),
+        "one cycle": lambda: torch.optim.lr_scheduler.OneCycleLR(made, 3e-2, total_steps=40),
         None: lambda: None,
     }
     dataset = TensorDataset(*data(rows)) if dataset is None else dataset

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from self_healing import SelfHealingTrainer, guard
-from self_healing.adapters.rollback.state_audit import StateAudit
+from self_healing.adapters.step.update_numbers import UpdateNumbers
 from self_healing.drills.tiny_training import VOCABULARY, tiny_trainer
 
 from .plain_loops import (
@@ -142,11 +142,32 @@ def test_a_momentum_with_a_schedule_is_no_finding_and_what_it_does_not_explain_i
 
 
 def test_numbers_that_lie_on_a_device_are_not_waited_for_at_each_step():
-    loop = make(scheduler=None)
     on_a_device = torch.tensor(0.9, device="meta")  # which has no value to give: to ask for one raises
     numbers = {"momentum": on_a_device, "weight_decay": on_a_device, "betas": (on_a_device, on_a_device)}
-    loop.optimizer.param_groups[0].update(numbers)
-    StateAudit(SimpleNamespace(model=loop.net, optimizer=loop.optimizer), note=print).step_begins()
+    UpdateNumbers.of([{"lr": 1e-3, **numbers}])
+
+
+def freeze_all_but_one(loop):
+    """Have only one bias train, whose gradients are far smaller than what the moments of the others hold."""
+    if loop.net.first.weight.requires_grad:
+        loop.net.requires_grad_(False)
+        loop.net.last.bias.requires_grad_(True).register_hook(lambda gradient: 0.02 * gradient)
+
+
+def test_what_is_frozen_for_a_while_keeps_its_moments_and_that_is_no_finding(tmp_path):
+    def each(run, _s):
+        if run.step_number == 12:
+            freeze_all_but_one(loop)
+        if run.step_number == 33 and not harmed:
+            harmed.append(weights_blown_up(loop.net))
+
+    loop, harmed = make(scheduler=None), [None]
+    guarded(loop, tmp_path / "healthy", epochs=4, each=each)
+    assert incidents(tmp_path / "healthy") == []
+    healthy, loop, harmed = loop, make(scheduler=None), []
+    guarded(loop, tmp_path / "harmed", epochs=4, each=each)
+    assert incidents(tmp_path / "harmed").count("unexplained-state") == 2  # opened and closed
+    assert_same(loop, healthy)
 
 
 def with_limited_rows():

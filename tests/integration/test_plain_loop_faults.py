@@ -58,10 +58,12 @@ ONCE = {
 WAYS = {"adamw": {}, "fused": {"optimizer": "fused"}, "four": {"accumulate": 4, "rows": 42}}
 SPARSE = {"sparse": {"sparse": True, "optimizer": "sgd"}, "sparse adam": {"sparse": True, "optimizer": "sparse"}}
 WAYS |= SPARSE
+WAYS |= {"one cycle": {"scheduler": "one cycle"}, "tensor rate": {"optimizer": "tensor rate"}}
 TRIED = [(fault, "adamw") for fault in ONCE]
 TRIED += [(fault, "fused") for fault in ("nan loss", "infinite gradient", "a weight that is no number")]
 TRIED += [(fault, "four") for fault in ("nan loss", "no memory backward", "weights that were multiplied")]
 TRIED += [("infinite gradient", "sparse"), ("a weight that is no number", "sparse adam")]
+TRIED += [(fault, way) for fault in ("nan loss", "a weight that is no number") for way in ("one cycle", "tensor rate")]
 
 
 @pytest.mark.parametrize("form", FORMS)

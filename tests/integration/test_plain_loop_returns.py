@@ -146,7 +146,9 @@ def test_what_is_done_when_memory_runs_out_is_the_users_choice(action, form, tmp
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(
-    "how", [{}, {"scheduler": "step", "per_epoch": True, "evaluates": True}], ids=["step", "epoch"]
+    "how",
+    [{}, {"scheduler": "step", "per_epoch": True, "evaluates": True}, {"switches": True}],
+    ids=["step", "epoch", "switches"],
 )
 @pytest.mark.parametrize("back", [1, 2], ids=("one epoch back", "two epochs back"))
 def test_a_return_across_the_end_of_an_epoch_is_exact(back, how, form, tmp_path):

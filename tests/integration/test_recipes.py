@@ -75,6 +75,21 @@ def test_a_step_is_made_up_with_the_trainers_own_clipping(tmp_path):
     assert same(*made)
 
 
+def test_a_step_is_made_up_with_the_momentum_that_it_had(tmp_path):
+    import torch
+
+    made = []
+    for name in ("clean", "ours"):
+        trainer = tiny_trainer(tmp_path / name, max_steps=12)
+        trainer.optimizer = torch.optim.AdamW(trainer.model.parameters(), lr=5e-3)
+        trainer.lr_scheduler = torch.optim.lr_scheduler.OneCycleLR(trainer.optimizer, 1e-2, total_steps=15)
+        made.append(trainer)
+    made[0].train()
+    FAULTS["nan-loss"](at_step=5).plant(made[1])
+    assert SelfHealingTrainer(made[1]).train().metrics["healing/made_up_steps"] == 1
+    assert same(*made)
+
+
 def test_a_step_that_is_let_through_is_logged_as_what_it_was(tmp_path):
     trainer = tiny_trainer(tmp_path, max_steps=12, logging_steps=1)
     FAULTS["nan-from-then-on"](at_step=5).plant(trainer)

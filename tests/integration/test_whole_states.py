@@ -224,6 +224,31 @@ def test_what_breaks_beside_the_model_is_found_and_all_of_it_goes_back(harm, cle
     assert_same(loop, clean)
 
 
+class Figure:
+    """A figure of the last evaluation, which nobody knows for a while."""
+
+    def __init__(self):
+        self.value = torch.zeros(1)
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def test_a_figure_beside_the_model_may_come_to_be_no_number(tmp_path):
+    loop, figure = make(), Figure()
+
+    def each(run, s):
+        figure.value = torch.tensor([NAN if run.step_number > 12 else 1.0])
+
+    guarded(loop, tmp_path, also=[figure], each=each)
+    (told,) = notes(tmp_path, "buffers-not-finite")
+    assert "also[0].value" in told
+    assert_same(loop, bare(make()))
+
+
 # -- what it takes -------------------------------------------------------------------------------------
 
 

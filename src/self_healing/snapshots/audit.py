@@ -9,9 +9,11 @@ what an optimizer can do in a number of steps is bounded by its own arithmetic:
   |update| <= rate * max(1, B). So no element moves by more than the sum of the rates times that, and no norm by
   more than sqrt(size) times as much. Decoupled decay shrinks a weight by at most rates * decay of itself. The first
   moment is a weighted mean of its past and the gradients since, the second of its past and their squares, so each
-  lies below that mean of the norms; and the second cannot fall faster than b2^steps.
+  lies below that mean of the norms, or is what it was where its parameter had no gradient (it was frozen, or an expert
+  that nobody asked); and the second cannot fall faster than b2^steps.
 * Lion moves every element by its rate. SGD moves a tensor by at most rate * gradient norm / (1 - momentum), and its
-  buffer is at most gradient norm / (1 - momentum), or what is left of what it was.
+  buffer is at most gradient norm / (1 - momentum), or what it was. Where the gradient of each step is known, each counts
+  for itself: the first gradients after a block was multiplied are large, and would explain it had all been like them.
 * Adafactor (without `beta1`) clips its update to a root mean square of 1, times that of the weight where it scales by
   it; Muon's is an orthogonal matrix, about 1 as well, and the parameters it leaves to Adam move as above. For both the
   weights alone are judged, and a single element only by the bound of its whole tensor.
@@ -90,6 +92,9 @@ class Between:
     """Sum over the steps of the learning rate that was applied; infinite where nobody knows it."""
     largest_gradient: float | None = None
     """Largest norm of all gradients together that was applied, after clipping; None where nobody measured it."""
+    rates: Sequence[float] = ()
+    norms: Sequence[float] = ()
+    """The rate and that norm of each step, in their order, where all of them are known."""
     gradients: Mapping[str, float] = field(default_factory=dict)
     """The same for single parameters by their names, where it was measured: sharper for moments and for SGD."""
     betas: tuple[float, float] = (0.9, 0.999)
@@ -163,6 +168,7 @@ class _Audit:
         self._widest = max((_root_mean_square(old) for old, _ in weights), default=0.0)
         self._buffers = {old.of: old.norm for old, new in both if new.kind == "first-moment"}
         self._weight = max((max(old.norm, new.norm) for old, new in weights), default=0.0)
+        self._pushes: dict[tuple[int, float], tuple[float, float]] = {}
 
     def judge(self, now: TensorNorm, between: Between) -> str:
         """Say why the change of a tensor is not explained; empty where it is."""
@@ -219,13 +225,22 @@ class _Audit:
                 scaled = max(between.smallest_scale, _root_mean_square(before), _root_mean_square(now))
                 return _Reach(rates * scaled * wide, rates * scaled * wide)
             case "sgd":
-                gradient = self._gradient(now, between)
-                if gradient is None:
-                    return None
-                buffer = self._buffers.get(now.name, max(self._buffers.values(), default=0.0))
-                far = rates * max(buffer, gradient / (1.0 - between.momentum))
-                return _Reach(far, far)
+                far = self._pushed(now, between)
+                return None if far is None else _Reach(far, far)
         return None
+
+    def _pushed(self, now: TensorNorm, between: Between) -> float | None:
+        """Return how far SGD can have moved a weight; None where nobody measured its gradients."""
+        largest = self._gradient(now, between)
+        if largest is None:
+            return None
+        buffer = self._buffers.get(now.name, max(self._buffers.values(), default=0.0))
+        if not between.norms:
+            return between.rate_sum * max(buffer, largest / (1.0 - between.momentum))
+        if (id(between), largest) not in self._pushes:  # the same for all tensors of a group
+            self._pushes[id(between), largest] = _pushes(between, largest, self._decay(between))
+        by_gradients, by_buffer = self._pushes[id(between), largest]
+        return by_gradients + by_buffer * buffer
 
     def _outgrown(self, before: TensorNorm, now: TensorNorm) -> str:
         """Compare the growth of a weight with that of the others: all there is for an optimizer nobody knows."""
@@ -253,7 +268,7 @@ class _Audit:
             return ""
         if now.bits < 32:  # what decays by less than half a unit does not decay at all
             kept = 1.0
-        reach = kept * before.norm + most
+        reach = max(before.norm, kept * before.norm + most)
         if now.norm <= slack * reach + TINY:
             return ""
         return (
@@ -266,8 +281,11 @@ class _Audit:
         gradient = between.gradients.get(now.of or now.name, between.largest_gradient)
         if gradient is None or not math.isfinite(gradient) or between.momentum >= 1.0:
             return None
-        is_coupled = between.family in ("sgd", "adam")
-        return gradient + (between.weight_decay * self._weight if is_coupled else 0.0)
+        return gradient + self._decay(between)
+
+    def _decay(self, between: Between) -> float:
+        """Return what decay adds to a gradient at most, where an optimizer has it do so."""
+        return between.weight_decay * self._weight if between.family in ("sgd", "adam") else 0.0
 
 
 def _mean_of_gradients(now: TensorNorm, between: Between, gradient: float | None) -> tuple[float, float | None]:
@@ -286,6 +304,19 @@ def _mean_of_gradients(now: TensorNorm, between: Between, gradient: float | None
         kept = between.momentum**between.steps
         return kept, gradient * (1.0 - kept) / (1.0 - between.momentum)
     return 1.0, None
+
+
+def _pushes(between: Between, largest: float, decay: float) -> tuple[float, float]:
+    """Return how far the gradients of SGD's steps move a weight, and how far each unit of its buffer from before does.
+
+    From the last step on: a gradient counts in its own step and, less and less, in those after it; one step ahead with
+    Nesterov's momentum. Where a parameter had no gradient in some of them it is as though there had been fewer.
+    """
+    far, rate, counts = 0.0, 0.0, 1.0
+    for rate_then, norm in zip(reversed(between.rates), reversed(between.norms), strict=True):
+        rate, counts = max(rate, rate_then), 1.0 + between.momentum * counts
+        far += rate * counts * min(largest, norm + decay)
+    return far, rate * (counts - 1.0)
 
 
 def _adam_ratio(betas: tuple[float, float]) -> float | None:

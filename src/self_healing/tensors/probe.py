@@ -45,6 +45,8 @@ SPARE = 16
 """Runs granted beyond those that finding one guilty row by halves takes."""
 NEAR = 8.0
 """A logit within this factor of the largest number of its dtype is near the limit."""
+NO_WEIGHT = 2.0**64
+"""No training makes a weight as large: its square is no number of 32 bits any more. A flipped bit of an exponent does."""
 HARMLESS_IN_COMPANY = ("labels-masked", "empty-sequence")
 """What makes a mean over nothing of a row alone, but perhaps not of a batch."""
 
@@ -61,7 +63,7 @@ class Attribution:
     """Guilty rows; empty if no single one is, None if rows were not or could not be told apart."""
     oddities: tuple[Oddity, ...] = ()
     tensors: tuple[str, ...] = ()
-    """Parameters and buffers that are not finite now, whatever the cause."""
+    """Parameters and buffers that are not finite now, or far too large, whatever the cause."""
     evidence: tuple[str, ...] = ()
     forwards: int = 0
     """How often the step was run, in full or its forward pass alone."""
@@ -70,7 +72,7 @@ class Attribution:
         """Say it in one sentence."""
         if self.kind == "weights":
             more = f" and {len(self.tensors) - 1} more" if len(self.tensors) > 1 else ""
-            return f"The model itself is no longer finite: '{self.tensors[0]}'{more}."
+            return f"The model itself is broken: {self.evidence[0] if self.evidence else 'its buffers'}{more}."
         if self.kind == "transient":
             return "The same batch with the same random numbers is finite now, so it was transient."
         if self.kind == "unknown":
@@ -263,15 +265,14 @@ class _Probe:
     def _broken(self, tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, ...]:
         found = []
         for name, tensor in tensors:
-            if is_finite(extremes(tensor)):
+            if (most := largest(extremes(tensor))) <= (NO_WEIGHT if tensor.requires_grad else sys.float_info.max):
                 continue
             found.append(name)
             if len(found) <= 4:
                 values = torch.cat([part.flatten() for part in float_tensors(tensor)])
-                nans, infinities = int(values.isnan().sum()), int(values.isinf().sum())
-                self.evidence.append(
-                    f"'{name}' holds {nans} NaN and {infinities} infinities in {values.numel()} values"
-                )
+                what = f"{int(values.isnan().sum())} NaN and {int(values.isinf().sum())} infinities"
+                what = f"numbers up to {most:.3g}" if math.isfinite(most) else what
+                self.evidence.append(f"'{name}' holds {what} in {values.numel()} values")
         return tuple(found)
 
     def _report_whole(self) -> None:

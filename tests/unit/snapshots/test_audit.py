@@ -34,8 +34,11 @@ class Reference:
         self.second = self.second or [0.0] * len(self.weights)
 
     def step(self, rate, gradient):
-        self.done += 1
         self.rates.append(rate)
+        if gradient is None:  # it is frozen, or nobody asked for it, and others had one
+            self.gradients.append(1e-8)
+            return
+        self.done += 1
         self.gradients.append(norm_of(gradient))
         for i, g in enumerate(gradient):
             self.weights[i] = getattr(self, f"_{self.optimizer.lower()}")(i, rate, g)
@@ -80,7 +83,7 @@ class Reference:
         return Between(
             optimizer=self.optimizer, steps=steps, rate_sum=math.fsum(self.rates[-steps:]),
             largest_gradient=max(self.gradients[-steps:]), betas=self.betas, momentum=self.momentum,
-            weight_decay=self.decay,
+            weight_decay=self.decay, rates=self.rates[-steps:], norms=self.gradients[-steps:],
         )  # fmt: skip
 
 
@@ -90,7 +93,7 @@ def norm_of(values):
 
 RATES = st.sampled_from([0.0, 1e-6, 1e-4, 1e-2, 0.1, 1.0])
 SIZES = st.sampled_from([0.0, 1e-8, 1e-3, 0.1, 1.0, -1.0, 30.0, -1e4, 1e6])
-STEPS = st.lists(st.tuples(RATES, st.lists(SIZES, min_size=3, max_size=3)), min_size=1, max_size=40)
+STEPS = st.lists(st.tuples(RATES, st.none() | st.lists(SIZES, min_size=3, max_size=3)), min_size=1, max_size=40)
 BETAS = st.sampled_from([(0.9, 0.999), (0.9, 0.95), (0.95, 0.98), (0.0, 0.99), (0.9, 0.9)])
 
 
@@ -113,9 +116,14 @@ def test_whatever_the_gradients_an_optimizer_explains_its_own_work(run, steps, e
         since += 1
         if since == every:
             now = run.norms()
-            assert unexplained(before, now, run.between(since)) == []
+            assert_explained(before, now, run.between(since))
             before, since = now, 0
-    assert unexplained(before, run.norms(), run.between(since)) == []
+    assert_explained(before, run.norms(), run.between(since))
+
+
+def assert_explained(before, now, between):
+    assert unexplained(before, now, between) == []
+    assert unexplained(before, now, replace(between, norms=())) == []  # likewise by the largest gradient alone
 
 
 @pytest.mark.parametrize("growth", [1.05, 1.11, 1.5])
@@ -237,17 +245,34 @@ def test_16_bits_round_an_update_to_twice_its_size():
 
 def test_a_moment_of_16_bits_may_keep_what_it_should_forget():
     moment = TensorNorm(name="w/exp_avg_sq", of="w", kind="second-moment", size=4, norm=1.0)
-    between = Between(optimizer="AdamW", steps=5000, rate_sum=1.0, largest_gradient=1e-3)
-    assert found([moment], [moment], between) == ["w/exp_avg_sq"]
-    half = replace(moment, bits=16)
-    assert found([half], [half], between) == []
+    grown, between = (
+        replace(moment, norm=1.9),
+        Between(optimizer="AdamW", steps=5000, rate_sum=1.0, largest_gradient=1.0),
+    )
+    assert found([moment], [grown], between) == ["w/exp_avg_sq"]
+    assert found([replace(moment, bits=16)], [replace(grown, bits=16)], between) == []
 
 
 def test_a_buffer_of_sgd_keeps_what_its_momentum_leaves_of_it():
     buffer = TensorNorm(name="w/momentum_buffer", of="w", kind="first-moment", size=4, norm=10.0)
     between = Between(optimizer="SGD", steps=2, rate_sum=1e-3, largest_gradient=1e-6, momentum=0.9)
-    assert found([buffer], [replace(buffer, norm=8.1)], between) == []
-    assert found([buffer], [replace(buffer, norm=12.0)], between) == ["w/momentum_buffer"]
+    for kept in (8.1, 10.0):  # with a gradient, and without one in any of the steps
+        assert found([buffer], [replace(buffer, norm=kept)], between) == []
+    assert found([buffer], [replace(buffer, norm=13.0)], between) == ["w/momentum_buffer"]
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_a_gradient_of_sgd_explains_no_more_than_it_moved(momentum):
+    run = Reference("SGD", [0.02] * 64, momentum=momentum)
+    for _ in range(50):
+        run.step(0.1, [0.001] * 64)
+    before = run.norms()
+    for _ in range(49):
+        run.step(0.1, [0.001] * 64)
+    run.weights = [-30 * w for w in run.weights]
+    run.step(0.1, [1.0] * 64)  # what such weights make of the next batch
+    assert "w" in found(before, run.norms(), run.between(50))
+    assert found(before, run.norms(), replace(run.between(50), norms=())) == []  # had each been like that one
 
 
 def test_other_tensors_may_change_as_they_like():

@@ -2,7 +2,8 @@
 
 An epoch is one `for batch in run.batches(loader)`. After a return into an earlier one, the rest of that and all later ones
 come out of the `for` that is running, so that what the loop does between epochs does not run again: what that has done to
-the scheduler, the rates and the random numbers is put back by us.
+the scheduler, the settings of the optimizer's groups and the random numbers is put back by us, and what it has frozen and
+switched to evaluation or training.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..rollback.memory_snapshots import Snapshot
 from ..rollback.restart import EpochStart, NoRestart
 from ..rollback.state_returns import StateReturns
 from ..run.moves import ReturnTo
+from ..step.update_numbers import UpdateNumbers
 from ..step.window import Window
 from .end_marks import EndMarks, blocks_of
 
@@ -29,8 +31,8 @@ class Light:
 
     random: RandomState
     scheduler: Any
-    rates: tuple[float, ...]
-    """A scheduler's state does not bring the rates of the groups back."""
+    numbers: UpdateNumbers
+    """A scheduler's state does not bring back what it has given to the groups."""
     blocks: int | None = None
     """Where accelerate stands in adding up gradients; None where the loop is not accelerate's."""
 
@@ -38,19 +40,33 @@ class Light:
     def of(cls, stand_in: Any) -> Light:
         """Take note of it."""
         scheduler = None if stand_in.lr_scheduler is None else dict(stand_in.lr_scheduler.state_dict())
-        rates = tuple(group["lr"] for group in stand_in.optimizer.param_groups)
-        return cls(RandomState.capture(), scheduler, rates, blocks_of(stand_in))
+        numbers = UpdateNumbers.of(stand_in.optimizer.param_groups)
+        return cls(RandomState.capture(), scheduler, numbers, blocks_of(stand_in))
 
     def restore(self, stand_in: Any, *, with_random: bool = True) -> None:
         """Put it back."""
         if self.scheduler is not None:
             stand_in.lr_scheduler.load_state_dict(self.scheduler)
-        for group, rate in zip(stand_in.optimizer.param_groups, self.rates, strict=True):
-            group["lr"] = rate
+        self.numbers.put_back(stand_in.optimizer.param_groups)
         if self.blocks is not None:
             stand_in.accelerator.step = self.blocks
         if with_random:
             self.random.restore()
+
+
+class Switches:
+    """Which parameters of a model train, and which of its modules are in training: a loop sets both between epochs."""
+
+    def __init__(self, model: Any) -> None:
+        self._trains = [(parameter, parameter.requires_grad) for parameter in model.parameters()]
+        self._modes = [(module, module.training) for module in model.modules()]
+
+    def restore(self) -> None:
+        """Set them as they were."""
+        for parameter, trains in self._trains:
+            parameter.requires_grad_(trains)
+        for module, mode in self._modes:
+            module.training = mode
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -175,13 +191,17 @@ class LoopReturns(StateReturns):
             if epoch.start is not None:
                 epoch.start.restore(loader)
         epoch.live = _reading(loader)
-        epoch.between = partial(Light.of(self.trainer).restore, self.trainer)
+        epoch.between = partial(self._put_back_between, Light.of(self.trainer), Switches(self.trainer.model))
         self._epoch, self.is_between = epoch, False
         if entry is not None:
             self.data.pass_by(epoch, entry.place.number or 0)
             if not entry.brings_data:
                 self.restart.arrived()
         return True
+
+    def _put_back_between(self, light: Light, switches: Switches) -> None:
+        light.restore(self.trainer)
+        switches.restore()
 
     def leave(self) -> None:
         """End an epoch: all of it was trained, or the loop was left."""

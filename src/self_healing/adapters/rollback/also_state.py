@@ -100,6 +100,14 @@ def also_of(trainer: Any) -> tuple[Any, ...]:
     return with_what_is_outside(trainer, getattr(trainer, "also", ()))
 
 
+def is_a_figure(trainer: Any, name: str) -> bool:
+    """Say whether a name is that of something which neither trains nor is trained: NaN may stand for "not known" there."""
+    if not name.startswith(OF_ALSO):
+        return False
+    thing = also_of(trainer)[int(name.removeprefix(OF_ALSO).partition("]")[0])]
+    return not (hasattr(thing, "parameters") or hasattr(thing, "param_groups"))
+
+
 def nbytes_in_also(trainer: Any) -> int:
     """Return how much memory it takes in a state."""
     from ...tensors.held_tensors import Sizes

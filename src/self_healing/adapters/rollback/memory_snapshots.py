@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
-from operator import is_
+from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any
 
 from ..family import followed_reference, names_in_all, weights_were_changed
@@ -196,7 +196,7 @@ class MemorySnapshots:
     def _groups(self) -> list[dict[str, Any]]:
         """Return the groups of all optimizers that are known: those of a second one may be frozen for a moment, as in a GAN."""
         optimizers = (self.trainer.optimizer, *getattr(self.trainer, "also", ()))
-        return [group for each in optimizers for group in getattr(each, "param_groups", ())]
+        return [*chain.from_iterable(getattr(each, "param_groups", ()) for each in optimizers)]
 
     def without_what_trains_now(self) -> list[Snapshot]:
         """Return the states that were taken before more was trained, where that is so since the last time this was asked.
@@ -205,7 +205,7 @@ class MemorySnapshots:
         """
         from ...tensors.norms import made_by_now
 
-        before, held = self._trained, [*chain.from_iterable(group["params"] for group in self._groups())]
+        before, held = self._trained, [*chain.from_iterable(map(itemgetter("params"), self._groups()))]
         if before is not None and len(before) == len(held) and all(map(is_, before, held)) and self._are_made:
             return []
         own = {id(parameter) for parameter in self.trainer.model.parameters()}

@@ -213,7 +213,7 @@ class RollbackCare:
         """Take note of an update, and see whether the first one after a return is what it was the first time."""
         if self._abilities is not None and self.keeper is not None:
             if reading.is_applied:
-                self.keeper.applied(reading.step, reading.rates, reading.norm * reading.coefficient)
+                self.keeper.applied(reading.step, reading.numbers, reading.norm * reading.coefficient)
             else:
                 self.keeper.audit.held_back(reading.step)
             rejected = self.keeper.first_loss(reading.step, reading.loss) if reading.has_loss else None
@@ -246,7 +246,7 @@ class RollbackCare:
     def made_up(self, applied: AppliedStep) -> None:
         """Take note of an update that was made up."""
         if self.keeper is not None:
-            self.keeper.applied(applied.step, applied.rates, applied.norm)
+            self.keeper.applied(applied.step, applied.numbers, applied.norm)
 
     def enter_anew(self, move: ReturnTo) -> str | None:
         """Return what `train()` is to resume from in order to return to a state; None where that cannot be done."""

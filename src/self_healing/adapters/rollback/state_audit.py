@@ -8,7 +8,8 @@ from typing import Any
 
 from ...snapshots.audit import Between, Finding, Kind, TensorNorm, unexplained
 from ...snapshots.verdicts import Condition, StateVerdict
-from .also_state import tensors_in_also
+from ..step.update_numbers import Habits, UpdateNumbers
+from .also_state import is_a_figure, tensors_in_also
 from .odd_buffers import OddBuffers
 
 MOMENTS: Mapping[str, Kind] = {
@@ -26,10 +27,8 @@ RELATIVE_STEP = 1e-2
 """The largest step of an Adafactor that computes its own: it does not read its group's rate, which says nothing then."""
 
 
-Habits = tuple[float, float, float, float]
-"""Both betas, the momentum and the decay of a group."""
-_Range = dict[int, tuple[Habits, Habits]]
-"""The least and the largest of each, by the number of the group."""
+Range = tuple[Habits, Habits]
+"""The least and the largest that a group was trained by of each."""
 
 
 class StateAudit:
@@ -45,12 +44,12 @@ class StateAudit:
         """False where code of the run changes weights beside the optimizer: only what is not finite counts then."""
         self.has_states = True
         """False where none are taken: nothing will be compared, and notes of each step would pile up."""
-        self._applied: dict[int, tuple[tuple[float, ...], float] | None] = {}
-        """Rates of all groups and gradient norm of each update since the last state, by step; None where it was held back."""
+        self._applied: dict[int, tuple[UpdateNumbers, float] | None] = {}
+        """By what each update since the last state was made, and its gradient norm, by step; None where it was held back."""
         self._before: tuple[int, tuple[TensorNorm, ...]] | None = None
         self.buffers = OddBuffers(trainer, note)
-        self._habits: tuple[_Range, _Range] = ({}, {})
-        """By what numbers each group was trained since the state before, and up to it; schedulers change momenta too."""
+        self._earlier: list[Range] = []
+        """What each group was trained by up to the state before: the moments that it began with come from there."""
 
     @property
     def found_at(self) -> int | None:
@@ -61,15 +60,8 @@ class StateAudit:
         """Start anew, with another optimizer."""
         self._applied.clear()
         self._before = None
-        self._habits = ({}, {})
+        self._earlier = []
         self.buffers.begin()
-
-    def step_begins(self) -> None:
-        """Take note of the numbers by which the next step is made."""
-        since, _ = self._habits
-        for number, group in enumerate(_that_steps(self.trainer.optimizer).param_groups):
-            if not any(hasattr(each, "device") for each in _numbers_in(group)):  # they would have to come from there
-                _widen(since, number, _habits_of(group))
 
     def now(self) -> dict[str, float]:
         """Return the norms of what a state of this moment would hold; waits for the device."""
@@ -81,10 +73,10 @@ class StateAudit:
             state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer), besides)
         )
 
-    def applied(self, step: int, rates: tuple[float, ...], gradient: float) -> None:
+    def applied(self, step: int, numbers: UpdateNumbers, gradient: float) -> None:
         """Take note of an update; a norm that is not finite was not measured."""
         if self.has_states:
-            self._applied[step] = (rates, gradient)
+            self._applied[step] = (numbers, gradient)
 
     def held_back(self, step: int) -> None:
         """Take note of a step that has changed nothing, so far."""
@@ -95,9 +87,9 @@ class StateAudit:
         """Return the step of the state before, and what cannot have come from there by training."""
         before, findings = self.compare(step, norms)
         if not findings:  # else the next one is compared with a state that was sound
+            self._earlier = self._ranges(self._updates(before, step))
             self._before = (step, tuple(self._described(norms)))
             self._applied = {each: what for each, what in self._applied.items() if each > step}
-            self._habits = ({}, self._habits[0])
         return before, findings
 
     def compare(self, step: int, norms: Mapping[str, float]) -> tuple[int, list[Finding]]:
@@ -112,7 +104,7 @@ class StateAudit:
         self, before: tuple[TensorNorm, ...], now: tuple[TensorNorm, ...], steps: tuple[int, int]
     ) -> list[Finding]:
         """Return what neither the largest nor the least numbers explain by which the steps were made."""
-        ranges = self._ranges()
+        ranges = self._ranges(self._updates(*steps), self._earlier)
         most, least = ([each[place] for each in ranges] for place in (1, 0))
         findings = unexplained(before, now, self._between(*steps, most))
         if not findings or least == most:
@@ -120,15 +112,22 @@ class StateAudit:
         others = {finding.name for finding in unexplained(before, now, self._between(*steps, least))}
         return [finding for finding in findings if finding.name in others]
 
-    def _ranges(self) -> list[tuple[Habits, Habits]]:
+    def _updates(self, first: int, last: int) -> list[tuple[UpdateNumbers, float]]:
+        """Return the updates between two steps."""
+        return [what for step, what in self._applied.items() if first < step <= last and what is not None]
+
+    def _ranges(self, updates: Sequence[tuple[UpdateNumbers, float]], earlier: Sequence[Range] = ()) -> list[Range]:
         """Return the least and the largest numbers by which each group of now was trained."""
         groups = _that_steps(self.trainer.optimizer).param_groups
-        found: _Range = {number: (_habits_of(group),) * 2 for number, group in enumerate(groups)}
-        for each in self._habits:
-            for number, ends in each.items():
-                for habits in ends if number in found else ():
-                    _widen(found, number, habits)
-        return [found[number] for number in range(len(groups))]
+        made_by = [UpdateNumbers.of(groups)]
+        for numbers, _ in updates:
+            if numbers.others != made_by[-1].others and len(numbers.others[0]) == len(groups):  # rarely
+                made_by.append(numbers)
+        found = []
+        for number, habits in enumerate(zip(*(numbers.habits for numbers in made_by), strict=True)):
+            all_of_them = (*habits, *(earlier[number] if number < len(earlier) else ()))
+            found.append((_each(min, all_of_them), _each(max, all_of_them)))
+        return found
 
     def _comes_back(self, step: int, norms: Mapping[str, float], findings: list[Finding]) -> bool:
         """Say whether the same was found when the same steps were trained before: then it is code, and no glitch."""
@@ -137,8 +136,8 @@ class StateAudit:
         found, last = (step, frozenset(finding.name for finding in findings)), self._last
         self._last = found
         odd = [finding.name for finding in findings if not math.isfinite(norms.get(finding.name, 0.0))]
-        # Code may well write infinities into a mask or a best value so far, but no NaN that is of any use.
-        buffers = self.buffers.among(name for name in odd if math.isinf(norms[name]))
+        # Code may well write infinities into a mask or a best value so far, but no NaN that a model is of any use with.
+        buffers = self.buffers.among(n for n in odd if math.isinf(norms[n]) or is_a_figure(self.trainer, n))
         if found != last or not self._has_returned or len(buffers) < len(odd):
             return False
         if buffers:
@@ -163,21 +162,26 @@ class StateAudit:
     def _between(self, first: int, last: int, habits: Sequence[Habits]) -> list[Between]:
         """Return what happened to the parameters of each group, and at last to those that are trained elsewhere."""
         optimizer = _that_steps(self.trainer.optimizer)
-        groups = optimizer.param_groups
-        steps = [what for step, what in self._applied.items() if first < step <= last]
-        updates = [what for what in steps if what is not None]
-        largest = max((gradient for _, gradient in updates), default=0.0)
+        groups, updates = optimizer.param_groups, self._updates(first, last)
+        is_all_known = sum(first < step <= last for step in self._applied) == last - first
+        gradients = [gradient for _, gradient in updates]
+        are_measured = all(map(math.isfinite, gradients))
+        # Where there were other groups at a step, the largest rate of all is the least that is certain.
+        by_step = [
+            rates if len(rates := numbers.rates) == len(groups) else [max(rates, default=0.0)] * len(groups)
+            for numbers, _ in updates
+        ]
         found = []
         for number, group in enumerate(groups):
-            # Where there were other groups at a step, the largest rate of all is the least that is certain.
-            rates = (each[number] if len(each) == len(groups) else max(each, default=0.0) for each, _ in updates)
-            summed = sum(_largest_step(group, rate) for rate in rates)
+            rates = _largest_steps(group, [each[number] for each in by_step])
             found.append(
                 Between(
                     optimizer=type(optimizer).__name__,
                     steps=len(updates),
-                    rate_sum=summed if len(steps) == last - first else math.inf,
-                    largest_gradient=largest if math.isfinite(largest) else None,
+                    rate_sum=sum(rates) if is_all_known else math.inf,
+                    rates=rates,
+                    norms=gradients if is_all_known and are_measured else (),
+                    largest_gradient=max(gradients, default=0.0) if are_measured else None,
                     betas=habits[number][:2],
                     momentum=habits[number][2],
                     weight_decay=habits[number][3],
@@ -223,10 +227,12 @@ def _that_steps(optimizer: Any) -> Any:
     return optimizer
 
 
-def _largest_step(group: Mapping[str, Any], rate: float) -> float:
-    """Return what a group has stepped by at most, at a rate that it had; Adafactor computes its own, and may clip otherwise."""
-    clips_at = float(group.get("clip_threshold") or group.get("d") or 1.0)
-    return (RELATIVE_STEP if group.get("relative_step") else rate) * max(1.0, clips_at)
+def _largest_steps(group: Mapping[str, Any], rates: list[float]) -> list[float]:
+    """Return what a group has stepped by at most, at rates that it had; Adafactor computes its own, and may clip otherwise."""
+    clips_at = max(1.0, float(group.get("clip_threshold") or group.get("d") or 1.0))
+    if group.get("relative_step"):
+        return [RELATIVE_STEP * clips_at] * len(rates)
+    return rates if clips_at == 1.0 else [clips_at * rate for rate in rates]
 
 
 def _smallest_scale(group: Mapping[str, Any]) -> float:
@@ -236,30 +242,8 @@ def _smallest_scale(group: Mapping[str, Any]) -> float:
     return float(eps[1]) if scales and eps is not None else 1.0
 
 
-def _numbers_in(group: Mapping[str, Any]) -> tuple[Any, Any, Any, Any]:
-    """Return both betas, those of torch where an optimizer has others or none, its momentum and its decay."""
-    betas = group.get("betas")
-    is_pair = isinstance(betas, tuple | list) and len(betas) == 2 and None not in betas
-    first, second = betas if is_pair and betas is not None else (0.9, 0.999)
-    # Not by their truth: to ask a tensor for that would wait for its device.
-    momentum, decay = (0.0 if value is None else value for value in map(group.get, ("momentum", "weight_decay")))
-    return first, second, momentum, decay
-
-
-def _habits_of(group: Mapping[str, Any]) -> Habits:
-    first, second, momentum, decay = map(float, _numbers_in(group))
-    return first, second, momentum, decay
-
-
-def _widen(ranges: _Range, number: int, habits: Habits) -> None:
-    """Have the range of a group include these numbers."""
-    least, most = ranges.get(number, (habits, habits))
-    if least != habits or most != habits or number not in ranges:
-        ranges[number] = (_each(min, least, habits), _each(max, most, habits))
-
-
-def _each(choose: Callable[[float, float], float], these: Habits, those: Habits) -> Habits:
-    first, second, third, fourth = map(choose, these, those)
+def _each(choose: Callable[..., float], habits: Sequence[Habits]) -> Habits:
+    first, second, third, fourth = map(choose, zip(*habits, strict=True))
     return first, second, third, fourth
 
 

@@ -29,6 +29,7 @@ from .state_schedule import MOST_SLOTS, NoRoomError, StateSchedule, StateSetting
 if TYPE_CHECKING:
     from ..run.checkpoint_folders import RunCheckpoints
     from ..step.step_guard import StepGuard
+    from ..step.update_numbers import UpdateNumbers
 
 
 MOST_FAILURES = 3
@@ -95,10 +96,10 @@ class StateKeeper:
         self.loop.let_go()
         vars(self).clear()
 
-    def applied(self, step: int, rates: tuple[float, ...], gradient: float) -> None:
+    def applied(self, step: int, numbers: UpdateNumbers, gradient: float) -> None:
         """Take note of an update."""
         self.updates += 1
-        self.audit.applied(step, rates, gradient)
+        self.audit.applied(step, numbers, gradient)
 
     def _tell(self, name: str, text: str) -> None:
         self.note(name, text)
@@ -135,7 +136,6 @@ class StateKeeper:
         """Take the state between two steps where it is due; the next step's data must be there already."""
         step = self._step()
         self.schedule.stepped(step, step_time_s)
-        self.audit.step_begins()
         if not is_due:
             return
         began_s = time.perf_counter()

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from .trl_counters import Counters, count_again, generates_for_several_steps, step_counters
+from .update_numbers import UpdateNumbers
 from .window import MicroBatch, Window
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class AppliedStep:
     """Global step after the update."""
     loss: float
     norm: float
-    rates: tuple[float, ...]
-    """Learning rate of each parameter group, cuts included."""
+    numbers: UpdateNumbers
+    """By what each parameter group stepped."""
 
 
 class MakeUp:
@@ -148,9 +149,11 @@ class MakeUp:
             guard.buffers.put_back(window.buffers)
             guard.zero_grad()
             return False
-        rates = tuple(rate * guard.rate_scale.value for rate in window.rates)
-        self.applied.append(AppliedStep(window.step + 1, float(window.loss), float(guard.gate.norm), rates))
-        self._step_at(window.rates)
+        numbers = replace(window.numbers, scale=guard.rate_scale.value)
+        self.applied.append(AppliedStep(window.step + 1, float(window.loss), float(guard.gate.norm), numbers))
+        groups = trainer.optimizer.param_groups
+        with window.numbers.applied(groups), guard.rate_scale.applied(groups):
+            guard.optimizer_step()
         for loss in window.losses:
             guard.loss_sum.add(loss)
         guard.zero_grad()
@@ -164,19 +167,6 @@ class MakeUp:
         micro_batch.random_state.restore()
         with nullcontext() if is_last else trainer.accelerator.no_sync(model=model):
             self.guard.run_micro_batch(model, window, micro_batch, place)
-
-    def _step_at(self, rates: list[float]) -> None:
-        """Take the optimizer step at the learning rates that it would have had."""
-        groups = self.trainer.optimizer.param_groups
-        now = [group["lr"] for group in groups]
-        for group, rate in zip(groups, rates, strict=True):
-            group["lr"] = rate
-        try:
-            with self.guard.rate_scale.applied(groups):
-                self.guard.optimizer_step()
-        finally:
-            for group, rate in zip(groups, now, strict=True):
-                group["lr"] = rate
 
 
 def _nothing_helps(_window: Window) -> bool:

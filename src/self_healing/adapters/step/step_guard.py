@@ -23,11 +23,12 @@ from ...tensors.gate import GradientGate
 from ...tensors.skip import SkippingOptimizer
 from ...tensors.telemetry import TelemetryRing
 from ..engines import engines_of, has_scaler
-from .learning_rate import LearningRateScale, rates_of
+from .learning_rate import LearningRateScale
 from .loss_sum import LossSum
 from .make_up import MakeUp
 from .step_buffers import StepBuffers
 from .step_reading import StepReading
+from .update_numbers import UpdateNumbers
 from .window import MicroBatch, Window
 
 if TYPE_CHECKING:
@@ -72,8 +73,8 @@ class StepGuard:
         """Learning rate of the newest update, cuts included."""
         self._without_loss: set[int] = set()
         """Steps that are not read yet and whose loss nobody has told us."""
-        self._rates: dict[int, tuple[float, ...]] = {}
-        """Of steps that are not read yet: the rates of all groups, cuts included."""
+        self._numbers: dict[int, UpdateNumbers] = {}
+        """Of steps that are not read yet: by what they were made."""
 
     # -- a step --------------------------------------------------------------------------------------
 
@@ -94,8 +95,7 @@ class StepGuard:
         self.judge_if_needed()
         optimizer = self.trainer.optimizer
         groups = optimizer.param_groups
-        window.rates = rates_of(groups)
-        rates = tuple(rate * self.rate_scale.value for rate in window.rates) or (0.0,)
+        window.numbers = UpdateNumbers.of(groups, self.rate_scale.value)
         with nullcontext() if self.rate_scale.value == 1.0 else self.rate_scale.applied(groups):
             if self.gate.is_skipped is False or not self._may_skip():
                 result = step()
@@ -106,8 +106,8 @@ class StepGuard:
         self.ring.push(window.step + 1, self.gate.row)
         if window.loss is None:
             self._without_loss.add(window.step + 1)
-        self.rate = rates[0]
-        self._rates[window.step + 1] = rates
+        self.rate = window.numbers.rate
+        self._numbers[window.step + 1] = window.numbers
         return result
 
     def _may_skip(self) -> bool:
@@ -193,10 +193,10 @@ class StepGuard:
             rows = self.ring.ready()
         for step, values in rows:
             loss, is_sound, is_applied, norm, coefficient, z, found_inf, is_outlier, _typical = values
-            rates = self._rates.pop(step, (self.rate,))
+            numbers = self._numbers.pop(step, UpdateNumbers([self.rate]))
             reading = StepReading(
-                step=step, loss=loss, is_sound=is_sound > 0.5, is_applied=is_applied > 0.5, norm=norm, rate=rates[0],
-                coefficient=coefficient, z=z, is_outlier=is_outlier > 0.5, rates=rates,
+                step=step, loss=loss, is_sound=is_sound > 0.5, is_applied=is_applied > 0.5, norm=norm, rate=numbers.rate,
+                coefficient=coefficient, z=z, is_outlier=is_outlier > 0.5, numbers=numbers,
                 has_loss=step not in self._without_loss,
                 is_routine_overflow=found_inf >= 0.5 and self._is_routine_overflow(loss),
             )  # fmt: skip

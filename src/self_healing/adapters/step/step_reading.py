@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from .update_numbers import UpdateNumbers
+
 
 @dataclass(frozen=True, slots=True)
 class StepReading:
@@ -22,8 +24,8 @@ class StepReading:
     is_outlier: bool
     rate: float
     """That of the first group of parameters."""
-    rates: tuple[float, ...]
-    """Those of all groups, cuts included."""
+    numbers: UpdateNumbers
+    """Those of all groups."""
     is_routine_overflow: bool
     """A GradScaler has skipped the step, and its scale is not yet so small that the gradients are to blame."""
     has_loss: bool = True

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .trl_counters import BeforeGenerating, Counted, Counters
+from .update_numbers import UpdateNumbers
 
 
 @dataclass(slots=True)
@@ -57,8 +58,8 @@ class Window:
     generation: BeforeGenerating | None = None
     """Where a trainer that generates its own data stood before the step."""
     micro_batches: list[MicroBatch] = field(default_factory=list)
-    rates: list[float] = field(default_factory=list)
-    """Learning rate of each parameter group at the update."""
+    numbers: UpdateNumbers = field(default_factory=UpdateNumbers)
+    """By what each parameter group stepped at the update."""
     loss: Any = None
     """Sum of the losses, on the device; not finite where one of them is not."""
     stood: Any = None
