@@ -7,10 +7,13 @@ import math
 import pytest
 
 from self_healing.core.errors import InputError, LedgerError
+from self_healing.core.ledger import Entry
+from self_healing.report.clean import Cleaner
 from self_healing.report.curves import MOST_POINTS, Curve
 from self_healing.report.page import attempts_of, spending_of
 from self_healing.report.paragraph import duration, figures_of, status_of, story_of
 from self_healing.report.run_files import read_run
+from self_healing.report.story import Story
 
 from .recorded_run import record
 from .told_run import Book
@@ -90,6 +93,16 @@ def test_a_real_run_with_returns_is_told(tmp_path):
     assert "in two attempts" in told
     assert any(stretch.is_undone for stretch in run.curves["eval_loss"].stretches())
     assert [row.number for row in attempts_of(run)] == [1, 2]
+
+
+def test_an_update_that_was_left_out_and_trained_after_a_return_is_not_told_as_left_out():
+    plan, result = {"actions": [{"name": "skip-step"}]}, {"action": "skip-step", "status": "done"}
+    told = Story({}, Cleaner())
+    for step in (7, 18):
+        told.take(Entry(1, step, 1, 0.0, step, 0, "outcome", "loss-spike", {"plan": plan, "results": [result]}))
+    assert told.skipped_steps == 2
+    told.take(Entry(1, 19, 1, 0.0, 10, 0, "signal", "returned", {"from_step": 20}))
+    assert told.skipped_steps == 1
 
 
 def test_what_was_not_recorded_is_said(tmp_path):
