@@ -50,6 +50,8 @@ class StateAudit:
         self.buffers = OddBuffers(trainer, note)
         self._earlier: list[Range] = []
         """What each group was trained by up to the state before: the moments that it began with come from there."""
+        self._since: list[Range] = []
+        """The same since that state, as of the last comparison."""
 
     @property
     def found_at(self) -> int | None:
@@ -60,7 +62,7 @@ class StateAudit:
         """Start anew, with another optimizer."""
         self._applied.clear()
         self._before = None
-        self._earlier = []
+        self._earlier, self._since = [], []
         self.buffers.begin()
 
     def now(self) -> dict[str, float]:
@@ -87,7 +89,7 @@ class StateAudit:
         """Return the step of the state before, and what cannot have come from there by training."""
         before, findings = self.compare(step, norms)
         if not findings:  # else the next one is compared with a state that was sound
-            self._earlier = self._ranges(self._updates(before, step))
+            self._earlier = self._since
             self._before = (step, tuple(self._described(norms)))
             self._applied = {each: what for each, what in self._applied.items() if each > step}
         return before, findings
@@ -104,10 +106,14 @@ class StateAudit:
         self, before: tuple[TensorNorm, ...], now: tuple[TensorNorm, ...], steps: tuple[int, int]
     ) -> list[Finding]:
         """Return what neither the largest nor the least numbers explain by which the steps were made."""
-        ranges = self._ranges(self._updates(*steps), self._earlier)
-        most, least = ([each[place] for each in ranges] for place in (1, 0))
+        self._since = self._ranges(self._updates(*steps))
+        ranges = [(since, *self._earlier[number : number + 1]) for number, since in enumerate(self._since)]
+        most = [_each(max, [largest for _, largest in each]) for each in ranges]
         findings = unexplained(before, now, self._between(*steps, most))
-        if not findings or least == most:
+        if not findings:
+            return []
+        least = [_each(min, [smallest for smallest, _ in each]) for each in ranges]
+        if least == most:
             return findings
         others = {finding.name for finding in unexplained(before, now, self._between(*steps, least))}
         return [finding for finding in findings if finding.name in others]
@@ -116,18 +122,15 @@ class StateAudit:
         """Return the updates between two steps."""
         return [what for step, what in self._applied.items() if first < step <= last and what is not None]
 
-    def _ranges(self, updates: Sequence[tuple[UpdateNumbers, float]], earlier: Sequence[Range] = ()) -> list[Range]:
+    def _ranges(self, updates: Sequence[tuple[UpdateNumbers, float]]) -> list[Range]:
         """Return the least and the largest numbers by which each group of now was trained."""
         groups = _that_steps(self.trainer.optimizer).param_groups
         made_by = [UpdateNumbers.of(groups)]
         for numbers, _ in updates:
             if numbers.others != made_by[-1].others and len(numbers.others[0]) == len(groups):  # rarely
                 made_by.append(numbers)
-        found = []
-        for number, habits in enumerate(zip(*(numbers.habits for numbers in made_by), strict=True)):
-            all_of_them = (*habits, *(earlier[number] if number < len(earlier) else ()))
-            found.append((_each(min, all_of_them), _each(max, all_of_them)))
-        return found
+        by_group = zip(*(numbers.habits for numbers in made_by), strict=True)
+        return [(_each(min, habits), _each(max, habits)) for habits in by_group]
 
     def _comes_back(self, step: int, norms: Mapping[str, float], findings: list[Finding]) -> bool:
         """Say whether the same was found when the same steps were trained before: then it is code, and no glitch."""
