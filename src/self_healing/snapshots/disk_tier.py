@@ -52,18 +52,12 @@ class DiskTier:
             promote(folder, verdict)
 
     def saved(self, folder: Path, verdict: StateVerdict, *, has_manifest: bool = False) -> None:
-        """Take note of a checkpoint that is complete.
-
-        One that `has_manifest`, because it got its name with it, is not hashed once more: only its verdict is brought
-        up to date.
-        """
+        """Take note of a checkpoint that is complete; one that `has_manifest`, because it got its name with it, is only followed."""
         step = step_of(folder) or 0
         state = SavedState(key=str(folder), step=step, tier=Tier.DISK, verdict=verdict)
         # What has been deleted needs no verdict, and what was written over has a new one.
         self.states = (*(s for s in self.states if s.key != state.key and Path(s.key).is_dir()), state)
-        if has_manifest:
-            self.writer.promote(folder, verdict)
-        else:
+        if not has_manifest:
             self.writer.request(folder, verdict, step=step)
 
     def resumed(self, folder: Path) -> None:

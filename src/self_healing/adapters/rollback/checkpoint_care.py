@@ -58,6 +58,8 @@ class CheckpointCare:
         self._weights_are_finite = weights_are_finite
         self.audit: Callable[[], StateVerdict | None] = lambda: None
         """Is called for each checkpoint that holds the state of this moment; says what is wrong with that state."""
+        self.finish_writing: Callable[[], None] = lambda: None
+        """Is called before checkpoints are marked: one that is still being written must be known by then."""
         self._is_in_trouble = False
         self._known: StateVerdict | None = None
         self._enters_from: str | None = None
@@ -105,6 +107,8 @@ class CheckpointCare:
     def _suspect(self, cases: Iterable[Case]) -> bool:
         """Mark what holds harmed steps, and whatever is written from now on; say whether anything may have harmed them."""
         harmful = [(case, since) for case in cases if (since := harmed_since(case)) is not None]
+        if harmful:
+            self.finish_writing()
         for case, since in harmful:
             self.disk.incident_opened(case.incident.name, since)
         return bool(harmful)
@@ -177,10 +181,14 @@ class CheckpointCare:
             return self._known
         if not self.together.is_writer:  # who writes it says what is to be thought of it
             return NOT_JUDGED
+        return self.judged_now(is_finite=self._weights_are_finite())
+
+    def judged_now(self, *, is_finite: bool) -> StateVerdict:
+        """Judge the state of this moment, by a look at it and by what this process has seen of the run."""
         found = self.audit()
         # Now, for no step may follow that is judged at its end: a signal or an exception has ended the run.
         self._suspect(self._desk.healer.care.cases)
-        return found or self.disk.judged(int(self.trainer.state.global_step), is_finite=self._weights_are_finite())
+        return found or self.disk.judged(int(self.trainer.state.global_step), is_finite=is_finite)
 
     def was_written(self, folder: Path, verdict: StateVerdict) -> None:
         """Take note of a checkpoint that is whole, whoever has written it."""
