@@ -146,6 +146,14 @@ def test_what_a_stock_trainer_would_resume_from_or_die_of_is_passed_over(harm, r
     assert said[harm] in passed.why
 
 
+def test_what_a_stock_trainer_has_written_over_is_resumed_from_whatever_was_thought_of_it(run):
+    promote(run / "checkpoint-40", StateVerdict(Condition.SICK, "loss-divergence began at step 35"))
+    tiny_trainer(run, max_steps=STEPS, save_strategy="steps", save_steps=10, seed=7).train()
+    chosen = choose(run, finite=True)
+    assert (chosen.step, chosen.passed_over, chosen.checked.verified) == (40, (), False)
+    assert "its manifest is of older files" in str(chosen)
+
+
 def test_a_late_verdict_does_not_make_the_trainer_delete_the_wrong_checkpoint(run):
     from transformers.trainer_utils import rotate_checkpoints
 

@@ -22,12 +22,23 @@ from .file_checks import (
     shards_of,
     why_no_file,
 )
-from .manifest import BESIDE, FolderChangingError, Manifest, ManifestError, mark_of, read_manifest, step_of
+from .manifest import (
+    BESIDE,
+    STATE,
+    FolderChangingError,
+    Manifest,
+    ManifestError,
+    manifest_of_now,
+    mark_of,
+    read_manifest,
+    step_of,
+)
 from .sharded_index import SHARDED, not_finite_in_shards, sharded_problems
 from .verdicts import NOT_JUDGED, StateVerdict
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
            "adapter_model.safetensors", "adapter_model.bin")  # fmt: skip
+WRITTEN_OVER = "its manifest is of older files, which were written over by what writes none"
 PLACE = "healing_place.json"
 """Where the data of a loop stood; what `guard()` has written holds it."""
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -91,7 +102,9 @@ def check(
     try:
         if not folder.is_dir():
             return Checked(path=folder, step=step, problems=("there is no such folder",))
-        manifest = read_manifest(folder)
+        manifest = manifest_of_now(folder)
+        if manifest is None and read_manifest(folder) is not None:
+            remarks.append(WRITTEN_OVER)
     except (ManifestError, OSError) as error:
         problems.append(str(error))
     try:
@@ -169,13 +182,31 @@ def _differences(folder: Path, manifest: Manifest, *, thorough: bool) -> list[tu
 def differs_beside(folder: Path) -> str | None:
     """Say what is wrong with what we have put beside a checkpoint, by its manifest; None where nothing is known of it."""
     try:
-        manifest = read_manifest(folder)
+        manifest = manifest_of_now(folder)
+        if manifest is None:
+            return WRITTEN_OVER if read_manifest(folder) is not None else None
     except (ManifestError, OSError):
         return None
-    if manifest is None:
-        return None
-    ours = replace(manifest, step=None, files={name: manifest.files[name] for name in BESIDE & manifest.files.keys()})
-    return "; ".join(told for _, told in _differences(folder, ours, thorough=True)) or None
+    return "; ".join(_differences_among(folder, manifest, BESIDE)) or None
+
+
+def _differences_among(folder: Path, manifest: Manifest, names: Collection[str]) -> list[str]:
+    some = {name: mark for name, mark in manifest.files.items() if name in names}
+    return [told for _, told in _differences(folder, replace(manifest, step=None, files=some), thorough=True)]
+
+
+def problems_of_weights(folder: Path) -> tuple[str, ...]:
+    """Say why the weights of a checkpoint are not to be loaded, whatever else of it is there."""
+    try:
+        looked = _Look(folder, frozenset(), thorough=False)
+        problems = list(looked.weights_problems())
+        manifest = manifest_of_now(folder)
+        problems += () if manifest is None else _differences_among(folder, manifest, looked.needed)
+    except ManifestError as error:
+        return (str(error),)
+    except OSError as error:
+        return (f"it cannot be read: {error.strerror or error}",)
+    return _said_once(problems)
 
 
 def refused_files(folder: Path) -> list[str]:
@@ -229,9 +260,9 @@ class _Look:
 
     def state_problems(self, step: int | None) -> Iterator[str]:
         """Look at `trainer_state.json`, which a Trainer writes last."""
-        self._need(self.folder / "trainer_state.json")
+        self._need(self.folder / STATE)
         try:
-            state = read_json(self.folder / "trainer_state.json")
+            state = read_json(self.folder / STATE)
         except ValueError as error:
             yield str(error)
             return

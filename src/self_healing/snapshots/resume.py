@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from ..core.errors import ConfigError
 from .checkpoint_check import Checked, check, refused_files
-from .manifest import step_of
+from .manifest import STATE, step_of
 
 AUTO = "auto"
 
@@ -135,7 +135,7 @@ def must_load(chosen: Chosen) -> Chosen:
 def written_s(folder: Path) -> float:
     """Return when a checkpoint was written, by the file that a Trainer writes last."""
     try:
-        return (folder / "trainer_state.json").stat().st_mtime
+        return (folder / STATE).stat().st_mtime
     except OSError:  # it is looked at more closely elsewhere
         return math.inf
 
@@ -176,7 +176,7 @@ def resolve(
     checked = check(folder, model_only=model_only)
     problems = checked.problems or tuple(refused_files(folder))
     if problems:
-        is_another = bool(writer) and folder.is_dir() and not (folder / "trainer_state.json").exists()
+        is_another = bool(writer) and folder.is_dir() and not (folder / STATE).exists()
         why = f"it is no checkpoint of {writer}" if is_another else "; ".join(problems)
         raise ConfigError(
             f"{key}={str(wanted)!r} cannot be resumed from: {why}. "

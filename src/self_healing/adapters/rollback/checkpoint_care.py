@@ -198,6 +198,9 @@ class CheckpointCare:
     def _save(self, save: Callable[[], Any], folder: Path, verdict: StateVerdict) -> Any:
         is_sick = verdict.is_sick
         with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble or is_sick):
+            if self.together.is_writer:
+                # A loop puts a whole folder into the place of another.
+                self.disk.marked_first(folder, verdict, writes_over=not hasattr(self.trainer, "write_place"))
             if self._writes_beside():
                 step = int(self.trainer.state.global_step)
                 # More is known by now than at an earlier moment whose state is written.
@@ -205,11 +208,10 @@ class CheckpointCare:
                 guard = GuardState.for_a_file(self._guard) if is_of_now else None
                 history = self._desk.healer.history.state_dict() if is_of_now else None
                 accumulation = int(self.trainer.args.gradient_accumulation_steps)
-                self.disk.marked_first(folder, verdict)
                 write_beside(folder, step, counts_of(self.trainer), guard, history, accumulation=accumulation)
             with self._not_pushed(where=is_sick):
                 result = save()
-            if self._writes_beside():
+            if self.together.is_writer:
                 remove_where_alone(folder)
         if folder.is_dir() and self.together.is_writer:
             self.was_written(folder, verdict)
