@@ -225,6 +225,24 @@ def test_a_guarded_training_resumes_from_what_can_be_trusted_and_says_so(wanted,
     assert "optimizer.pt" in told
 
 
+def test_a_rate_that_is_a_number_of_numpy_keeps_no_run_from_going_on(tmp_path):
+    import numpy as np
+    import torch
+
+    from self_healing import SelfHealingTrainer
+
+    def trained(folder, steps, resume=None):
+        trainer = tiny_trainer(folder, max_steps=steps, save_strategy="steps", save_steps=4)
+        trainer.create_optimizer()
+        trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: np.cos(step / 100))
+        SelfHealingTrainer(trainer).train(resume_from_checkpoint=resume)
+        return list(trainer.model.parameters())
+
+    trained(tmp_path / "run", 4)
+    resumed, clean = trained(tmp_path / "run", 6, "auto"), trained(tmp_path / "clean", 6)
+    assert all(torch.equal(a, b) for a, b in zip(resumed, clean, strict=True))
+
+
 @pytest.mark.parametrize("is_hashed", [True, False])
 def test_a_file_that_torch_refuses_to_load_is_said_in_our_words_or_passed_over(is_hashed, run):
     import torch

@@ -46,7 +46,8 @@ _ENGINE_OPTIMIZER = re.compile(r"optimizer\.bin|optimizer_\d+|rank\d+-of-\d+-opt
 _ENGINE_WEIGHTS = re.compile(r"pytorch_model_fsdp.*")
 _DEEPSPEED = re.compile(r"global_step\d+")
 _RNG = re.compile(r"rng_state(_\d+)?\.pth")
-_LOADED = ("optimizer.pt", "scheduler.pt", "scaler.pt")
+LOADED = frozenset({"optimizer.pt", "scheduler.pt", "scaler.pt", "also.pt"})
+"""What a resume loads beside the weights and random numbers; the last is what a loop has named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,14 +210,14 @@ def problems_of_weights(folder: Path) -> tuple[str, ...]:
     return _said_once(problems)
 
 
-def refused_files(folder: Path) -> list[str]:
+def refused_files(folder: Path, among: Collection[str] | None = None) -> list[str]:
     """Say which files that a resume loads beside the weights torch refuses to load, and why; needs torch."""
     is_of_a_loop = (folder / PLACE).exists()  # which holds plain values where a Trainer has arrays
     names = sorted(path.name for path in folder.iterdir())
     told = (
         problem_of_pickle(folder / name, holds_arrays=_RNG.fullmatch(name) is not None and not is_of_a_loop)
         for name in names
-        if name in _LOADED or _RNG.fullmatch(name)
+        if (name in LOADED or _RNG.fullmatch(name)) and (among is None or name in among)
     )
     return [problem for problem in told if problem is not None]
 

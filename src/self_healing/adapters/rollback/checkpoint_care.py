@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.failure import FailureType
 from ...core.lifecycle import Case
-from ...snapshots.checkpoint_check import check
+from ...snapshots.checkpoint_check import LOADED, check, refused_files
 from ...snapshots.disk_tier import DiskTier
+from ...snapshots.file_checks import numbers_allowed
 from ...snapshots.manifest_writer import ManifestWriter
 from ...snapshots.verdicts import NOT_JUDGED, StateVerdict
 from ..disk_trouble import in_words, is_trouble_with_the_disk
@@ -61,15 +62,19 @@ class CheckpointCare:
         self.finish_writing: Callable[[], None] = lambda: None
         """Is called before checkpoints are marked: one that is still being written must be known by then."""
         self._is_in_trouble = False
+        self._was_tried = False
+        """Whether the first checkpoint of this training was looked at for what torch would refuse to load."""
         self._known: StateVerdict | None = None
         self._enters_from: str | None = None
         self._entered = 0
         """How often training was entered."""
 
     def attach(self, wrapping: Wrapping) -> None:
-        """Replace `_save_checkpoint`; it is the original again when `wrapping` is restored."""
+        """Replace what saves and loads; all is the original again when `wrapping` is restored."""
         if hasattr(self.trainer, "_save_checkpoint"):  # what is done without it is said in `relied_on`
             wrapping.wrap(self.trainer, "_save_checkpoint", self._around_save)
+        if hasattr(self.trainer, "_load_optimizer_and_scheduler"):  # likewise
+            wrapping.wrap(self.trainer, "_load_optimizer_and_scheduler", _with_numbers)
 
     def close(self) -> None:
         """Wait for the manifests, within reason."""
@@ -194,6 +199,15 @@ class CheckpointCare:
         """Take note of a checkpoint that is whole, whoever has written it."""
         self.together.is_written(folder)
         self.disk.saved(folder, verdict)
+        refused = [] if self._was_tried else refused_files(folder, LOADED)
+        self._was_tried = True
+        if refused:  # now, and not when the run is to be gone on with
+            self._desk.note(
+                "cannot-be-resumed",
+                f"{folder.name} is written and cannot be resumed from, as none can that holds the same: "
+                f"{'; '.join(refused)}. Keep tensors, numbers, text and lists of them in what is saved",
+                level=logging.ERROR,
+            )
 
     def _save(self, save: Callable[[], Any], folder: Path, verdict: StateVerdict) -> Any:
         is_sick = verdict.is_sick
@@ -269,3 +283,11 @@ class CheckpointCare:
                 actions=("alert", "retry-later"), said=said, step=step, helped=was_written,
             )
         )  # fmt: skip
+
+
+def _with_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def load(*args: Any, **kwargs: Any) -> Any:
+        with numbers_allowed():
+            return original(*args, **kwargs)
+
+    return load
