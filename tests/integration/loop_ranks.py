@@ -227,6 +227,7 @@ def _train(args: argparse.Namespace) -> None:
         return nn.functional.cross_entropy(model(batch[0]), batch[1])
 
     losses: list[float] = []
+    reached = 0
     if args.bare:
         steps = train_bare(args, model, optimizer, scheduler, sampler, loader, loss_fn)
     else:
@@ -248,6 +249,9 @@ def _train(args: argparse.Namespace) -> None:
             for epoch in range(EPOCHS):
                 sampler.set_epoch(epoch)
                 for batch in run.batches(loader):
+                    if run.step_number < reached:  # what was written of steps that are undone is written once more
+                        (out / f"thought-{rank}.json").write_text(json.dumps(thought_of_checkpoints(out)))
+                    reached = run.step_number
                     if is_here and args.fault in BETWEEN and run.step_number == args.at and not mark.exists():
                         mark.touch()
                         spoil(model, args.fault)
@@ -261,6 +265,12 @@ def _train(args: argparse.Namespace) -> None:
             steps, figures = run.step_number, run.figures()
     told = {"weights": full(net.state_dict()), "steps": steps, "losses": losses, "world": world}
     torch.save(told if args.bare else {**told, "figures": figures}, out / f"rank-{rank}.pt")
+
+
+def thought_of_checkpoints(folder: Path) -> dict[str, str]:
+    """Return the verdict in the manifest of each checkpoint."""
+    manifests = folder.glob("checkpoint-*/healing_manifest.json")
+    return {path.parent.name: json.loads(path.read_text())["verdict"]["condition"] for path in manifests}
 
 
 def train_bare(args, model, optimizer, scheduler, sampler, loader, loss_fn) -> int:  # noqa: PLR0917

@@ -13,6 +13,7 @@ from self_healing.drills.fault import on_training_forward, with_loss_times
 from self_healing.drills.tiny_training import tiny_trainer
 
 from .test_returning import find_session
+from .test_sick_checkpoints import at
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 BEST = {
@@ -132,6 +133,28 @@ def test_a_sick_checkpoint_does_not_become_the_result_of_a_run(other, tmp_path):
     else:
         assert "no other is left: the weights stay as they were trained last" in told
         assert not holds_weights_of(trainer, tmp_path / "checkpoint-50")
+
+
+@pytest.mark.parametrize("damage", ["flipped", "cut"])
+def test_a_damaged_checkpoint_does_not_become_the_result_of_a_run_and_does_not_end_it(damage, tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=12, **{**BEST, "greater_is_better": True})
+
+    def harm(_model):
+        (session,) = find_session(trainer)
+        assert session.checkpoints.disk.close(60), "it is hashed"
+        path = tmp_path / "checkpoint-5" / "model.safetensors"
+        if damage == "cut":
+            os.truncate(path, 5000)
+        else:
+            path.write_bytes(path.read_bytes()[:-1] + b"\x55")
+
+    trainer.add_callback(at("on_step_end", 11, harm))
+    SelfHealingTrainer(trainer).train()
+    (told,) = notes(tmp_path, "best-checkpoint-passed-over")
+    assert told.startswith("checkpoint-5, the best checkpoint by what was measured, is damaged (model.safetensors ")
+    assert told.endswith("of those that are left checkpoint-10 is the best")
+    assert Path(trainer.state.best_model_checkpoint).name == "checkpoint-10"
+    assert holds_weights_of(trainer, tmp_path / "checkpoint-10")
 
 
 def delete_at(step, folder):

@@ -13,6 +13,8 @@ KINDS = ("ddp", "fsdp2")
 IN_PLACE = ("nan", "record", "jump", "weight")
 """What is healed without any process being started again."""
 AT_THE_END = ("jump", "weight")
+SAVED = {"jump": ("--save-every", "5")}
+"""The jump comes before step 15, and that step is saved."""
 STEPS = 36
 
 
@@ -28,7 +30,7 @@ def together(tmp_path_factory):
     for kind in KINDS:
         jobs.append(job(folder / f"{kind}-bare", kind, "", "--bare", "--count"))
         jobs.append(job(folder / f"{kind}-clean", kind, "", "--count"))
-        jobs += [job(folder / f"{kind}-{fault}", kind, fault) for fault in IN_PLACE]
+        jobs += [job(folder / f"{kind}-{fault}", kind, fault, *SAVED.get(fault, ())) for fault in IN_PLACE]
         jobs += [job(folder / f"{kind}-{fault}-last", kind, fault, "--at", str(STEPS - 2)) for fault in AT_THE_END]
     jobs += [
         job(folder / "ddp-oom-forward", "ddp", "oom-forward"),
@@ -85,6 +87,13 @@ def test_a_fault_on_one_rank_is_healed_by_all_at_the_same_step(together, kind, f
 def test_weights_that_no_training_has_made_are_returned_from_by_all(together, kind, fault):
     told = results(together / f"{kind}-{fault}")
     assert [each["figures"]["healing/rollbacks"] for each in told] == [1, 1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_of_harmed_weights_is_marked_before_all_return(together, kind):
+    for rank in (0, 1):
+        thought = json.loads((together / f"{kind}-jump" / f"thought-{rank}.json").read_text())
+        assert thought == {"checkpoint-5": "intact", "checkpoint-10": "intact", "checkpoint-15": "sick"}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -93,6 +94,42 @@ def test_what_torch_refuses_to_load_is_said_in_our_words_where_it_was_written_so
     with pytest.raises(ConfigError, match=rf"{re.escape(DAMAGED['optimizer'])}.* Name another") as told:
         left_after(7, tmp_path, resume="auto")
     assert "weights_only" not in str(told.value)
+
+
+class Kept:
+    """Something of the user's that is saved with the loop."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def state_dict(self):
+        return {"value": self.value}
+
+    def load_state_dict(self, state):
+        self.value = state["value"]
+
+
+def test_numbers_of_numpy_are_loaded_again(tmp_path):
+    """A rate that comes from an array is one of them, and all checkpoints of such a loop were refused."""
+
+    def sets_rate(run, _net):
+        for group in run._session.trainer.optimizer.param_groups:
+            group["lr"] = np.linspace(1e-2, 1e-3, 20)[run.step_number]
+
+    left_after(6, tmp_path, save_every=3, each=sets_rate, also=(Kept({"best": np.float32(0.5), "all": np.arange(3)}),))
+    assert notes(tmp_path, "cannot-be-resumed") == []
+    kept = Kept(None)
+    left_after(7, tmp_path, resume=str(tmp_path / "checkpoint-3"), also=(kept,))
+    assert kept.value["best"] == np.float32(0.5)
+
+
+def test_the_first_checkpoint_that_nothing_could_go_on_from_is_told_of_at_once(tmp_path):
+    left_after(6, tmp_path, save_every=3, also=(Kept(Custom()),))
+    (told,) = notes(tmp_path, "cannot-be-resumed")
+    assert told.startswith("checkpoint-3 is written and cannot be resumed from")
+    assert "also.pt was not unpickled, for it holds more than tensors and plain values" in told
+    with pytest.raises(ConfigError, match=r"also\.pt was not unpickled"):
+        left_after(7, tmp_path, resume="auto", also=(Kept(None),))
 
 
 def test_a_checkpoint_of_broken_weights_is_written_where_it_is_asked_for_and_else_not(tmp_path):

@@ -146,6 +146,14 @@ def test_what_a_stock_trainer_would_resume_from_or_die_of_is_passed_over(harm, r
     assert said[harm] in passed.why
 
 
+def test_what_a_stock_trainer_has_written_over_is_resumed_from_whatever_was_thought_of_it(run):
+    promote(run / "checkpoint-40", StateVerdict(Condition.SICK, "loss-divergence began at step 35"))
+    tiny_trainer(run, max_steps=STEPS, save_strategy="steps", save_steps=10, seed=7).train()
+    chosen = choose(run, finite=True)
+    assert (chosen.step, chosen.passed_over, chosen.checked.verified) == (40, (), False)
+    assert "its manifest is of older files" in str(chosen)
+
+
 def test_a_late_verdict_does_not_make_the_trainer_delete_the_wrong_checkpoint(run):
     from transformers.trainer_utils import rotate_checkpoints
 
@@ -215,6 +223,24 @@ def test_a_guarded_training_resumes_from_what_can_be_trusted_and_says_so(wanted,
     assert told.startswith("checkpoint-20 is resumed from")
     assert "checkpoint-40" in told
     assert "optimizer.pt" in told
+
+
+def test_a_rate_that_is_a_number_of_numpy_keeps_no_run_from_going_on(tmp_path):
+    import numpy as np
+    import torch
+
+    from self_healing import SelfHealingTrainer
+
+    def trained(folder, steps, resume=None):
+        trainer = tiny_trainer(folder, max_steps=steps, save_strategy="steps", save_steps=4)
+        trainer.create_optimizer()
+        trainer.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(trainer.optimizer, lambda step: np.cos(step / 100))
+        SelfHealingTrainer(trainer).train(resume_from_checkpoint=resume)
+        return list(trainer.model.parameters())
+
+    trained(tmp_path / "run", 4)
+    resumed, clean = trained(tmp_path / "run", 6, "auto"), trained(tmp_path / "clean", 6)
+    assert all(torch.equal(a, b) for a, b in zip(resumed, clean, strict=True))
 
 
 @pytest.mark.parametrize("is_hashed", [True, False])

@@ -17,6 +17,7 @@ from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import updates, weights
 from self_healing.report.postmortem import read_postmortem
 from self_healing.snapshots.manifest import read_manifest
+from self_healing.snapshots.resume import choose
 
 from .test_trainer_interrupts import send_at
 
@@ -126,6 +127,21 @@ def test_what_safetensors_says_of_a_file_that_may_not_grow_is_trouble_with_the_d
     assert not isinstance(refused.value, OSError)
     assert is_trouble_with_the_disk(refused.value)
     assert not is_trouble_with_the_disk(RuntimeError("no such thing (os error 2)"))
+
+
+def test_an_older_checkpoint_that_could_only_be_written_over_in_part_is_resumed_from_no_longer(tmp_path):
+    """It had no manifest: each of its files is whole, and the weights are another run's than the optimizer."""
+    tiny_trainer(tmp_path, **{**SAVING, "max_steps": 4}).train()
+    trainer = tiny_trainer(tmp_path, **{**SAVING, "max_steps": 4}, seed=7)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / "checkpoint-4" / "model.safetensors").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 4096, limits[1]))  # of the optimizer there is twice as much
+    try:
+        SelfHealingTrainer(trainer).train()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (passed,) = choose(tmp_path).passed_over
+    assert passed.why.startswith("it is marked sick: it was being written over, and that has not come to its end")
 
 
 def test_a_run_that_is_asked_to_end_and_cannot_be_saved_does_not_say_that_it_is(full_disk):

@@ -105,6 +105,12 @@ RELIED_ON = (
     ),
     ReliedOn(
         "trainer",
+        "_load_optimizer_and_scheduler",
+        "to resume with a rate that is a number of numpy",
+        "such a checkpoint is refused by torch",
+    ),
+    ReliedOn(
+        "trainer",
         "_save",
         "to save through the CPU where memory runs out",
         "a save that runs out of memory fails as it would without us",

@@ -22,12 +22,23 @@ from .file_checks import (
     shards_of,
     why_no_file,
 )
-from .manifest import BESIDE, FolderChangingError, Manifest, ManifestError, mark_of, read_manifest, step_of
+from .manifest import (
+    BESIDE,
+    STATE,
+    FolderChangingError,
+    Manifest,
+    ManifestError,
+    manifest_of_now,
+    mark_of,
+    read_manifest,
+    step_of,
+)
 from .sharded_index import SHARDED, not_finite_in_shards, sharded_problems
 from .verdicts import NOT_JUDGED, StateVerdict
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin", "pytorch_model.bin.index.json",
            "adapter_model.safetensors", "adapter_model.bin")  # fmt: skip
+WRITTEN_OVER = "its manifest is of older files, which were written over by what writes none"
 PLACE = "healing_place.json"
 """Where the data of a loop stood; what `guard()` has written holds it."""
 _ADAPTERS = ("adapter_model.safetensors", "adapter_model.bin")
@@ -35,7 +46,8 @@ _ENGINE_OPTIMIZER = re.compile(r"optimizer\.bin|optimizer_\d+|rank\d+-of-\d+-opt
 _ENGINE_WEIGHTS = re.compile(r"pytorch_model_fsdp.*")
 _DEEPSPEED = re.compile(r"global_step\d+")
 _RNG = re.compile(r"rng_state(_\d+)?\.pth")
-_LOADED = ("optimizer.pt", "scheduler.pt", "scaler.pt")
+LOADED = frozenset({"optimizer.pt", "scheduler.pt", "scaler.pt", "also.pt"})
+"""What a resume loads beside the weights and random numbers; the last is what a loop has named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +103,9 @@ def check(
     try:
         if not folder.is_dir():
             return Checked(path=folder, step=step, problems=("there is no such folder",))
-        manifest = read_manifest(folder)
+        manifest = manifest_of_now(folder)
+        if manifest is None and read_manifest(folder) is not None:
+            remarks.append(WRITTEN_OVER)
     except (ManifestError, OSError) as error:
         problems.append(str(error))
     try:
@@ -169,23 +183,41 @@ def _differences(folder: Path, manifest: Manifest, *, thorough: bool) -> list[tu
 def differs_beside(folder: Path) -> str | None:
     """Say what is wrong with what we have put beside a checkpoint, by its manifest; None where nothing is known of it."""
     try:
-        manifest = read_manifest(folder)
+        manifest = manifest_of_now(folder)
+        if manifest is None:
+            return WRITTEN_OVER if read_manifest(folder) is not None else None
     except (ManifestError, OSError):
         return None
-    if manifest is None:
-        return None
-    ours = replace(manifest, step=None, files={name: manifest.files[name] for name in BESIDE & manifest.files.keys()})
-    return "; ".join(told for _, told in _differences(folder, ours, thorough=True)) or None
+    return "; ".join(_differences_among(folder, manifest, BESIDE)) or None
 
 
-def refused_files(folder: Path) -> list[str]:
+def _differences_among(folder: Path, manifest: Manifest, names: Collection[str]) -> list[str]:
+    some = {name: mark for name, mark in manifest.files.items() if name in names}
+    return [told for _, told in _differences(folder, replace(manifest, step=None, files=some), thorough=True)]
+
+
+def problems_of_weights(folder: Path) -> tuple[str, ...]:
+    """Say why the weights of a checkpoint are not to be loaded, whatever else of it is there."""
+    try:
+        looked = _Look(folder, frozenset(), thorough=False)
+        problems = list(looked.weights_problems())
+        manifest = manifest_of_now(folder)
+        problems += () if manifest is None else _differences_among(folder, manifest, looked.needed)
+    except ManifestError as error:
+        return (str(error),)
+    except OSError as error:
+        return (f"it cannot be read: {error.strerror or error}",)
+    return _said_once(problems)
+
+
+def refused_files(folder: Path, among: Collection[str] | None = None) -> list[str]:
     """Say which files that a resume loads beside the weights torch refuses to load, and why; needs torch."""
     is_of_a_loop = (folder / PLACE).exists()  # which holds plain values where a Trainer has arrays
     names = sorted(path.name for path in folder.iterdir())
     told = (
         problem_of_pickle(folder / name, holds_arrays=_RNG.fullmatch(name) is not None and not is_of_a_loop)
         for name in names
-        if name in _LOADED or _RNG.fullmatch(name)
+        if (name in LOADED or _RNG.fullmatch(name)) and (among is None or name in among)
     )
     return [problem for problem in told if problem is not None]
 
@@ -229,9 +261,9 @@ class _Look:
 
     def state_problems(self, step: int | None) -> Iterator[str]:
         """Look at `trainer_state.json`, which a Trainer writes last."""
-        self._need(self.folder / "trainer_state.json")
+        self._need(self.folder / STATE)
         try:
-            state = read_json(self.folder / "trainer_state.json")
+            state = read_json(self.folder / STATE)
         except ValueError as error:
             yield str(error)
             return

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from .manifest import ManifestError, promote, read_manifest, step_of
+from .manifest import ManifestError, manifest_of_now, mark, promote, read_manifest, step_of
 from .manifest_writer import ManifestWriter
 from .verdicts import (
+    HALF_WRITTEN,
     OpenIncident,
     SavedState,
     StateVerdict,
@@ -40,36 +42,40 @@ class DiskTier:
         norms = None if is_finite is None else {"weights": 1.0 if is_finite else math.nan}
         return verdict_when_taken(step, norms=norms, open_incident=self._open)
 
-    def marked_first(self, folder: Path, verdict: StateVerdict) -> None:
-        """Mark the folder of a sick state before anything else is in it; one that is there holds other weights yet.
+    def marked_first(self, folder: Path, verdict: StateVerdict, *, writes_over: bool = False) -> None:
+        """Mark the folder of a sick state before anything else is in it.
+
+        One that is there holds other weights yet. Where its files are written over one by one, it has a mark meanwhile, if
+        its manifest does not tell the mixture from a checkpoint; and it counts as new for whoever deletes the oldest.
 
         Raises:
             OSError: it cannot be written.
 
         """
-        if verdict.is_sick and not folder.exists():
-            folder.mkdir(parents=True)
-            promote(folder, verdict)
+        if not folder.exists():
+            if verdict.is_sick:
+                folder.mkdir(parents=True)
+                promote(folder, verdict)
+        elif writes_over:
+            self.writer.is_written_over(folder)
+            if verdict.is_sick or not _is_told_of(folder):
+                mark(folder, verdict if verdict.is_sick else HALF_WRITTEN)
+            with suppress(OSError):  # the folder is somebody else's
+                os.utime(folder)
 
     def saved(self, folder: Path, verdict: StateVerdict, *, has_manifest: bool = False) -> None:
-        """Take note of a checkpoint that is complete.
-
-        One that `has_manifest`, because it got its name with it, is not hashed once more: only its verdict is brought
-        up to date.
-        """
+        """Take note of a checkpoint that is complete; one that `has_manifest`, because it got its name with it, is only followed."""
         step = step_of(folder) or 0
         state = SavedState(key=str(folder), step=step, tier=Tier.DISK, verdict=verdict)
         # What has been deleted needs no verdict, and what was written over has a new one.
         self.states = (*(s for s in self.states if s.key != state.key and Path(s.key).is_dir()), state)
-        if has_manifest:
-            self.writer.promote(folder, verdict)
-        else:
+        if not has_manifest:
             self.writer.request(folder, verdict, step=step)
 
     def resumed(self, folder: Path) -> None:
         """Go on judging a checkpoint of an earlier process: the healthy steps to come speak for it."""
         try:
-            manifest = read_manifest(folder)
+            manifest = manifest_of_now(folder)
         except ManifestError:
             return
         step = step_of(folder)
@@ -107,3 +113,11 @@ class DiskTier:
             if new.verdict != old.verdict:
                 self.writer.promote(Path(new.key), new.verdict)
         self.states = states
+
+
+def _is_told_of(folder: Path) -> bool:
+    """Say whether a manifest tells files that were written over from those that it lists; one that nobody can read does."""
+    try:
+        return read_manifest(folder) is not None
+    except ManifestError:
+        return True

@@ -141,7 +141,7 @@ def problem_of_pickle(path: Path, *, holds_arrays: bool) -> str | None:
 
     Args:
         path: The file, whose structure is fine.
-        holds_arrays: Arrays of numpy are no reason, as in the random states that a Trainer writes and reads.
+        holds_arrays: It does by design, as the random states that a Trainer writes and reads.
 
     """
     from pickle import UnpicklingError  # noqa: PLC0415  # only its error
@@ -151,7 +151,7 @@ def problem_of_pickle(path: Path, *, holds_arrays: bool) -> str | None:
     if holds_arrays and not hasattr(torch.serialization, "safe_globals"):  # before torch 2.5 nobody can say
         return None
     try:
-        with _arrays_allowed() if holds_arrays else nullcontext():
+        with numbers_allowed():
             torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     except UnpicklingError as error:
         return why_refused(path, error)
@@ -167,13 +167,18 @@ def why_refused(path: Path, error: Exception) -> str:
     return f"{path.name} was not unpickled, for it holds more than tensors and plain values{what} or is damaged"
 
 
-def _arrays_allowed() -> AbstractContextManager[None]:
+def numbers_allowed() -> AbstractContextManager[None]:
+    """Have torch load numbers and arrays of numpy inside the block: a rate may be one, and nothing in them is run."""
     import numpy as np  # noqa: PLC0415
     import torch  # noqa: PLC0415
 
-    core = getattr(np, "_core", None) or np.core
-    kinds = [core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]  # noqa: SLF001
-    allowed: AbstractContextManager[None] = torch.serialization.safe_globals(kinds)
+    if not hasattr(torch.serialization, "safe_globals"):  # before torch 2.5
+        return nullcontext()
+    arrays = (getattr(np, "_core", None) or np.core).multiarray
+    kinds = {type(np.dtype(code)) for code in np.typecodes["All"] if code not in "OVMm"}
+    allowed: AbstractContextManager[None] = torch.serialization.safe_globals(
+        [arrays._reconstruct, arrays.scalar, np.ndarray, np.dtype, *kinds]  # noqa: SLF001
+    )
     return allowed
 
 

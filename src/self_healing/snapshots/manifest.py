@@ -28,11 +28,15 @@ from .verdicts import NOT_JUDGED, Condition, StateVerdict
 
 FILE_NAME = "healing_manifest.json"
 VERSION = 1
+STATE = "trainer_state.json"
+"""What is written last into a checkpoint."""
 BESIDE = frozenset({"healing_state.json", "healing_state.safetensors"})
 """What we put beside a trainer's own files: a resume without it is a stock one, and no reason to lose a checkpoint."""
 
 _CHUNK = 1 << 20  # the longest time another thread waits for the interpreter's lock: about 0.2 ms of hashing
 _LONGEST = 64 << 20
+_TRAINED = ("model", "pytorch_model", "adapter_model", "optimizer")
+"""How the names of files begin that are never the same in two trainings."""
 _FOLDER_NAME = re.compile(r"checkpoint-(\d+)")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
 # A pipe under the name of a file must not be waited for.
@@ -132,8 +136,11 @@ def describe(folder: Path, verdict: StateVerdict, *, step: int | None = None) ->
         raise FolderChangingError(f"{error.filename} has gone") from error
     if left != set(files):
         raise FolderChangingError(f"files come and go: {', '.join(sorted(left ^ set(files))[:3])}")
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    return Manifest(step=step if step is not None else step_of(folder), created=now, files=files, verdict=verdict)
+    return Manifest(step=step if step is not None else step_of(folder), created=_now(), files=files, verdict=verdict)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def _names_in(folder: Path) -> Iterator[str]:
@@ -173,6 +180,47 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{FILE_NAME} is damaged: {error}") from error
+
+
+def manifest_of_now(folder: Path) -> Manifest | None:
+    """Return the manifest of what a folder holds; None where it has none, or one of files that were written over since.
+
+    Whoever trains without us writes over a checkpoint and leaves our manifest in it: to go by that would be to refuse one
+    that is whole. What is written last is newer than the manifest then, and more than one file is another one. The times
+    alone would not do, for a copy of a folder has others; neither would one file, which may be damaged.
+
+    Raises:
+        ManifestError: there is one that cannot be read or understood.
+
+    """
+    manifest = read_manifest(folder)
+    if manifest is None:
+        return None
+    try:
+        is_older = (folder / STATE).stat().st_mtime_ns > (folder / FILE_NAME).stat().st_mtime_ns
+        return None if is_older and _was_written_over(folder, manifest) else manifest
+    except OSError:  # what is missing is for others to tell
+        return manifest
+
+
+def _was_written_over(folder: Path, manifest: Manifest) -> bool:
+    """Say whether a trained file is another one, and not it alone; the smallest of them decides."""
+    others = 0
+    for name, mark in sorted(manifest.files.items(), key=lambda each: each[1].size):
+        path = folder / name
+        if name in BESIDE or not path.is_file():
+            continue
+        is_trained = path.name.startswith(_TRAINED)
+        try:
+            is_other = path.stat().st_size != mark.size or mark_of(path) != mark
+        except FolderChangingError:
+            return False
+        if is_trained and not is_other:
+            return False
+        others += is_other
+        if is_trained and others > 1:
+            return True
+    return False
 
 
 def _parsed(data: object) -> Manifest:
@@ -261,14 +309,24 @@ def promote(folder: Path, verdict: StateVerdict) -> bool:
     """
     manifest = read_manifest(folder)
     if manifest is None:
-        if not verdict.is_sick:
-            return False
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        manifest = Manifest(step=step_of(folder), created=now)
+        if verdict.is_sick:
+            mark(folder, verdict)
+        return verdict.is_sick
     if manifest.verdict.is_sick:
         return verdict.is_sick
     write_manifest(folder, replace(manifest, verdict=verdict))
     return True
+
+
+def mark(folder: Path, verdict: StateVerdict) -> None:
+    """Put a manifest in place that lists no files: what is thought of the folder holds whatever becomes of them.
+
+    Raises:
+        OSError: it cannot be written.
+        FolderChangingError: the folder has gone.
+
+    """
+    write_manifest(folder, Manifest(step=step_of(folder), created=_now(), verdict=verdict))
 
 
 def withdraw(folder: Path) -> None:

@@ -33,6 +33,8 @@ class _Job:
     verdict: StateVerdict
     is_hashed: bool
     """False where only the verdict of a manifest changes."""
+    is_void: bool = False
+    """The folder is written over: what is read of it while this is done is of no checkpoint."""
 
 
 class ManifestWriter:
@@ -45,6 +47,7 @@ class ManifestWriter:
         self._is_complete = is_complete
         """Whether all who write into a folder are done; they are not waited for longer than for one that changes."""
         self._waiting: dict[Path, _Job] = {}
+        self._at_work: tuple[Path, _Job] | None = None
         self._changed = threading.Condition()
         self._placing = threading.RLock()
         self._thread: threading.Thread | None = None
@@ -59,14 +62,12 @@ class ManifestWriter:
         A manifest of an earlier content is removed at once, not before: while a folder is being written over, the old
         manifest keeps readers from taking the mixture for a checkpoint. A sick one is marked at once, too.
         """
-        self._sick.pop(folder, None)
-        self._unmarked.discard(folder)  # what was to be marked has been written over
+        self.is_written_over(folder)
         if verdict.is_sick:
             self._mark(folder, verdict)
         else:
             withdraw(folder)
         with self._changed:
-            self._waiting.pop(folder, None)
             self._waiting[folder] = _Job(step, verdict, is_hashed=True)
             hashed = [path for path, job in self._waiting.items() if job.is_hashed]
             if len(hashed) > MOST_WAITING:
@@ -74,6 +75,15 @@ class ManifestWriter:
                 oldest.is_hashed = False
                 self._tell(f"{hashed[0].name}: not hashed, for checkpoints are written faster than they can be read")
             self._begin()
+
+    def is_written_over(self, folder: Path) -> None:
+        """Do no more of what was to be done for a folder: what it was for is there no longer."""
+        with self._changed:
+            self._waiting.pop(folder, None)
+            if self._at_work is not None and self._at_work[0] == folder:
+                self._at_work[1].is_void = True
+        self._sick.pop(folder, None)
+        self._unmarked.discard(folder)
 
     def promote(self, folder: Path, verdict: StateVerdict) -> None:
         """Have the verdict in a folder's manifest changed: to sick at once, else after whatever is to be done for it."""
@@ -142,17 +152,19 @@ class ManifestWriter:
                 self._end()
                 return None
             folder = next(iter(self._waiting))
-            return folder, self._waiting.pop(folder)
+            self._at_work = folder, self._waiting.pop(folder)
+            return self._at_work
 
     def _end(self) -> None:
-        self._thread = None
+        self._thread = self._at_work = None
         self._changed.notify_all()
 
     def _do(self, folder: Path, job: _Job) -> None:
         try:
             if not job.is_hashed or not self._hash(folder, job):
                 with self._placing:
-                    promote(folder, job.verdict)
+                    if not job.is_void:
+                        promote(folder, job.verdict)
         except FolderChangingError as error:
             logger.info("%s: no manifest: %s", folder, error)
         except (OSError, ManifestError) as error:
@@ -170,9 +182,10 @@ class ManifestWriter:
                     self._must_be_complete(folder)
                 manifest = describe(folder, job.verdict, step=job.step)
                 with self._placing:
-                    write_manifest(folder, replace(manifest, verdict=self._sick.get(folder, manifest.verdict)))
+                    if not job.is_void:
+                        write_manifest(folder, replace(manifest, verdict=self._sick.get(folder, manifest.verdict)))
             except FolderChangingError as error:
-                if not folder.is_dir() or attempt == TRIES - 1:
+                if job.is_void or not folder.is_dir() or attempt == TRIES - 1:
                     logger.info("%s: not hashed: %s", folder, error)
                     return False
                 time.sleep(PAUSE_S)

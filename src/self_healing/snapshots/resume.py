@@ -11,9 +11,11 @@ from typing import NamedTuple
 
 from ..core.errors import ConfigError
 from .checkpoint_check import Checked, check, refused_files
-from .manifest import step_of
+from .manifest import FILE_NAME, STATE, step_of
 
 AUTO = "auto"
+DIFFERS = ("were written", "is not the one written down")
+"""How it ends what is said of a file that is not as its manifest has it."""
 
 
 class PassedOver(NamedTuple):
@@ -135,7 +137,7 @@ def must_load(chosen: Chosen) -> Chosen:
 def written_s(folder: Path) -> float:
     """Return when a checkpoint was written, by the file that a Trainer writes last."""
     try:
-        return (folder / "trainer_state.json").stat().st_mtime
+        return (folder / STATE).stat().st_mtime
     except OSError:  # it is looked at more closely elsewhere
         return math.inf
 
@@ -176,10 +178,12 @@ def resolve(
     checked = check(folder, model_only=model_only)
     problems = checked.problems or tuple(refused_files(folder))
     if problems:
-        is_another = bool(writer) and folder.is_dir() and not (folder / "trainer_state.json").exists()
+        is_another = bool(writer) and folder.is_dir() and not (folder / STATE).exists()
         why = f"it is no checkpoint of {writer}" if is_another else "; ".join(problems)
+        is_changed = any(told.endswith(DIFFERS) for told in problems)
         raise ConfigError(
             f"{key}={str(wanted)!r} cannot be resumed from: {why}. "
             f'Name another checkpoint, or "{AUTO}" for the newest usable one in {output_dir}.'
+            + (f" If you have changed its files yourself, remove {FILE_NAME} in it." if is_changed else "")
         )
     return Chosen(path=folder, checked=checked)

@@ -47,6 +47,7 @@ class StateVerdict:
 
 
 NOT_JUDGED = StateVerdict()
+HALF_WRITTEN = StateVerdict(Condition.SICK, "it was being written over, and that has not come to its end")
 
 
 class Tier(StrEnum):

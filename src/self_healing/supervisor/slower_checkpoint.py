@@ -66,7 +66,7 @@ def _describe_copy(source: Path, target: Path) -> None:
 
     manifest.withdraw(target)  # it is the original's, and tells of other files
     try:
-        known = manifest.read_manifest(source)
+        known = manifest.manifest_of_now(source)
         if known is not None:
             anew = {name: manifest.mark_of(target / name) for name in (OPTIMIZER, SCHEDULER) if name in known.files}
             manifest.write_manifest(target, replace(known, files={**known.files, **anew}))

@@ -101,6 +101,17 @@ class Custom:
     """What an optimizer of somebody's own may keep in its state."""
 
 
+def test_who_has_changed_a_checkpoint_himself_is_told_how_it_is_taken_all_the_same(four):
+    folder = four / "checkpoint-30"
+    (folder / "trainer_state.json").write_text('{"global_step": 30, "save_steps": 7}')
+    with pytest.raises(
+        ConfigError, match=r"If you have changed its files yourself, remove healing_manifest\.json in it\."
+    ):
+        resolve(folder, four)
+    (folder / "healing_manifest.json").unlink()
+    assert resolve(folder, four).path == folder
+
+
 def test_a_file_that_torch_refuses_is_passed_over_where_nothing_is_known_of_it_and_else_said(four, checkpoint):
     """Checksums that agree say that it was written so: then every checkpoint is like it, and none is passed over."""
     import torch

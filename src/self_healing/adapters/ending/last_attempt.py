@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...core.ledger import CONTINUES, iter_ledger
-from ...core.notes import ENDED
+from ...core.notes import ENDED, SAVED
 from ...snapshots.manifest import step_of
+from ...snapshots.resume import written_s
 from ..run.data_facts import fact_names
 
 KILLED = "killed"
@@ -64,6 +65,11 @@ class LastAttempt:
         """
         return self.was_killed or (self.exit_reason.startswith("sig") and self.exit_reason != "sigint")
 
+    def why_not_its(self, folder: Path) -> str | None:
+        """Say why a checkpoint is none that the run has written; None where it is one, or may be."""
+        is_its = folder.name in self.checkpoints or written_s(folder) >= self.run_began_s
+        return None if is_its else "it is older than this run"
+
 
 def last_attempt(ledger: Path) -> LastAttempt | None:
     """Return what a ledger says of its newest attempt; None where there is none."""
@@ -99,7 +105,7 @@ def _read(ledger: Path, _size: int, _changed_ns: int) -> LastAttempt | None:
             last.lessons = [dict(lesson) for lesson in told] if isinstance(told, list) else []
         if entry.kind == "note" and entry.name == ENDED:
             last.exit_reason = str(entry.body.get("exit_reason", KILLED))
-        if entry.kind == "signal" and entry.name == "snapshot-taken":
+        if entry.name == "snapshot-taken" or (entry.kind == "note" and entry.name == SAVED):
             folder = Path(str(entry.body.get("key", "")))
             last.checkpoints |= {folder.name} if step_of(folder) is not None else frozenset()
         if entry.kind == "signal":

@@ -153,7 +153,7 @@ def save_from_memory(session: Session, *, within_s: float) -> tuple[str, bool]:
         return f"{name} could not be written from host memory: {type(error).__name__}: {error}", False
     if session.checkpoints is not None:
         session.checkpoints.was_written(folder, verdict)
-    session.mark_saved(snapshot.step)
+    session.mark_saved(snapshot.step, was_written=True)
     return f"{name} was written from host memory", True
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ...snapshots.checkpoint_check import PLACE
-from ...snapshots.file_checks import read_place, why_refused
+from ...snapshots.file_checks import numbers_allowed, read_place, why_refused
 from ...snapshots.manifest import BESIDE
 from ...snapshots.manifest import FILE_NAME as MANIFEST
 from ...snapshots.unfinished import writing
@@ -111,6 +111,7 @@ def load_checkpoint(
 
 def _load(path: Path, device: Any) -> Any:
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        with numbers_allowed():
+            return torch.load(path, map_location=device, weights_only=True)
     except UnpicklingError as error:
         raise CheckpointDoesNotFitError(why_refused(path, error)) from error

@@ -165,7 +165,11 @@ def _on_disk(session: PlainSession, wanted: str | bool | Path | None) -> Chosen:
 
     """
     run_dir = session.trainer.args.output_dir
-    return resolve(wanted, run_dir, key="resume", writer="guard()") if _is_named(wanted) else choose(run_dir)
+    if _is_named(wanted):
+        return resolve(wanted, run_dir, key="resume", writer="guard()")
+    # Where nobody has asked for it, what another run has left here is not gone on from.
+    run = session.before if wanted is None else None
+    return choose(run_dir, why_not=None if run is None else run.why_not_its)
 
 
 def _load(session: PlainSession, folder: Path) -> None:
@@ -185,6 +189,8 @@ def _load(session: PlainSession, folder: Path) -> None:
         raise ConfigError(f"{folder} cannot be resumed from: {error}") from error
     stand_in.state.global_step = loaded.step
     session.mark_saved(loaded.step)
+    if session.checkpoints is not None and session.checkpoints.together.is_writer:
+        session.checkpoints.disk.resumed(folder)
     session.note("resuming", f"goes on at {folder.name}, which {loaded.world_size} processes have written")
     is_same = loaded.world_size == stand_in.args.world_size
     bring_to(session, folder, _place(session, loaded), loaded.random_state if is_same else None)

@@ -88,8 +88,7 @@ class PlainSession(LoopFlow):
         )  # fmt: skip
         # Passes of one process alone are possible where only gradients are shared.
         is_sharded = bool(getattr(stand_in.accelerator, "is_fsdp2", False))
-        is_alone = not self.ranks.is_one_of_several
-        self._make_care(leaves_rows_out=may_act and not is_sharded, keeps_checkpoints=may_act and is_alone)
+        self._make_care(leaves_rows_out=may_act and not is_sharded, keeps_checkpoints=may_act)
         if self.guard.bad_rows is not None:
             self.guard.bad_rows.alone = self.memory.micro_batches.alone
         self._make_figures()
@@ -119,6 +118,7 @@ class PlainSession(LoopFlow):
             self._listen()
         if self.checkpoints is not None:
             self.checkpoints.audit = self.rollback.audit_checkpoint
+            self.checkpoints.finish_writing = self.ranks.finish_writing
             self.checkpoints.attach(self._changes)
         self.interrupts.while_waiting = self.spent.stalled
         self.spent.attach(stand_in, self.rollback.keeper, self._changes)

@@ -34,6 +34,8 @@ class LoopRanks(SessionRanks):
         self._session = session
         self._saver: ShardedCheckpoints | None = None
         self._last_noted: Any = None
+        self._verdict = NOT_JUDGED
+        """What is thought of the checkpoint that is being written."""
         self.is_agreed = False
         """All processes are at this place, and know it."""
 
@@ -101,19 +103,20 @@ class LoopRanks(SessionRanks):
     def save(self, *, wait: bool, as_it_is: bool = False) -> str:
         """Write a checkpoint of this step, all of them together; training goes on meanwhile unless it is to wait.
 
-        One whose weights are not finite is only written `as_it_is`, and is marked sick.
+        One whose weights are not finite is only written `as_it_is`, and is marked sick; so is one that somebody's trouble
+        began before.
         """
         from ..ranks.sharded_checkpoint import ShardedCheckpoints
 
         session, stand_in = self._session, self._session.trainer
         step, returns = session.desk.step(), session.returns
-        found = self.group.exchange([int(session.weights_are_finite())])
-        is_finite = all(said for (said,) in found)  # of all of them
+        self.finish_writing()
+        is_finite, verdict = self._judged()
         if not is_finite and not as_it_is:
             return "the weights are not finite, no checkpoint was written"
         if self._saver is None:
             self._saver = ShardedCheckpoints(stand_in.args.output_dir)
-        self._note_saved(self._saver)
+        self._verdict = verdict
         place = None
         if returns.is_in_epochs:
             told = place_of(returns.place_now(), left_out_of(returns.data))
@@ -126,21 +129,42 @@ class LoopRanks(SessionRanks):
         own = {"place": place, "also": [thing.state_dict() for thing in session.also]}
         self._saver.save(
             step, stand_in.model, stand_in.optimizer, scheduler=stand_in.lr_scheduler,
-            scaler=getattr(stand_in.accelerator, "scaler", None), data=data, own=own, wait=wait,
-            verdict=NOT_JUDGED if is_finite else StateVerdict(Condition.SICK, "its weights are not finite"),
+            scaler=getattr(stand_in.accelerator, "scaler", None), data=data, own=own, wait=wait, verdict=verdict,
         )  # fmt: skip
         if wait:
-            self._note_saved(self._saver)
+            self.finish_writing()
         said = f"checkpoint-{step} is written by all {stand_in.args.world_size} processes"
         return said if is_finite else f"{said} as it is: {SICK}"
 
+    def _judged(self) -> tuple[bool, StateVerdict]:
+        """Say whether the weights of all are finite, and what is thought of the state of this moment by those who know most."""
+        session = self._session
+        assert session.checkpoints is not None, "who may not act does not save together"
+        is_finite = session.weights_are_finite()
+        own = session.checkpoints.judged_now(is_finite=is_finite)
+        found = self.group.exchange([int(is_finite), int(own.is_sick)])
+        sick = [rank for rank, (_, is_sick) in enumerate(found) if is_sick]
+        if sick and not own.is_sick:
+            own = StateVerdict(Condition.SICK, f"rank {sick[0]} has found trouble that began before it")
+        return all(each for each, _ in found), own
+
+    def finish_writing(self) -> None:
+        """Wait for the checkpoint that is being written, and follow it from now on."""
+        if self._saver is not None:
+            self._note_saved(self._saver)
+
     def _note_saved(self, saver: ShardedCheckpoints) -> None:
-        saved = saver.wait() or saver.last
+        saved, checkpoints = saver.wait() or saver.last, self._session.checkpoints
         if saved is None or saved is self._last_noted:
             return
         self._last_noted = saved
         if saved.failed is None:
-            self._session.mark_saved(saved.step)
+            self._session.mark_saved(saved.step, was_written=True)
+            if (
+                checkpoints is not None
+            ):  # all mark what they find sick; that one has proved itself is for the first to say
+                is_first = checkpoints.together.is_writer
+                checkpoints.disk.saved(saved.folder, self._verdict if is_first else NOT_JUDGED, has_manifest=True)
         else:
             self._session.note(
                 "save-failed", f"the checkpoint of step {saved.step} could not be written: {saved.failed}"

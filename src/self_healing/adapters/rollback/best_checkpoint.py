@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...snapshots.checkpoint_check import check
-from ...snapshots.manifest import ManifestError, read_manifest, step_of
+from ...snapshots.checkpoint_check import check, problems_of_weights
+from ...snapshots.manifest import ManifestError, manifest_of_now, step_of
 from ...snapshots.verdicts import NOT_JUDGED, Condition, SavedState, StateVerdict, Tier
 from ..wrapping import Wrapping
 from .harm import may_have_harmed
@@ -39,7 +39,7 @@ def name_a_best_that_is_there(trainer: Any, kept: Iterable[SavedState]) -> str |
     with `save_total_limit`. The best of those that are left, by what was measured, takes its place; where none is left,
     the next evaluation begins anew.
     """
-    told = _corrected(trainer, list(kept))
+    told = _corrected(trainer, list(kept), looks_inside=False)
     if told is None:
         return None
     is_left = trainer.state.best_model_checkpoint is not None
@@ -47,7 +47,7 @@ def name_a_best_that_is_there(trainer: Any, kept: Iterable[SavedState]) -> str |
 
 
 def load_no_sick_best(session: Session, wrapping: Wrapping) -> None:
-    """Have the trainer load the best checkpoint that is not sick at its end, and say so where that is another one.
+    """Have the trainer load the best checkpoint that is not sick or damaged at its end, and say so where that is another one.
 
     Of several processes the first decides, which knows what was written; all load the same, or nothing.
     """
@@ -73,10 +73,10 @@ def load_no_sick_best(session: Session, wrapping: Wrapping) -> None:
 def _decided(session: Session) -> tuple[str | None, bool]:
     """Correct the best checkpoint; return what there is to say, and whether one is loaded."""
     trainer, named = session.trainer, _named(session.trainer)
-    told = _corrected(trainer, _kept(session))
+    told = _corrected(trainer, _kept(session), looks_inside=True)
     if told is None or trainer.state.best_model_checkpoint is not None:
         return told, True
-    if _is_sound(session):
+    if _is_sound(session) or problems_of_weights(Path(str(named[2]))):
         return f"{told}: the weights stay as they were trained last", False
     _name(trainer, named)
     return f"{told}, and the weights of the end are not sound either: it is loaded all the same", True
@@ -97,7 +97,7 @@ def _of_an_earlier_process(folder: Path) -> SavedState:
 
 def _verdict_on_disk(folder: Path) -> StateVerdict:
     try:
-        manifest = read_manifest(folder)
+        manifest = manifest_of_now(folder)
     except ManifestError as error:  # nobody knows what it says of the folder
         return StateVerdict(Condition.SICK, str(error))
     return NOT_JUDGED if manifest is None else manifest.verdict
@@ -109,27 +109,33 @@ def _is_sound(session: Session) -> bool:
     )
 
 
-def _corrected(trainer: Any, kept: list[SavedState]) -> str | None:
-    """Put the best that is there and not sick into the place of one that is gone or sick; say so, or None."""
+def _corrected(trainer: Any, kept: list[SavedState], *, looks_inside: bool) -> str | None:
+    """Put the best that is there and sound into the place of one that is gone or sick; say so, or None.
+
+    Likewise of one whose weights are damaged, where there is time to look at them: they are read to their end.
+    """
     named = getattr(trainer.state, "best_model_checkpoint", None)
-    why = _why_not_best(Path(named), kept) if named is not None else None
+    why = _why_not_best(Path(named), kept, looks_inside=looks_inside) if named is not None else None
     if named is None or why is None:
         return None
     measured = _measured(trainer)
-    left = [(measured[each.step], each) for each in kept if _may_be_best(each, measured)]
     sign = -1.0 if trainer.args.greater_is_better else 1.0
-    metric, best = min(left, key=lambda each: sign * each[0], default=(None, None))
-    _name(trainer, (metric, None, None) if best is None else (metric, best.step, best.key))
+    left = sorted((each for each in kept if each.step in measured), key=lambda each: sign * measured[each.step])
+    best = next((each for each in left if _may_be_best(each, looks_inside=looks_inside)), None)
+    _name(trainer, (None, None, None) if best is None else (measured[best.step], best.step, best.key))
     now = "no other is left" if best is None else f"of those that are left {Path(best.key).name} is the best"
     return f"{Path(named).name}, the best checkpoint {why}: {now}"
 
 
-def _why_not_best(folder: Path, kept: list[SavedState]) -> str | None:
+def _why_not_best(folder: Path, kept: list[SavedState], *, looks_inside: bool) -> str | None:
     if not folder.is_dir():
-        return "at the step that was returned to, was deleted since, when a better one had been written"
+        return "by what was measured up to here, is not there any more"
     known = next((state.verdict for state in kept if Path(state.key) == folder), None)
     verdict = _verdict_on_disk(folder) if known is None else known
-    return f"by what was measured, is marked sick ({verdict.because})" if verdict.is_sick else None
+    if verdict.is_sick:
+        return f"by what was measured, is marked sick ({verdict.because})"
+    damage = problems_of_weights(folder) if looks_inside else ()
+    return f"by what was measured, is damaged ({'; '.join(damage)})" if damage else None
 
 
 def _named(trainer: Any) -> tuple[float | None, int | None, str | None]:
@@ -143,10 +149,10 @@ def _name(trainer: Any, best: tuple[float | None, int | None, str | None]) -> No
     state.best_metric, state.best_global_step, state.best_model_checkpoint = best
 
 
-def _may_be_best(state: SavedState, measured: dict[int, float]) -> bool:
+def _may_be_best(state: SavedState, *, looks_inside: bool) -> bool:
     # Whole, not only there: somebody may be deleting it.
-    is_there = check(Path(state.key), thorough=False, model_only=True).is_usable
-    return state.step in measured and not state.verdict.is_sick and is_there
+    is_there = not state.verdict.is_sick and check(Path(state.key), thorough=False, model_only=True).is_usable
+    return is_there and not (looks_inside and problems_of_weights(Path(state.key)))
 
 
 def _measured(trainer: Any) -> dict[int, float]:

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.failure import FailureType
 from ...core.lifecycle import Case
-from ...snapshots.checkpoint_check import check
+from ...snapshots.checkpoint_check import LOADED, check, refused_files
 from ...snapshots.disk_tier import DiskTier
+from ...snapshots.file_checks import numbers_allowed
 from ...snapshots.manifest_writer import ManifestWriter
 from ...snapshots.verdicts import NOT_JUDGED, StateVerdict
 from ..disk_trouble import in_words, is_trouble_with_the_disk
@@ -58,16 +59,22 @@ class CheckpointCare:
         self._weights_are_finite = weights_are_finite
         self.audit: Callable[[], StateVerdict | None] = lambda: None
         """Is called for each checkpoint that holds the state of this moment; says what is wrong with that state."""
+        self.finish_writing: Callable[[], None] = lambda: None
+        """Is called before checkpoints are marked: one that is still being written must be known by then."""
         self._is_in_trouble = False
+        self._was_tried = False
+        """Whether the first checkpoint of this training was looked at for what torch would refuse to load."""
         self._known: StateVerdict | None = None
         self._enters_from: str | None = None
         self._entered = 0
         """How often training was entered."""
 
     def attach(self, wrapping: Wrapping) -> None:
-        """Replace `_save_checkpoint`; it is the original again when `wrapping` is restored."""
+        """Replace what saves and loads; all is the original again when `wrapping` is restored."""
         if hasattr(self.trainer, "_save_checkpoint"):  # what is done without it is said in `relied_on`
             wrapping.wrap(self.trainer, "_save_checkpoint", self._around_save)
+        if hasattr(self.trainer, "_load_optimizer_and_scheduler"):  # likewise
+            wrapping.wrap(self.trainer, "_load_optimizer_and_scheduler", _with_numbers)
 
     def close(self) -> None:
         """Wait for the manifests, within reason."""
@@ -105,6 +112,8 @@ class CheckpointCare:
     def _suspect(self, cases: Iterable[Case]) -> bool:
         """Mark what holds harmed steps, and whatever is written from now on; say whether anything may have harmed them."""
         harmful = [(case, since) for case in cases if (since := harmed_since(case)) is not None]
+        if harmful:
+            self.finish_writing()
         for case, since in harmful:
             self.disk.incident_opened(case.incident.name, since)
         return bool(harmful)
@@ -177,19 +186,35 @@ class CheckpointCare:
             return self._known
         if not self.together.is_writer:  # who writes it says what is to be thought of it
             return NOT_JUDGED
+        return self.judged_now(is_finite=self._weights_are_finite())
+
+    def judged_now(self, *, is_finite: bool) -> StateVerdict:
+        """Judge the state of this moment, by a look at it and by what this process has seen of the run."""
         found = self.audit()
         # Now, for no step may follow that is judged at its end: a signal or an exception has ended the run.
         self._suspect(self._desk.healer.care.cases)
-        return found or self.disk.judged(int(self.trainer.state.global_step), is_finite=self._weights_are_finite())
+        return found or self.disk.judged(int(self.trainer.state.global_step), is_finite=is_finite)
 
     def was_written(self, folder: Path, verdict: StateVerdict) -> None:
         """Take note of a checkpoint that is whole, whoever has written it."""
         self.together.is_written(folder)
         self.disk.saved(folder, verdict)
+        refused = [] if self._was_tried else refused_files(folder, LOADED)
+        self._was_tried = True
+        if refused:  # now, and not when the run is to be gone on with
+            self._desk.note(
+                "cannot-be-resumed",
+                f"{folder.name} is written and cannot be resumed from, as none can that holds the same: "
+                f"{'; '.join(refused)}. Keep tensors, numbers, text and lists of them in what is saved",
+                level=logging.ERROR,
+            )
 
     def _save(self, save: Callable[[], Any], folder: Path, verdict: StateVerdict) -> Any:
         is_sick = verdict.is_sick
         with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble or is_sick):
+            if self.together.is_writer:
+                # A loop puts a whole folder into the place of another.
+                self.disk.marked_first(folder, verdict, writes_over=not hasattr(self.trainer, "write_place"))
             if self._writes_beside():
                 step = int(self.trainer.state.global_step)
                 # More is known by now than at an earlier moment whose state is written.
@@ -197,11 +222,10 @@ class CheckpointCare:
                 guard = GuardState.for_a_file(self._guard) if is_of_now else None
                 history = self._desk.healer.history.state_dict() if is_of_now else None
                 accumulation = int(self.trainer.args.gradient_accumulation_steps)
-                self.disk.marked_first(folder, verdict)
                 write_beside(folder, step, counts_of(self.trainer), guard, history, accumulation=accumulation)
             with self._not_pushed(where=is_sick):
                 result = save()
-            if self._writes_beside():
+            if self.together.is_writer:
                 remove_where_alone(folder)
         if folder.is_dir() and self.together.is_writer:
             self.was_written(folder, verdict)
@@ -259,3 +283,11 @@ class CheckpointCare:
                 actions=("alert", "retry-later"), said=said, step=step, helped=was_written,
             )
         )  # fmt: skip
+
+
+def _with_numbers(original: Callable[..., Any]) -> Callable[..., Any]:
+    def load(*args: Any, **kwargs: Any) -> Any:
+        with numbers_allowed():
+            return original(*args, **kwargs)
+
+    return load

@@ -17,7 +17,7 @@ from ...core.errors import ConfigError
 from ...core.failure import Effect
 from ...core.run_directory import launch_of, ledger_path
 from ...snapshots.manifest import step_of
-from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, must_load, resolve, written_s
+from ...snapshots.resume import AUTO, Chosen, checkpoints_in, choose, must_load, resolve
 from ...snapshots.shared_folder import run_name
 from ...snapshots.shared_reader import RefusedState, iter_states
 from ...snapshots.unfinished import bring_back, remove_what_was_left
@@ -61,7 +61,9 @@ class GoingOn:
         self._is_automatic = self._is_by_itself or is_tried_again or wanted is True or wanted == AUTO
         self._may_share = config.shared_memory and config.snapshot_memory_fraction > 0 and int(args.world_size) == 1
         nobody_asked = self._is_by_itself or is_tried_again
-        self._since_s = self._before.run_began_s if nobody_asked and self._before is not None else 0.0
+        self._run = self._before if nobody_asked else None
+        """The run that is gone on with by itself: what it has not written is another one's."""
+        self._since_s = self._run.run_began_s if self._run is not None else 0.0
         self.changed = differences(self._before.facts, data_facts(trainer)) if self._before is not None else []
         self._otherwise = recipe_differences(self._before.facts, trainer) if self._before is not None else []
         self._disk: Chosen | None = None
@@ -219,12 +221,9 @@ class GoingOn:
 
         return choose(
             self._args.output_dir, before_step, finite=True, model_only=self._model_only,
-            never_finite=never_finite(self._trainer.model), why_not=self._why_not_ours,
+            never_finite=never_finite(self._trainer.model),
+            why_not=None if self._run is None else self._run.why_not_its,
         )  # fmt: skip
-
-    def _why_not_ours(self, folder: Path) -> str | None:
-        is_known = self._before is not None and folder.name in self._before.checkpoints
-        return None if is_known or written_s(folder) >= self._since_s else "it is older than this run"
 
 
 def chosen_where_nothing_is_healed(trainer: Any, wanted: Wanted) -> Chosen | None:

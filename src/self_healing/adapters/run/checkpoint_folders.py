@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...snapshots.manifest import ManifestError, read_manifest, step_of
+from ...snapshots.manifest import STATE, ManifestError, manifest_of_now, step_of
 from ...snapshots.resume import checkpoints_in, choose, written_s
 
-STATE = "trainer_state.json"
 NOT_OURS = "it was there when this training began, which does not go on from it"
 
 
@@ -117,7 +116,7 @@ def _is_no_newer(folder: Path, than: Path) -> bool:
 
 def _created(folder: Path) -> str | None:
     try:
-        manifest = read_manifest(folder)
+        manifest = manifest_of_now(folder)
     except ManifestError:  # it is passed over, with that as the reason
         return None
     return None if manifest is None else manifest.created

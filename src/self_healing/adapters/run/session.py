@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...core.failure import Effect, Mode
 from ...core.goodput import Spending
+from ...core.notes import SAVED
 from ...core.run_directory import healing_folder
 from ...core.signal import SnapshotTaken
 from ..data.bad_rows import BadRows
@@ -328,9 +329,11 @@ class Session:
         """Return the newest step whose checkpoint this training has written or begun with, None where there is none."""
         return max(self._saved_steps, default=None)
 
-    def mark_saved(self, step: int) -> None:
-        """Take note of a checkpoint that the trainer has not written itself."""
+    def mark_saved(self, step: int, *, was_written: bool = False) -> None:
+        """Take note of a checkpoint that the trainer has not written itself: we have, or it is what is gone on from."""
         self._saved_steps.add(step)
+        if was_written:
+            self.desk.record(SAVED, {"key": f"checkpoint-{step}"})
 
     def weights_are_finite(self) -> bool:
         """Look at every parameter and every buffer; waits for the device."""
