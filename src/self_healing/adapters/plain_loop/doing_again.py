@@ -144,7 +144,8 @@ class DoingAgain:
         session = self._session
         if session.pending.asked is not None:  # it goes further back than that
             return False
-        session.guard.making_up.replaced_steps += without
+        if without:
+            session.guard.making_up.replaced.append(window.step + 1)
         session.returns.hand_out_again(window, without=without)
         session.intake.ended = [step for step in session.intake.ended if step <= window.step]
         return True

@@ -46,7 +46,8 @@ class MakeUp:
         self.made_up_steps = 0
         self.left_out: list[int] = []
         """The steps that were left out for good, as far as the run has not returned to before them."""
-        self.replaced_steps = 0
+        self.replaced: list[int] = []
+        """Likewise those that were trained with other data."""
         self.applied: list[AppliedStep] = []
         """What the newest call of `run` has applied."""
         self.is_running = False
@@ -83,9 +84,16 @@ class MakeUp:
         """How many steps were left out for good."""
         return len(self.left_out)
 
+    @property
+    def replaced_steps(self) -> int:
+        """How many were trained with other data."""
+        return len(self.replaced)
+
     def begins_at(self, step: int) -> None:
-        """Take note that training goes on from a step: what was left out after it is trained anew."""
-        self.left_out = [each for each in self.left_out if each <= step]
+        """Take note that training goes on from a step: those after it are trained anew, whatever became of them."""
+        self.left_out, self.replaced = (
+            [each for each in steps if each <= step] for steps in (self.left_out, self.replaced)
+        )
 
     def data_for_the_rest_of_the_epoch(self, missing: int) -> list[Any]:
         """Return micro-batches for a step whose own were used earlier in the epoch, in the place of unsound ones."""
@@ -111,7 +119,7 @@ class MakeUp:
         may_replace = self.may_replace and not generates_for_several_steps(self.trainer)
         for replacement in self._replacements(window) if may_replace else ():
             if self._run_again(replacement):
-                self.replaced_steps += 1
+                self.replaced.append(window.step + 1)
                 self.spare = replacement
                 return
         self.left_out.append(window.step + 1)
