@@ -308,9 +308,12 @@ def test_fewer_steps_than_were_trained_are_named(trainings, undisturbed, tmp_pat
 @pytest.mark.parametrize("resume", ["auto", True])
 def test_shared_memory_is_looked_at_where_resuming_is_asked_for(resume, trainings, undisturbed, tmp_path):
     killed(trainings, tmp_path, "step", 8, changes=SAVING)
+    (tmp_path / "checkpoint-9").mkdir()
     result = gone_on(trainings, tmp_path, changes=SAVING, resume=resume)
     assert_same(result, undisturbed())
-    assert notes(tmp_path, "resuming")[0].startswith("training goes on after step 6 from shared memory")
+    told = notes(tmp_path, "resuming")[0]
+    assert told.startswith("training goes on after step 6 from shared memory")
+    assert "; passed over: checkpoint-9: trainer_state.json is missing" in told
 
 
 def test_a_run_whose_machine_is_taken_away_goes_on_where_it_saved(trainings, undisturbed, tmp_path):

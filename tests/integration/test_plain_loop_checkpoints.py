@@ -51,6 +51,17 @@ def test_a_checkpoint_that_is_due_when_the_loop_is_left_is_written_and_gone_on_f
     assert began == [], "what was left is not gone on with: the loop has no second epoch"
 
 
+def test_what_was_counted_is_not_handed_on_to_a_checkpoint_that_a_loop_writes_without_a_guard(tmp_path, monkeypatch):
+    newest = tmp_path / "checkpoint-6"
+    left_after(6, tmp_path, save_every=3)
+    left_after(6, tmp_path, save_every=3)
+    assert (newest / "healing_state.json").exists()
+    monkeypatch.setenv("SELF_HEALING", "off")
+    left_after(7, tmp_path, save_every=3)
+    assert {path.name for path in newest.iterdir()} & {"healing_state.json", FILE_NAME} == set()
+    assert choose(tmp_path).path == newest
+
+
 class Custom:
     """What is more than a plain value."""
 

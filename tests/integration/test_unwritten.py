@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 from pathlib import Path
@@ -84,8 +85,13 @@ def test_a_checkpoint_that_is_missing_between_others_is_told_and_no_state_is_kep
     assert "shared memory" not in advice
 
 
+@pytest.mark.parametrize("is_used", [False, True])
 @pytest.mark.parametrize(("what", "note"), [("push", "push-given-up"), ("export", "after-save-failed")])
-def test_what_the_disk_refuses_after_a_checkpoint_does_not_cost_the_checkpoint(what, note, tmp_path):
+def test_what_the_disk_refuses_after_a_checkpoint_does_not_cost_the_checkpoint(what, note, is_used, tmp_path):
+    if is_used:  # older checkpoints are written over
+        tiny_trainer(tmp_path, **SAVING, seed=7).train()
+        for folder in tmp_path.glob("checkpoint-*"):
+            os.utime(folder, (1_700_000_000, 1_700_000_000))
     trainer = tiny_trainer(tmp_path, **SAVING, save_total_limit=1)
     if what == "push":  # for which a trainer copies the weights
         trainer.args.push_to_hub, trainer.push_in_progress = True, None

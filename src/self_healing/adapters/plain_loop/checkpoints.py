@@ -13,8 +13,9 @@ import torch
 
 from ...snapshots.checkpoint_check import PLACE
 from ...snapshots.file_checks import numbers_allowed, read_place, why_refused
-from ...snapshots.manifest import BESIDE
+from ...snapshots.manifest import BESIDE, STATE
 from ...snapshots.manifest import FILE_NAME as MANIFEST
+from ...snapshots.resume import written_s
 from ...snapshots.unfinished import writing
 from ...tensors.random_state import RandomState
 from .stand_in import LoopStandIn
@@ -54,9 +55,11 @@ def write_checkpoint(
 def _written_first(folder: Path) -> set[str]:
     """Return what was put into a folder for the checkpoint that is about to be written: its mark too, where it is sick."""
     there = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
-    ours = BESIDE | {MANIFEST}
-    # A manifest beside other files tells of an older checkpoint.
-    return there & (ours if there <= ours else BESIDE)
+    if there <= BESIDE | {MANIFEST}:
+        return there
+    # Beside other files a manifest tells of an older checkpoint, and so does what is not newer than it.
+    older_s = written_s(folder) if STATE in there else 0.0
+    return {name for name in there & BESIDE if (folder / name).stat().st_mtime > older_s}
 
 
 def write_place(folder: Path, place: Mapping[str, object] | None, random: RandomState, also: list[Any]) -> None:

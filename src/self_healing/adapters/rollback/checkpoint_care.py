@@ -21,6 +21,7 @@ from ...snapshots.manifest_writer import ManifestWriter
 from ...snapshots.verdicts import NOT_JUDGED, StateVerdict
 from ..disk_trouble import in_words, is_trouble_with_the_disk
 from ..ranks.save_together import SaveTogether, folder_of_now
+from ..run.checkpoint_folders import state_mark
 from ..run.reflexes import Reflex
 from ..wrapping import Wrapping
 from .beside_checkpoint import CannotReadError, counts_of, put_back, remove_where_alone, write_beside
@@ -142,7 +143,7 @@ class CheckpointCare:
         def _save_checkpoint(*args: Any, **kwargs: Any) -> Any:
             verdict = self._judged()  # once, though it may be tried twice
             folder, step = folder_of_now(self.trainer), int(self.trainer.state.global_step)
-            existed = folder.exists()
+            existed, before = folder.exists(), state_mark(folder)
             self.failed = None
             self.not_written.pop(step, None)
             try:
@@ -150,7 +151,7 @@ class CheckpointCare:
             except Exception as error:  # healed below, or raised again
                 if not is_trouble_with_the_disk(error):
                     raise
-                if not existed and self._is_whole_all_the_same(error, folder, verdict):
+                if state_mark(folder) != before and self._is_whole_all_the_same(error, folder, verdict):
                     return None
                 failure: Exception = error
             self._make_room(folder, existed=existed)
@@ -159,7 +160,7 @@ class CheckpointCare:
             except Exception as error:
                 if not is_trouble_with_the_disk(error):
                     raise
-                if not existed and self._is_whole_all_the_same(error, folder, verdict):
+                if state_mark(folder) != before and self._is_whole_all_the_same(error, folder, verdict):
                     return None
                 self.failed = error
                 self._make_room(folder, existed=existed)

@@ -145,8 +145,8 @@ class GoingOn:
         left, newest = self._next, self._newest_folder()
         disk = self._on_disk() if left is None or newest > left.step else None
         if left is not None and (disk is None or disk.path is None or (disk.step or 0) <= left.step):
-            is_as_wanted = not (self.passed_over or self._otherwise)
-            session.note("resuming", self._told(left), level=self._level(is_as_wanted=is_as_wanted))
+            others = [*self.passed_over, *self._newer_on_disk(left), *self._otherwise]
+            session.note("resuming", "; ".join([self._told(left), *others]), level=self._level(is_as_wanted=not others))
             session.abilities.own_checkpoints.goes_on_at(left.step, since_s=self._since_s)
             return session.rollback.go_on_at(left)
         disk = self._on_disk()
@@ -172,7 +172,12 @@ class GoingOn:
         )
         if self._step_before() > left.step:
             said += f", and has trained up to step {self._step_before()} at least"
-        return "; ".join([said, *self.passed_over, *self._otherwise])
+        return said
+
+    def _newer_on_disk(self, left: LeftState) -> list[str]:
+        """Return what was passed over on disk for an older state of memory, where the disk was looked at."""
+        newer = () if self._disk is None else self._disk.passed_over
+        return [f"passed over: {each}" for each in newer if (step_of(each.folder) or 0) > left.step]
 
     def _step_before(self) -> int:
         return 0 if self._before is None else self._before.last_step

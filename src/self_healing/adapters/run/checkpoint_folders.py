@@ -32,7 +32,7 @@ class RunCheckpoints:
             there = checkpoints_in(output_dir)
         except OSError:  # whoever looks for a checkpoint is told so
             there = []
-        self._found = {folder.name: _mark(folder) for folder in there}
+        self._found = {folder.name: state_mark(folder) for folder in there}
         self._past: frozenset[str] = frozenset()
 
     def goes_on_from(self, folder: Path, *, since_s: float = 0.0) -> None:
@@ -59,7 +59,7 @@ class RunCheckpoints:
     def why_not(self, folder: Path) -> str | None:
         """Say why a folder is none of this training's; None where it is."""
         name = folder.name
-        is_old = name in self._found and name not in self._past and _mark(folder) == self._found[name]
+        is_old = name in self._found and name not in self._past and state_mark(folder) == self._found[name]
         return NOT_OURS if is_old else None
 
     def newest_usable(
@@ -90,7 +90,7 @@ def newest_usable(
     return CheckpointFolder(chosen.path, chosen.step), told
 
 
-def _mark(folder: Path) -> tuple[int, int, int] | None:
+def state_mark(folder: Path) -> tuple[int, int, int] | None:
     """Return what changes when a checkpoint is written anew; a manifest that is written or judged later changes nothing."""
     try:
         found = (folder / STATE).stat()
