@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -172,6 +173,20 @@ def test_no_sound_checkpoint_makes_room_for_one_of_weights_that_broke_just_befor
     assert there == ["checkpoint-10", "checkpoint-20"]
     assert verdict_of(tmp_path / "checkpoint-20")["condition"] == "sick"
     assert verdict_of(tmp_path / "checkpoint-10")["condition"] == "intact"
+
+
+def test_sick_checkpoints_make_room_before_sound_ones_when_the_trouble_is_over(tmp_path):
+    saving = {"save_strategy": "steps", "save_steps": 8, "save_total_limit": 2, "max_steps": 57}
+    trainer, there = tiny_trainer(tmp_path, **saving), {}
+    spike_at(trainer, 36)
+    for step in (48, 56):
+        look = partial(there.__setitem__, step)
+        trainer.add_callback(
+            at("on_save", step, lambda _model, look=look: look(sorted(p.name for p in tmp_path.glob("ch*"))))
+        )
+    SelfHealingTrainer(trainer, HealingConfig(loss_spike_factor=3.0)).train()
+    assert there[48] == ["checkpoint-24", "checkpoint-32", "checkpoint-40", "checkpoint-48"]
+    assert there[56] == ["checkpoint-32", "checkpoint-56"], "the newest sound one of before, too"
 
 
 KILLED = """

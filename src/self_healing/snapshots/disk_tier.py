@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .manifest import ManifestError, manifest_of_now, mark, promote, read_manifest, step_of
 from .manifest_writer import ManifestWriter
+from .resume import checkpoints_in
 from .verdicts import (
     HALF_WRITTEN,
     OpenIncident,
@@ -41,6 +42,15 @@ class DiskTier:
         """Judge the state of this moment before it is written; None says that nobody looked at its weights."""
         norms = None if is_finite is None else {"weights": 1.0 if is_finite else math.nan}
         return verdict_when_taken(step, norms=norms, open_incident=self._open)
+
+    def sick_ones_go_first(self) -> None:
+        """Have whoever deletes the oldest checkpoints, by the times of their folders, begin with those that are sick."""
+        sick = {Path(state.key) for state in self.states if state.verdict.is_sick}
+        for folder in sick:
+            with suppress(OSError):  # it is gone, or its times are not ours to change
+                others_s = [each.stat().st_mtime for each in checkpoints_in(folder.parent) if each not in sick]
+                if folder.stat().st_mtime >= (oldest_s := min(others_s, default=math.inf)):
+                    os.utime(folder, (oldest_s - 1, oldest_s - 1))
 
     def marked_first(self, folder: Path, verdict: StateVerdict, *, writes_over: bool = False) -> None:
         """Mark the folder of a sick state before anything else is in it.

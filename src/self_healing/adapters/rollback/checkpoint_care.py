@@ -214,6 +214,8 @@ class CheckpointCare:
         is_sick = verdict.is_sick
         with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble or is_sick):
             if self.together.is_writer:
+                if getattr(self.trainer.args, "save_total_limit", None):
+                    self.disk.sick_ones_go_first()
                 # A loop puts a whole folder into the place of another.
                 self.disk.marked_first(folder, verdict, writes_over=not hasattr(self.trainer, "write_place"))
             if self._writes_beside():
