@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from self_healing import HealingConfig, UnrecoverableError
+from self_healing import HealingConfig, Preempted, UnrecoverableError
 from self_healing.adapters.run.checkpoint_folders import newest_usable
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_trainer
@@ -70,6 +70,14 @@ def test_a_run_that_is_asked_to_end_saves_once_and_leaves_without_an_evaluation(
         signal.signal(signal.SIGTERM, before)
     assert trainer.state.global_step == newest_usable(tmp_path, None)[0].step == 11
     assert seen == []
+
+
+def test_a_run_that_saves_the_model_alone_is_saved_when_it_is_asked_to_end(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=12, save_strategy="steps", save_steps=4, save_only_model=True)
+    send_at(trainer, 6, signal.SIGTERM)
+    with pytest.raises(Preempted, match=r"at step 7, and it is saved: .* it goes on from there"):
+        SelfHealingTrainer(trainer).train()
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-4", "checkpoint-7"]
 
 
 def test_a_signal_that_is_no_preemption_saves_and_training_goes_on(tmp_path):
