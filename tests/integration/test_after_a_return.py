@@ -10,12 +10,16 @@ import pytest
 import self_healing
 from self_healing import HealingConfig, SelfHealingTrainer, guard
 from self_healing.cli.main import main
+from self_healing.core.errors import UnrecoverableError
+from self_healing.drills.faults.poisoned_batches import PoisonedBatches
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import same, updates
 from self_healing.readers import open_recording
 from self_healing.replay import replay
 from self_healing.report.postmortem import postmortem_path, read_postmortem
 from self_healing.snapshots.manifest import read_manifest
+
+from .test_rollback_drills import stop_after
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
 SAVING = {"save_strategy": "steps", "save_steps": 10, "logging_steps": 5}
@@ -139,6 +143,58 @@ def test_a_second_one_that_comes_once_costs_no_more_data_than_from_where_it_bega
     returns = [line["step"] for line in ledger(tmp_path) if line["name"] == "returned"]
     assert returns == [20, 43], "a state between the two can be trusted"
     assert updates(trainer) == 70
+
+
+def test_steps_that_are_trained_again_are_not_told_as_left_out(clean, tmp_path):
+    trainer = break_once_after(tiny_trainer(tmp_path, **SAVING), 23)
+    metrics = SelfHealingTrainer(trainer).train().metrics
+    assert same(trainer, clean)
+    assert (metrics["healing/rollbacks"], metrics["healing/skipped_steps"], metrics["healing/replaced_steps"]) == (
+        1,
+        0,
+        0,
+    )
+    assert read_postmortem(postmortem_path(tmp_path)).skipped_steps == 0
+
+
+def test_a_run_that_is_given_up_with_broken_weights_ends_with_sound_ones_and_has_them_on_disk(tmp_path):
+    import torch
+
+    trainer, ends = tiny_trainer(tmp_path, logging_steps=5), []
+
+    def spoil(module, args):  # when the passes of a step have come, again and again
+        ends.append(1)
+        if len(ends) > 40 and len(ends) % 4 == 0:
+            module.weight.data[0, 0] = float("nan")
+
+    trainer.model.model.layers[0].self_attn.q_proj.register_forward_pre_hook(spoil)
+    with pytest.raises(UnrecoverableError):
+        SelfHealingTrainer(trainer, HealingConfig(max_recovery_attempts=2)).train()
+    assert all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
+    assert updates(trainer) == trainer.state.global_step
+    assert conditions(tmp_path) == {trainer.state.global_step: "intact"}
+    told = read_postmortem(postmortem_path(tmp_path))
+    trained = told.final_metrics["healing/trained_steps"] - told.final_metrics["healing/steps_lost"]
+    assert (trained, told.final_metrics["healing/steps_lost"]) == (trainer.state.global_step, told.steps_lost)
+
+
+def test_data_that_were_left_out_stay_out_when_the_run_is_resumed_from_disk(tmp_path):
+    """A trainer is brought to its place by the number of steps, which lies before what was left out."""
+
+    def trained(name, *, until=60, poisons=True, **how):
+        trainer = tiny_trainer(tmp_path / name, save_strategy="steps", save_steps=30)
+        if poisons:
+            PoisonedBatches().plant(trainer)
+        stop_after(trainer, until)
+        SelfHealingTrainer(trainer).train(**how)
+        return trainer
+
+    whole = trained("whole")
+    assert [line["step"] for line in ledger(tmp_path / "whole") if line["name"] == "returned"]
+    trained("resumed", until=31)
+    resumed = trained("resumed", poisons=False, resume_from_checkpoint=True)  # the poison is not met again
+    assert updates(resumed) == resumed.state.global_step == 60
+    assert same(resumed, whole)
 
 
 def test_a_loop_goes_on_from_the_only_checkpoint_that_it_wrote_after_a_return(tmp_path):

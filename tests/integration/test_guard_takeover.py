@@ -15,6 +15,7 @@ from self_healing.adapters.rollback.beside_checkpoint import (
     write_beside,
 )
 from self_healing.adapters.rollback.guard_state import GuardState
+from self_healing.adapters.rollback.left_out import LeftOut
 from self_healing.adapters.step.learning_rate import Ramp
 from self_healing.adapters.step.trl_counters import Counters
 from self_healing.adapters.step.window import MicroBatch, Window
@@ -66,14 +67,15 @@ def test_the_guard_goes_on_with_what_lies_beside_a_checkpoint(tmp_path):
     old.gate.judge(gradients, torch.tensor(2.0))
     old.rate_scale.kept, old.rate_scale.ramps = 0.5, [Ramp(0.25, 8, 3)]
     folder = tmp_path / "checkpoint-3"
-    write_beside(folder, 3, counts_of(trainer), GuardState.for_a_file(old), {"step": 3, "last": [float("inf")]})
+    history, left_out = {"step": 3, "last": [float("inf")]}, LeftOut(8, frozenset({(0, 7), (1, 2)}))
+    write_beside(folder, 3, counts_of(trainer), GuardState.for_a_file(old), history, left_out=left_out)
     assert {path.name for path in folder.iterdir()} == OURS
     trainer._metrics = {"train": {}}
-    assert put_back(folder, trainer, new, is_first=True) == {"step": 3, "last": [float("inf")]}
+    assert put_back(folder, trainer, new, is_first=True) == (history, left_out)
     assert str(new.gate.state_dict()) == str(old.gate.state_dict())
     assert (new.rate_scale.kept, new.rate_scale.ramps) == (0.5, [Ramp(0.25, 8, 3)])
     assert str(trainer._metrics) == str({"train": {"entropy": [0.5, float("nan")]}})
-    assert put_back(folder, trainer, later, is_first=False) is None
+    assert put_back(folder, trainer, later, is_first=False) == (None, left_out)
     assert later.rate_scale.kept == 1.0, "what was decided since stays"
     remove_where_alone(folder)
     assert not folder.exists(), "a trainer that writes no checkpoint leaves none behind"

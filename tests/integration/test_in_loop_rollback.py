@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from self_healing.adapters.rollback.data_windows import DataWindows
 from self_healing.adapters.rollback.in_loop import RollbackLoop
+from self_healing.adapters.rollback.left_out import left_out_of
 from self_healing.adapters.run.moves import ReturnTo, RollBackTo
 from self_healing.adapters.wrapping import Wrapping
 from self_healing.drills.tiny_training import records
@@ -263,6 +265,15 @@ def test_what_is_left_out_goes_on_behind_the_end_of_an_epoch(tmp_path):
     rolled_back(trainer, {12: 0}, every=11, skip=(12,), more=3)  # epochs of 13 steps: one more there, two behind
     batches = [[row["input_ids"] for row in records(104, seed=2)[8 * n : 8 * n + 8]] for n in range(13)]
     assert [batches.index(seen[step]) for step in range(10, 17)] == [9, 10, 0, 1, 2, 3, 4]
+
+
+def test_what_is_about_to_be_left_out_is_told_to_the_next_process_by_the_epoch_that_it_lies_in():
+    data = DataWindows(0)
+    epoch = data.begin_epoch({"epoch": 3}, first_step=0, steps_before=0)
+    epoch.loader, epoch.read, epoch.left_out_next = range(13), 12, 3
+    assert left_out_of(data) == {(3, 12), (4, 0), (4, 1)}
+    epoch.loader = iter(())  # which does not know its length
+    assert left_out_of(data) == {(3, 12), (3, 13), (3, 14)}
 
 
 def test_where_the_data_take_too_much_memory_a_state_is_for_restarts_only(clean, tmp_path):

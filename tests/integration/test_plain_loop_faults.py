@@ -245,6 +245,16 @@ def test_a_bug_is_raised_with_a_note_and_the_run_is_saved(form, tmp_path):
     assert differences(weights, plain.state()["model"]) == []
 
 
+def test_a_step_that_is_finite_only_the_third_time_keeps_its_batch_where_we_can_run_it(tmp_path):
+    """Of which the ledger says that it was transient."""
+    loop = make()
+    plant(loop.net, 12, nan_loss)
+    plant(loop.net, 13, nan_loss)
+    guarded(loop, tmp_path)
+    assert_same(loop, bare(make()))
+    assert "so it was transient" in notes(tmp_path, "nan-examined")[0]
+
+
 # -- several ways in one loop --------------------------------------------------------------------------
 
 

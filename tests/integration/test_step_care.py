@@ -161,6 +161,19 @@ def test_what_we_put_back_is_not_taken_for_a_change():
     assert renewing.table.tolist() == [0, 0]
 
 
+def test_what_the_first_steps_change_is_known_also_where_each_was_put_back():
+    """A step that raises again and again before the first update: a server that is not up yet."""
+    import torch
+
+    model = normalised_model()
+    buffers = StepBuffers(model)
+    for _ in range(3):
+        before = buffers.before_step()
+        model.norm(torch.randn(8, 16))
+        buffers.put_back(before)
+    assert len(buffers.before_step()) == 3, "the statistics, and how many batches they are of"
+
+
 def test_buffers_may_go_away_and_may_be_one_number_many_times():
     import torch
 

@@ -137,6 +137,42 @@ def test_the_last_update_of_a_loop_is_looked_at(at, tmp_path):
     assert {"weights-not-finite", "unexplained-state"} & set(incidents(tmp_path / "ours"))
 
 
+@pytest.mark.parametrize("is_inside", [True, False])
+@pytest.mark.parametrize("form", [1, 3])
+def test_a_loop_that_is_left_after_a_step_that_broke_its_weights_ends_with_sound_ones(form, is_inside, tmp_path):
+    import torch
+
+    from self_healing import guard
+
+    torch.manual_seed(0)
+    model, rows = torch.nn.Linear(8, 1), torch.randn(320, 8)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+
+    def loss_fn(rows):
+        if is_inside and run.step_number == 16:
+            model.weight.data[0, 0] = float("nan")
+        return (model(rows) - rows.sum(1, keepdim=True)).pow(2).mean()
+
+    with guard(model, optimizer, run_dir=tmp_path, config=HealingConfig(snapshot_every_steps=5)) as run:
+        for batch in run.batches(torch.utils.data.DataLoader(rows, batch_size=8)):
+            with run.step(batch) as step:
+                if form == 1:
+                    step.backward(loss_fn, batch)
+                else:
+                    step.loss = loss = loss_fn(batch)
+                    loss.backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if run.step_number == 17:
+                break
+        if not is_inside:
+            model.weight.data[0, 0] = float("nan")
+    assert bool(torch.isfinite(model.weight).all())
+    assert (run.step_number, run.figures()["healing/steps_lost"]) == (15, 2)
+    (told,) = notes(tmp_path, "ends-at-an-earlier-state")
+    assert "when the loop was left at step 17: they are those of step 15 now" in told
+
+
 def test_a_flipped_bit_that_shows_as_a_spike_is_put_down_to_the_state(tmp_path):
     """Neither data nor learning rate are to blame: nothing is left out, and the run ends with the bits of a clean one."""
     clean = tiny_trainer(tmp_path / "clean")

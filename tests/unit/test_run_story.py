@@ -56,6 +56,19 @@ def test_values_that_are_not_finite_do_not_hide_others_when_a_curve_is_thinned()
     assert curve.not_finite == 4 * MOST_POINTS
 
 
+def test_a_run_that_ends_with_a_state_that_it_had_returned_from_has_lost_what_it_trained_since(tmp_path):
+    book = Book(tmp_path)
+    book.metrics(60, loss=1.0)
+    book.add("signal", "returned", 20, {"key": "memory-2-step-20", "from_step": 60, "asked": "memory-2-step-20"})
+    book.metrics(35, loss=9.0)
+    plan = {"incident": "x", "failure": "divergence", "actions": [{"name": "stop-run"}], "rung": "stop-run"}
+    stopped = [{"action": "stop-run", "status": "done", "text": "the weights are those of step 50"}]
+    book.add("outcome", "x", 35, {**plan, "plan": plan, "succeeded": True, "results": stopped, "step_after": 50})
+    book.close()
+    run = read_run(tmp_path)
+    assert (run.last_step, run.account.steps_lost) == (50, 60 + (35 - 20) - 50)
+
+
 def test_steps_that_are_trained_again_are_undone():
     curve = Curve()
     for step in (*range(1, 11), *range(6, 13)):

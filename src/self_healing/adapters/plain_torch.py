@@ -121,7 +121,6 @@ class GuardedRun:
         self._resume = resume
         self._session: PlainSession | None = None
         self._is_closed = False
-        self._figures: dict[str, float] = {}
         self.steps_scheduler = True
         """Whether the scheduler steps with each update that `step` applies."""
 
@@ -181,9 +180,7 @@ class GuardedRun:
 
     def figures(self) -> dict[str, float]:
         """Return the figures of healing, as trackers are told: `healing/*`; those of its end where the run is over."""
-        if self._session is not None and not self._is_closed:
-            self._figures = self._session.all_figures() or self._figures
-        return self._figures
+        return self._session.all_figures() if self._session is not None else {}
 
     # -- what can be asked for -----------------------------------------------------------------------
 
@@ -242,7 +239,6 @@ class GuardedRun:
     def _end(self, reason: str, error: BaseException | None) -> None:
         if self._is_closed:
             return
-        self.figures()
         self._is_closed = True
         atexit.unregister(self._process_ends)
         if self._session is not None:

@@ -197,6 +197,8 @@ def _train_in_session(
             session, at_once=True
         )  # one that came after the last step: what has been trained is saved all the same
         if session.abilities.stop_reason is not None:
+            if not trainer.args.load_best_model_at_end:  # else the weights are those of a checkpoint
+                session.note("emergency", session.emergency_checkpoint())
             give_up(session.abilities.stop_reason, None)
         session.ended("completed" if session.interrupted_by is None else session.interrupted_by.name.lower(), None)
         output = _with_figures(trained, session)
@@ -254,11 +256,12 @@ def _train_until_done(
 
 def _answer(session: TrainerSession, error: Exception) -> Resume | None:
     """Have an exception that has left the loop looked at; None where it is to be raised again."""
-    if is_pruning(error) or is_the_end(session, error):
+    if is_pruning(error):
         return None
     if session.mode is Mode.HEAL and is_device_lost(error):  # whoever has met it first, be it a callback
         lose_device(session, error)
-    if came_from_a_callback(error):  # a decision of its owner, or a fault that no training of ours can mend
+    # How a plan ends the run; a decision of the callback's owner, or a fault that no training of ours can mend.
+    if is_the_end(session, error) or came_from_a_callback(error):
         if session.mode is Mode.HEAL:
             session.note("emergency", session.emergency_checkpoint())
         return None

@@ -234,6 +234,8 @@ class Story:
         self._put_down(attempt, action, key, lost, seconds + seconds_of(body.get("seconds")))
         if after is not None:
             attempt.last_step = after
+            regained = max(0, after - entry.step)  # the run ends with a state that a return had undone
+            attempt.steps_lost, self.steps_lost = attempt.steps_lost - regained, self.steps_lost - regained
 
     @property
     def skipped_steps(self) -> int:

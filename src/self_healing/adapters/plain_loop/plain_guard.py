@@ -329,11 +329,14 @@ class PlainGuard(StepGuard):
         """Run skipped steps again where the loop has told us how; what is left is handed out again by the loop."""
         windows = self._take_skipped()
         making_up, applied = self.making_up, []
-        interrupted, self._window = self._window, None
+        interrupted, self._window, making_up.is_undone = self._window, None, False
         try:
             while windows and can_be_run(windows[0]):
                 left_out = making_up.skipped_steps
                 making_up.run(windows[:1])
+                if making_up.is_undone:
+                    windows = []
+                    break
                 applied += making_up.applied
                 if making_up.skipped_steps > left_out and self.hands_out_again:
                     making_up.left_out.pop()  # other data will take its place
@@ -343,7 +346,7 @@ class PlainGuard(StepGuard):
         finally:
             self.kept.extend(windows)  # one has raised: nobody may take these for applied
             making_up.applied = applied
-            self._window, self._is_judged = interrupted, False
+            self._window, self._is_judged = None if making_up.is_undone else interrupted, False
         return len(applied)
 
     def judge_if_needed(self) -> None:

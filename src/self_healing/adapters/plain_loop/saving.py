@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...tensors.random_state import RandomState
-from ..rollback.shared_states import left_out_of, place_of
+from ..rollback.left_out import left_out_of
+from ..rollback.shared_states import place_of
 from .checkpoints import write_checkpoint, write_place
 
 if TYPE_CHECKING:

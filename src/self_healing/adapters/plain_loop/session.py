@@ -18,6 +18,7 @@ from ..engines import Surroundings
 from ..memory.memory_errors import let_go
 from ..rollback.also_state import with_what_is_outside
 from ..rollback.rollback_care import RollbackCare
+from ..run.moves import ReturnTo
 from ..run.run_desk import RunDesk
 from ..run.time_spent import TimeSpent
 from ..step.gradient_gate import gate_of
@@ -48,6 +49,7 @@ class PlainSession(LoopFlow):
 
     failed: Window | None = None
     """The step that has raised, while that is answered."""
+    _last_figures: dict[str, float]
 
     def __init__(
         self,
@@ -96,7 +98,7 @@ class PlainSession(LoopFlow):
         self._loaders = []
         self.again = DoingAgain(self, self.data.records.retries)
         self.failing = FailingTogether(self)
-        self.is_open = False
+        self.is_open, self._last_figures = False, {}
         stand_in.write, stand_in.write_place = partial(write_now, self), partial(write_place_of, self)
         self.before: LastAttempt | None = attempt_before(stand_in.args) if self.ranks.is_one_of_several else None
         self.lessons_before = lessons_before(stand_in.args) if self.ranks.is_one_of_several else []
@@ -141,13 +143,16 @@ class PlainSession(LoopFlow):
             self.desk.finish()
             self.pending.dropped(f"the run has ended ({exit_reason})")
             self._write_end(exit_reason, error)
+            self.all_figures()
         finally:
             self._close()
 
     def all_figures(self) -> dict[str, float]:
-        """Return every figure of healing there is; nothing where the run is over."""
+        """Return every figure of healing there is; those of its end where the run is over."""
         figures = self.figures.all({})
-        return {**figures, **self._counted(), **self.data.figures()} if figures else {}
+        if figures:
+            self._last_figures = {**figures, **self._counted(), **self.data.figures()}
+        return self._last_figures
 
     def _close(self) -> None:
         self._listen_no_more()
@@ -187,15 +192,36 @@ class PlainSession(LoopFlow):
             return
         if error is None and not self.is_over:
             self.guard.hands_out_again = False
-            if self._has_stepped:  # the loop was left by `break`
+            was_left = self._has_stepped  # by `break`
+            if was_left:
                 self._step_ends()
             self.know_everything()
             answer_interrupt(self, at_once=True)
             self.intake.judge_by_steps()
+            if was_left:
+                self._look_at_what_was_left()
             self._settle_moves()
         elif isinstance(error, Exception) and self.mode is Mode.HEAL and self.is_open:
             self.note("emergency", self.emergency_checkpoint())
         self.end(reason, error)
+
+    def _look_at_what_was_left(self) -> None:
+        """Look at the weights of a loop that trains nothing again; sound ones are put back in the place of broken ones.
+
+        Only what is not finite counts: what else has changed may be the user's doing, who has the run closed afterwards.
+        """
+        step = self._step()
+        if not self.ranks.is_one_of_several and self._broken_weights(only_trained=True):
+            self.look_at_the_end()
+            if self.pending.is_returning and self.go_where_asked():
+                told = f"they are those of step {self._step()} now, and nothing is trained again"
+                self.note(
+                    "ends-at-an-earlier-state",
+                    f"the weights were not finite when the loop was left at step {step}: {told}",
+                    level=logging.ERROR,
+                )
+        if isinstance(move := self.pending.asked, ReturnTo):
+            self.note("not-returned", f"the loop was left at step {step}: it does not return to {move.key} any more")
 
     def begin_block(self) -> Window:
         """Begin a step, or go on with one that gradients are added up for."""

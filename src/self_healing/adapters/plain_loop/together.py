@@ -15,7 +15,8 @@ from ...core.errors import RanksParted
 from ...snapshots.verdicts import NOT_JUDGED, Condition, StateVerdict
 from ..ending.leaving import SICK
 from ..ranks.session_ranks import SessionRanks
-from ..rollback.shared_states import left_out_of, place_of
+from ..rollback.left_out import left_out_of
+from ..rollback.shared_states import place_of
 
 if TYPE_CHECKING:
     from ...core.voting import Decision

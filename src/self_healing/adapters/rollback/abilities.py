@@ -26,6 +26,8 @@ class RollbackAbilities(TrainerAbilities):
         self.keeper = keeper
         self._blamed: frozenset[int] = frozenset()
         """Steps with trouble that were returned from with their data still there, until these have come again."""
+        self.undone: Callable[[int], None] = _nobody_counts
+        """Is told of the step behind which all was in vain, where the run ends with an earlier state."""
 
     def roll_back(self, *, before_step: int | None, depth: int, min_steps: int | None) -> ReturnAsked:
         """Ask for a return to a state in memory, else for leaving the loop and resuming from a checkpoint."""
@@ -59,7 +61,11 @@ class RollbackAbilities(TrainerAbilities):
             reason = f"{told}. {self._save_now()}. {self._how_to_load_anew(broken)}"
         further = self.keeper.return_to_the_furthest()
         text, step = f"{super().stop_run(reason)}{further}", int(self.loop.state.global_step)
-        return text if step == before else StoppedAt(step, text)
+        if step == before:
+            return text
+        self.pending.steps_lost += before - step  # fewer where a return had undone what counts in the end
+        self.undone(step)
+        return StoppedAt(step, text)
 
     def _how_to_load_anew(self, broken: BrokenWeights) -> str:
         how = getattr(self.loop, "resumes_by", 'train(resume_from_checkpoint="auto")')
@@ -118,3 +124,7 @@ class RollbackAbilities(TrainerAbilities):
     def _can_be_returned_to(self) -> str | None:
         kept = self.keeper.choose(before_step=None, depth=0, min_steps=None)
         return super()._can_be_returned_to() if kept is None else kept.key
+
+
+def _nobody_counts(_step: int) -> None:
+    """Stand for an account of the time that is not kept."""

@@ -11,13 +11,14 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...snapshots.checkpoint_check import differs_beside
 from ...snapshots.manifest import BESIDE
 from ...snapshots.manifest import FILE_NAME as MANIFEST
 from ..family import names_in_all
 from .guard_state import GuardState
+from .left_out import LeftOut
 from .trainer_capture import counted_names, put_count_back
 
 if TYPE_CHECKING:
@@ -27,6 +28,15 @@ FILE_NAME = "healing_state.json"
 TENSORS = "healing_state.safetensors"
 OURS = BESIDE
 VERSION = 1
+
+
+class Beside(NamedTuple):
+    """What lies beside a checkpoint for others than its trainer and the guard."""
+
+    history: Mapping[str, Any] | None = None
+    """The past of the rules."""
+    left_out: LeftOut | None = None
+    """The data that the run had left out by then."""
 
 
 class CannotReadError(ValueError):
@@ -41,6 +51,7 @@ def write_beside(
     history: Mapping[str, Any] | None = None,
     *,
     accumulation: int | None = None,
+    left_out: LeftOut | None = None,
 ) -> None:
     """Write it into the folder of a checkpoint, which is made where it is not there yet.
 
@@ -57,6 +68,7 @@ def write_beside(
         "v": VERSION,
         "step": step,
         "accumulation": accumulation,
+        "left_out": left_out and {"batch_size": left_out.batch_size, "batches": sorted(left_out.batches)},
         "counts": {name: written.plain(value) for name, value in counts.items()},
         "guard": written.plain(guard),
         "history": written.plain(history),
@@ -85,8 +97,8 @@ def remove_where_alone(folder: Path) -> None:
         folder.rmdir()
 
 
-def put_back(folder: Path, trainer: Any, guard: StepGuard, *, is_first: bool) -> Mapping[str, Any] | None:
-    """Put back what lies beside a checkpoint, once `train()` has loaded it; return the history of the rules.
+def put_back(folder: Path, trainer: Any, guard: StepGuard, *, is_first: bool) -> Beside:
+    """Put back what lies beside a checkpoint, once `train()` has loaded it; return what is for others.
 
     What the guard knows is only put back where the process begins, and the history only given out there: later more is
     known and decided.
@@ -99,7 +111,7 @@ def put_back(folder: Path, trainer: Any, guard: StepGuard, *, is_first: bool) ->
         trainer.current_flos = 0
     found = _read(folder, trainer.args.device)
     if found is None:
-        return None
+        return Beside()
     for name, value in _in_micro_batches_of_now(found["counts"], found["accumulation"], trainer).items():
         if name in _counted() and name in vars(trainer):  # what this trainer does not count is another one's
             if value is None:
@@ -113,8 +125,7 @@ def put_back(folder: Path, trainer: Any, guard: StepGuard, *, is_first: bool) ->
             GuardState.take_over(
                 guard, {**kept, "borrowed": 0, "spare": None}
             )  # the loader begins with what was borrowed
-    history: Mapping[str, Any] | None = found["history"] if is_first else None
-    return history
+    return Beside(found["history"] if is_first else None, found["left_out"])
 
 
 def _in_micro_batches_of_now(counts: dict[str, Any], then: Any, trainer: Any) -> dict[str, Any]:
@@ -153,12 +164,19 @@ def _read(folder: Path, device: Any) -> dict[str, Any] | None:
         return {
             "counts": counts,
             "accumulation": said.get("accumulation"),
+            "left_out": _left_out(said.get("left_out")),
             **{name: None if _lacks_something(each) else read(each) for name, each in others.items()},
         }
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CannotReadError(f"{FILE_NAME} cannot be used: {type(error).__name__}: {error}") from error
+
+
+def _left_out(plain: Any) -> LeftOut | None:
+    if plain is None:  # nothing, or an older version has written it
+        return None
+    return LeftOut(int(plain["batch_size"]), frozenset((int(epoch), int(each)) for epoch, each in plain["batches"]))
 
 
 def _lacks_something(plain: Any) -> bool:

@@ -28,6 +28,7 @@ from .beside_checkpoint import CannotReadError, counts_of, put_back, remove_wher
 from .best_checkpoint import keeping_all_checkpoints, name_a_best_that_is_there
 from .guard_state import GuardState
 from .harm import harmed_since, is_unhealthy, may_have_harmed
+from .left_out import LeftOut
 
 if TYPE_CHECKING:
     from ..run.run_desk import RunDesk
@@ -62,6 +63,10 @@ class CheckpointCare:
         """Is called for each checkpoint that holds the state of this moment; says what is wrong with that state."""
         self.finish_writing: Callable[[], None] = lambda: None
         """Is called before checkpoints are marked: one that is still being written must be known by then."""
+        self.left_out: Callable[[], LeftOut | None] = lambda: None
+        """Says which data the run has left out, of a trainer that goes by the number of steps when it is resumed."""
+        self.leave_out: Callable[[LeftOut | None], None] = lambda _left_out: None
+        """Is given the same of the run that is gone on with."""
         self._is_in_trouble = False
         self._was_tried = False
         """Whether the first checkpoint of this training was looked at for what torch would refuse to load."""
@@ -93,11 +98,12 @@ class CheckpointCare:
         if self._enters_from is None or int(self.trainer.args.world_size) > 1:
             return
         try:
-            history = put_back(Path(self._enters_from), self.trainer, self._guard, is_first=self._entered == 1)
+            beside = put_back(Path(self._enters_from), self.trainer, self._guard, is_first=self._entered == 1)
         except CannotReadError as error:
             self._desk.note("resuming", f"{error}: counts begin anew, as after a stock resume")
             return
-        self._desk.go_on_with(history)
+        self._desk.go_on_with(beside.history)
+        self.leave_out(beside.left_out)
 
     def steps_end(self, steps: Iterable[int], cases: Iterable[Case]) -> None:
         """Judge the checkpoints by what is open after some steps."""
@@ -225,7 +231,10 @@ class CheckpointCare:
                 guard = GuardState.for_a_file(self._guard) if is_of_now else None
                 history = self._desk.healer.history.state_dict() if is_of_now else None
                 accumulation = int(self.trainer.args.gradient_accumulation_steps)
-                write_beside(folder, step, counts_of(self.trainer), guard, history, accumulation=accumulation)
+                write_beside(
+                    folder, step, counts_of(self.trainer), guard, history,
+                    accumulation=accumulation, left_out=self.left_out(),
+                )  # fmt: skip
             with self._not_pushed(where=is_sick):
                 result = save()
             if self.together.is_writer:

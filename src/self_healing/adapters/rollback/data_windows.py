@@ -14,6 +14,7 @@ from types import GeneratorType
 from typing import TYPE_CHECKING, Any
 
 from .host_copies import HostCopy
+from .left_out import that_follow
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
@@ -66,6 +67,7 @@ class EpochData:
     owed: int = 0
     """Batches that were left out, and are replaced by others when the loader has no more."""
     reused: int = 0
+    """Batches that have taken the place of others."""
     is_broken: bool = False
     """The loader has raised: its iterator is over and cannot say where it stood, so that nothing follows what is kept."""
     left_out_next: int = 0
@@ -101,6 +103,14 @@ class EpochData:
     def end(self) -> int:
         """The place behind the last batch that is kept."""
         return self.dropped + len(self.batches)
+
+    @property
+    def length(self) -> int:
+        """How many batches it has; 0 where its loader does not know."""
+        try:
+            return len(self.loader)
+        except TypeError:
+            return 0
 
     @property
     def was_begun(self) -> bool:
@@ -196,8 +206,8 @@ class DataWindows:
         harmful = [batch for step in sorted(steps) for batch in self._used.get(step, ())]
         if harmful:
             epoch, last = max(harmful)
-            count = self._length_of(epoch) or last + 1 + more  # what follows may go beyond its end
-            harmful += [(epoch + at // count, at % count) for at in range(last + 1, last + 1 + more)]
+            length = next((each.length for each in self.epochs if each.number == epoch), 0)
+            harmful += that_follow((epoch, last + 1), more, length)
         self.left_out.update(harmful)
         return len(harmful)
 
@@ -341,15 +351,16 @@ class DataWindows:
 
         Those that are left out too where there are no others: a trainer ends in silence with an epoch that has no data.
         """
-        wants_all = False
+        wants_all, passes_by = False, epoch.reused
         while epoch.loader is not None:
             if hasattr(epoch.loader, "set_epoch"):  # else it goes on to another order, and numbers are of other batches
                 epoch.loader.set_epoch(epoch.number)
             is_empty = True
             for number, batch in enumerate(epoch.loader):
                 if wants_all or (epoch.number, number) not in self.left_out:
-                    is_empty = False
-                    yield batch
+                    is_empty, passes_by = False, passes_by - 1
+                    if passes_by < 0:
+                        yield batch
             if is_empty and wants_all:
                 return
             wants_all = wants_all or is_empty
@@ -367,12 +378,6 @@ class DataWindows:
             self.nbytes -= epoch.batches.popleft().nbytes
             epoch.dropped += 1
 
-    def _length_of(self, number: int) -> int:
-        try:
-            return next(len(epoch.loader) for epoch in self.epochs if epoch.number == number)
-        except (StopIteration, TypeError):
-            return 0  # its loader does not know
-
     def _index(self, epoch: EpochData) -> int:
         return next(index for index, each in enumerate(self.epochs) if each is epoch)
 
@@ -386,15 +391,3 @@ def _next(epoch: EpochData, iterator: Iterator[Any]) -> Any:
     except BaseException:
         epoch.is_broken = True
         raise
-
-
-class Batches(Iterator[Any]):
-    """Iterates over an epoch: kept batches first, then live ones. Any number of them share the epoch's position."""
-
-    def __init__(self, data: DataWindows, epoch: EpochData, trainer: Any) -> None:
-        self.epoch = epoch
-        self._data = data
-        self._trainer = trainer
-
-    def __next__(self) -> Any:
-        return self._data.next_batch(self.epoch, int(self._trainer.state.global_step) + 1)

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
 
 
 class GuardState:
-    """The gate's baseline, the ramp of the learning rate and borrowed data; what was counted as healed stays counted."""
+    """The gate's baseline, the ramp of the learning rate, borrowed data, and what the result lacks.
+
+    What was counted as healed stays counted; steps that were left out or took other data are trained again as they were.
+    """
 
     def __init__(self, guard: StepGuard, copies: Copies | None = None) -> None:
         from ...tensors.state import keep
@@ -27,6 +30,7 @@ class GuardState:
         self._ramps = [(ramp, ramp.done) for ramp in guard.rate_scale.ramps]
         making_up = guard.making_up
         self._borrowed, self._spare = making_up.borrowed, making_up.spare  # its place in the data
+        self._left_out, self._replaced = tuple(making_up.left_out), tuple(making_up.replaced)
         spare = self._spare if self._borrowed else None
         self._kept = keep(
             {
@@ -75,7 +79,9 @@ class GuardState:
         guard.gate.load_state_dict(self._gate)
         guard.gate.release()
         guard.loss_sum.go_on_from(self._loss_sum)
-        guard.making_up.borrowed, guard.making_up.spare = self._borrowed, self._spare
+        making_up = guard.making_up
+        making_up.borrowed, making_up.spare = self._borrowed, self._spare
+        making_up.left_out, making_up.replaced = list(self._left_out), list(self._replaced)
         self._restore_ramps()
 
     def _restore_ramps(self) -> None:

@@ -17,7 +17,8 @@ from typing import Any
 
 from ..run.moves import ReturnTo, RollBackTo
 from ..wrapping import Wrapping
-from .data_windows import Batches, EpochData
+from .data_windows import DataWindows, EpochData
+from .left_out import pass_by_what_was_left_out
 from .old_loop import OldLoop
 from .restart import MemoryRestart, Returning
 from .state_returns import Arrival, StateReturns
@@ -142,6 +143,8 @@ class RollbackLoop(StateReturns):
         epoch = self.data.begin_epoch(call, first_step=self._step(), steps_before=steps_before)
         epoch.read = steps_before * self._accumulation()
         epoch.loader = self.trainer.callback_handler.train_dataloader
+        if self.restart.entered_for is None:  # else it knows where its data stood
+            pass_by_what_was_left_out(epoch, self.data.left_out)
         self.restart.epoch_begins(epoch)
         self._epoch = epoch
         return epoch
@@ -225,6 +228,18 @@ class RollbackLoop(StateReturns):
         snapshot.place = self._place_in(epoch)
         snapshot.is_restart_only = not self.re_enters
         self._has_returned(Arrival(snapshot, move, returning.left_at, repeats))
+
+
+class Batches(Iterator[Any]):
+    """Iterates over an epoch: kept batches first, then live ones. Any number of them share the epoch's position."""
+
+    def __init__(self, data: DataWindows, epoch: EpochData, trainer: Any) -> None:
+        self.epoch = epoch
+        self._data = data
+        self._trainer = trainer
+
+    def __next__(self) -> Any:
+        return self._data.next_batch(self.epoch, int(self._trainer.state.global_step) + 1)
 
 
 class _Again:

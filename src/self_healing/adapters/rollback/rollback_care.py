@@ -14,6 +14,7 @@ from ..wrapping import Wrapping
 from .abilities import RollbackAbilities
 from .best_checkpoint import NotWrittenError
 from .in_loop import RollbackLoop
+from .left_out import LeftOut, left_out_of
 from .left_state import LeftState, facts_for_takeover
 from .memory_snapshots import SnapshotDamagedError
 from .restart import MemoryRestart
@@ -84,6 +85,7 @@ class RollbackCare:
             found = self._kinds[0](self.trainer, scale, save_now)
         else:
             found = self._abilities = self._kinds[1](self.trainer, scale, save_now, self.keeper)
+            self._abilities.undone = self._account.returned
         found.may_change_loss = may_change_loss
         self._moves = found.pending
         return found
@@ -309,6 +311,17 @@ class RollbackCare:
             "healing/seconds_lost": round(returns.seconds_lost, 3),
             "healing/trained_steps": trained,
         }
+
+    def left_out(self) -> LeftOut | None:
+        """Return which data the run has left out; None where there are none."""
+        batches = left_out_of(self.keeper.loop.data) if self.keeper is not None else frozenset()
+        return LeftOut(int(self.trainer.args.train_batch_size), batches) if batches else None
+
+    def leave_out(self, before: LeftOut | None) -> None:
+        """Leave out what the run that is gone on with had left out, as long as its batches are the same."""
+        if before is not None and self.keeper is not None:
+            is_same = before.batch_size == int(self.trainer.args.train_batch_size)
+            self.keeper.loop.data.left_out |= before.batches if is_same else set()
 
     def returns(self) -> Returns:
         """Return how often the run has returned, the steps that were undone, and the time that all of healing has taken."""

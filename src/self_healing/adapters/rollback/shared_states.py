@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ...snapshots.verdicts import SavedState, newest_for_a_crash, newest_for_an_incident
 from .data_windows import EpochData, Place
+from .left_out import left_out_of
 from .restart import EpochStart
 
 if TYPE_CHECKING:
     from ...snapshots.shared_memory import SharedRun, SharedSlot
     from ...tensors.arrivals import Worker
     from ...tensors.described import Described
-    from .data_windows import DataWindows
     from .memory_snapshots import Snapshot
     from .state_returns import StateReturns
 
@@ -251,14 +251,6 @@ class SharedStates:
         if self._worker is not None:
             self._worker.wait()
         (run.remove if for_good else run.leave)()
-
-
-def left_out_of(data: DataWindows) -> frozenset[tuple[int, int]]:
-    """Return the batches that are left out for good, those that are about to be included."""
-    if not data.epochs or not data.epochs[-1].left_out_next:
-        return frozenset(data.left_out)
-    epoch = data.epochs[-1]
-    return frozenset((*data.left_out, *((epoch.number, epoch.read + more) for more in range(epoch.left_out_next))))
 
 
 def place_from(plain: Mapping[str, Any]) -> tuple[Place, set[tuple[int, int]]]:

@@ -75,6 +75,10 @@ class StateAudit:
             state_norms(self.trainer.model, getattr(optimizer, "optimizer", optimizer), besides)
         )
 
+    def is_finite_now(self) -> bool:
+        """Say whether all that a state of this moment would hold is finite; waits for the device."""
+        return all(map(math.isfinite, self.now().values()))
+
     def applied(self, step: int, numbers: UpdateNumbers, gradient: float) -> None:
         """Take note of an update; a norm that is not finite was not measured."""
         if self.has_states:

@@ -326,7 +326,8 @@ class StateKeeper:
         """Put the furthest sound state back where the run ends before it has come as far again; say so."""
         if self.common is not None:  # each process alone knows which that is, and all must end with the same weights
             return ""
-        is_sound = self.known.open is None and not self._is_unexplained
+        # What has just ended the run may not have been judged by yet.
+        is_sound = self.known.open is None and not self._is_unexplained and self.audit.is_finite_now()
         if not is_sound:
             self.about_to_return()  # which finds the furthest sound one
         furthest = self.loop.snapshots.furthest

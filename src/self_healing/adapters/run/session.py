@@ -265,7 +265,7 @@ class Session:
         return making_up.applied
 
     def _examine(self, window: Window) -> bool:
-        """Find out why a step is not finite even when it is run again; say whether that was mended."""
+        """Find out why a step is not finite even when it is run again; say whether that was mended, or has passed."""
         self._found_unsound = True
         if self.guard.making_up.may_replace and generates_for_several_steps(self.trainer):
             self.note(
@@ -277,7 +277,7 @@ class Session:
         if found:
             self.note("nan-examined", str(found["nan_because"]))
             self.desk.learn(found)
-        return self.look_at_weights(window.step)
+        return self.look_at_weights(window.step) or found.get("nan_kind") == "transient"
 
     def look_at_weights(self, step: int) -> bool:
         """Look whether the weights after a step are to blame for what follows; say whether they were and have been mended.
@@ -292,6 +292,10 @@ class Session:
             self._tell_of_a_broken_start()
         self.abilities.last_with_sound_weights = step if broken else None
         self.desk.look({"weights_nonfinite": float(broken), "weights_seen_in_step": float(step + 1)})
+        if (
+            self.pending.stop_reason is not None
+        ):  # which may have put an earlier state back: nothing is trained any more
+            return False
         mended = broken > 0 and self.weights_are_finite()
         if mended:
             self.desk.look({"weights_nonfinite": 0.0})

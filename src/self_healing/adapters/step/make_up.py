@@ -51,6 +51,8 @@ class MakeUp:
         self.applied: list[AppliedStep] = []
         """What the newest call of `run` has applied."""
         self.is_running = False
+        self.is_undone = False
+        """The run was put back to an earlier state meanwhile: what is left to be made up has not happened."""
         self.fetch_next: Callable[[], tuple[list[Any], Any]] | None = None
         """Fetches the data of the step after the one that was fetched last."""
         self.spare: Window | None = None
@@ -65,18 +67,24 @@ class MakeUp:
         guard, trainer = self.guard, self.trainer
         now = RandomState.capture()
         counted_steps = step_counters(trainer)
-        self.applied = []
+        self.applied, self.is_undone = [], False
         if windows:  # what the first attempts counted is forgotten, and counted again as they are made up
             windows[0].counters.restore(trainer)
             guard.loss_sum.set_back(windows[0].loss_sum)
             guard.buffers.put_back(windows[0].buffers)
-        while windows:
-            windows[0].buffers = guard.buffers.before_step()
-            self._apply(windows[0])
-            del windows[0]
-        vars(trainer).update(counted_steps)
-        now.restore()
-        self.made_up_steps += len(self.applied)
+        try:
+            while windows:
+                windows[0].buffers = guard.buffers.before_step()
+                self._apply(windows[0])
+                if self.is_undone:
+                    windows.clear()
+                    break
+                del windows[0]
+        finally:  # also where one has raised: whoever saves now, or tries once more, goes on from here
+            if not self.is_undone:
+                vars(trainer).update(counted_steps)
+                now.restore()
+            self.made_up_steps += len(self.applied)
         return len(self.applied)
 
     @property
@@ -113,7 +121,10 @@ class MakeUp:
         if self._run_again(window):
             self.spare = window
             return
-        if self.on_unsound(window) and self._run_again(window):
+        is_sound_now = self.on_unsound(window)
+        if self.is_undone:
+            return
+        if is_sound_now and self._run_again(window):
             self.spare = window
             return
         may_replace = self.may_replace and not generates_for_several_steps(self.trainer)

@@ -58,15 +58,18 @@ class StepBuffers:
 
         from ...tensors.copies import has_shared_elements
 
+        self._look_at_counts()  # before our own writing, which says nothing about training
         for place, copied in copies.items():
             buffer = self._buffer(place)
+            if self._is_learning() and (buffer is None or not _are_equal(copied, buffer)):
+                self._changing.add(place)
             is_refilled = buffer is not None and buffer.shape == copied.shape and buffer.layout is torch.strided
             if is_refilled and not has_shared_elements(buffer):
                 buffer.detach().copy_(copied)
             else:
                 owner, name = self._places[place]
                 owner[name] = copied.clone()
-        self._marks = self._marks_now()  # our own writing says nothing about training
+        self._marks = self._marks_now()
 
     def _is_learning(self) -> bool:
         return self._steps <= LEARNING_STEPS

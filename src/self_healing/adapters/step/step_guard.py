@@ -219,7 +219,7 @@ class StepGuard:
             return self.making_up.run(windows)
         finally:
             self.kept.extend(windows)  # one has raised: nobody may take these for applied
-            self._window = interrupted
+            self._window = None if self.making_up.is_undone else interrupted
             self._is_judged = False
 
     def _take_skipped(self) -> list[Window]:
@@ -236,6 +236,7 @@ class StepGuard:
         self.ring.drain()
         self.kept.clear()
         self.making_up.applied = []  # the steps of these numbers are others from now on
+        self.making_up.is_undone = True
         self._window = None
         self._is_judged = False
 

@@ -99,6 +99,7 @@ class TrainerSession(Session):
         )  # fmt: skip
         if self.checkpoints is not None:
             self.checkpoints.audit = self.rollback.audit_checkpoint
+            self.checkpoints.left_out, self.checkpoints.leave_out = self.rollback.left_out, self.rollback.leave_out
             self.checkpoints.attach(self._changes)
             load_no_sick_best(self, self._changes)
         self.interrupts.while_waiting = self.spent.stalled
