@@ -148,8 +148,8 @@ def test_the_probe_names_the_module_inside_a_compiled_model(how, tmp_path):
 
     model = tiny_model()
     with torch.no_grad():
-        model.model.layers[1].mlp.up_proj.weight.mul_(1e30)
-        model.model.layers[1].mlp.down_proj.weight.mul_(1e30)
+        for name in ("gate_proj", "up_proj", "down_proj"):  # each by itself is a number that a weight may be
+            model.model.layers[1].mlp.get_submodule(name).weight.mul_(1e17)
     with pytest.raises(UnrecoverableError):
         SelfHealingTrainer(compiled(tmp_path, how, model)).train()
     facts = [e.body["facts"] for e in entries(tmp_path) if e.name == "facts" and "nan_module" in e.body["facts"]]
