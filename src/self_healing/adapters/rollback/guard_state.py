@@ -81,7 +81,9 @@ class GuardState:
         guard.loss_sum.go_on_from(self._loss_sum)
         making_up = guard.making_up
         making_up.borrowed, making_up.spare = self._borrowed, self._spare
-        making_up.skipped_steps, making_up.replaced_steps = self._skipped, self._replaced
+        making_up.skipped_steps = self._skipped
+        if making_up.may_replace:  # else a loop was given other data, and is given them again
+            making_up.replaced_steps = self._replaced
         self._restore_ramps()
 
     def _restore_ramps(self) -> None:
