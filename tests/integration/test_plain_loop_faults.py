@@ -168,6 +168,17 @@ def test_ten_poisoned_batches_in_one_epoch_do_not_end_a_run(form, tmp_path):
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_batches_in_a_row_that_are_never_finite_are_left_out_and_nothing_else_is_changed(form, tmp_path):
+    """As a damaged shard has them, in every epoch: it is one step that is not finite, however many batches are tried for it."""
+    loop = make(dropout=0.0, norm=False)
+    loop.loader = Listed(listed(*range(12, 21), count=40))
+    run = guarded(loop, tmp_path, form, epochs=2)
+    assert run.step_number == 80
+    assert (run.figures()["healing/replaced_steps"], run.figures()["healing/nan_count"]) == (18, 2)
+    assert {line.body["rung"] for line in entries(tmp_path) if line.kind == "plan"} == {"alert"}
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_steps_that_are_skipped_without_end_end_the_run(form, tmp_path):
     loop = make(dropout=0.0, norm=False)
     loop.loader = Listed(listed(*range(5, 40), count=40))

@@ -33,6 +33,8 @@ class DoingAgain:
         """The step, and whether other data take the place of its own."""
         self._tried: dict[tuple[int, str], int] = {}
         """How often a step was done again, by why."""
+        self._given_up = -1
+        """The newest step that was given up."""
 
     @property
     def is_asked(self) -> bool:
@@ -42,7 +44,11 @@ class DoingAgain:
     def forget(self) -> None:
         """Begin to count anew: the run has returned to an earlier state."""
         self._tried.clear()
-        self._asked = None
+        self._asked, self._given_up = None, -1
+
+    def is_one_more_try(self, step: int) -> bool:
+        """Say whether a step that is not finite is done again, and not for the first time: it is one step, however often it is tried."""
+        return self.is_asked and self._tried.get((step, "unsound"), 0) > 1
 
     def stepped(self, step: int) -> None:
         """Forget what was tried at steps that are long done."""
@@ -61,8 +67,8 @@ class DoingAgain:
             return
         times = self._count(step, "unsound")
         # What we have run again ourselves is unsound every time; what the loop has run was only unsound once so far.
-        # Not for ever: a plan may be vetoed, and whoever goes through all data for one step never gets to the next.
-        may_go_on = times <= session.config.max_consecutive_skips
+        # Not for ever: where so many batches are never finite in a row, it is not the data that are to blame.
+        may_go_on = times <= session.config.max_consecutive_skips and self._given_up != step - 1
         without = session.may_leave_out and may_go_on and (can_be_run(window) or times > 1)
         if window.stood is None or (times > 1 and not without):
             self.leave_out(window)
@@ -74,6 +80,7 @@ class DoingAgain:
     def leave_out(self, window: Window) -> None:
         """Give a step up: nothing of it was applied, and nothing takes its place."""
         self._session.guard.making_up.left_out.append(window.step + 1)
+        self._given_up = window.step + 1
         why = NOT_OURS if window.stood is None else "it is not finite every time"
         if window.stood is not None and not self._session.guard.hands_out_again:
             why = "it is not finite, and the loop has ended"

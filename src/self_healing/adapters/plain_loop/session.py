@@ -40,6 +40,7 @@ from .together import NOT_TOGETHER, LoopRanks
 if TYPE_CHECKING:
     from ...config import HealingConfig
     from ..ending.last_attempt import LastAttempt
+    from ..step.step_reading import StepReading
 
 logger = logging.getLogger("self_healing.loop")
 
@@ -266,6 +267,10 @@ class PlainSession(LoopFlow):
             for window in left:
                 self.again.leave_out(window)
         return applied
+
+    def is_told(self, reading: StepReading) -> bool:
+        """Say whether the rules are to hear of a step; of the tries of one that other data are being found for, of the first."""
+        return reading.is_sound or not self.again.is_one_more_try(reading.step)
 
     def _some_can_be_run(self) -> bool:
         return bool(self.guard.kept) and can_be_run(self.guard.kept[0])

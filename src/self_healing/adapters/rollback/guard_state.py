@@ -81,7 +81,9 @@ class GuardState:
         guard.loss_sum.go_on_from(self._loss_sum)
         making_up = guard.making_up
         making_up.borrowed, making_up.spare = self._borrowed, self._spare
-        making_up.left_out, making_up.replaced = list(self._left_out), list(self._replaced)
+        making_up.left_out = list(self._left_out)
+        if making_up.may_replace:  # else a loop was given other data, and is given them again
+            making_up.replaced = list(self._replaced)
         self._restore_ramps()
 
     def _restore_ramps(self) -> None:

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from ..rollback.rollback_care import RollbackCare
     from ..rollback.state_returns import Arrival
     from ..step.step_guard import StepGuard
+    from ..step.step_reading import StepReading
     from .abilities import TrainerAbilities
     from .moves import PendingMove
     from .run_desk import RunDesk
@@ -263,6 +264,10 @@ class Session:
         seconds = time.perf_counter() - began
         self.desk.reflex(made_up_reflex(unsound, making_up.applied, counts, step=self._step(), seconds=seconds))
         return making_up.applied
+
+    def is_told(self, reading: StepReading) -> bool:
+        """Say whether the rules are to hear of a step."""
+        return True
 
     def _examine(self, window: Window) -> bool:
         """Find out why a step is not finite even when it is run again; say whether that was mended, or has passed."""

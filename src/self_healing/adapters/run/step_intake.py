@@ -92,6 +92,8 @@ class StepIntake:
         # The search of a GradScaler for its scale is no trouble; an engine may keep the norm to itself.
         is_unknown = reading.is_routine_overflow or (session.surroundings.only_measures and not reading.norm)
         loss = reading.loss if reading.has_loss else None
+        if not session.is_told(reading):
+            return
         self._report(reading.step, loss, None if is_unknown else reading.norm, reading.rate, step_time_s)
         session.figures.read(reading, norm_is_known=not is_unknown)
         clipped = clipping_of(reading, session.trainer.args.max_grad_norm)

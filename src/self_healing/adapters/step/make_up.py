@@ -99,9 +99,9 @@ class MakeUp:
 
     def begins_at(self, step: int) -> None:
         """Take note that training goes on from a step: those after it are trained anew, whatever became of them."""
-        self.left_out, self.replaced = (
-            [each for each in steps if each <= step] for steps in (self.left_out, self.replaced)
-        )
+        self.left_out = [each for each in self.left_out if each <= step]
+        if self.may_replace:  # else a loop was given other data, and is given them again
+            self.replaced = [each for each in self.replaced if each <= step]
 
     def data_for_the_rest_of_the_epoch(self, missing: int) -> list[Any]:
         """Return micro-batches for a step whose own were used earlier in the epoch, in the place of unsound ones."""
