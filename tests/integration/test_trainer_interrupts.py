@@ -11,6 +11,7 @@ from self_healing import HealingConfig, Preempted, UnrecoverableError
 from self_healing.adapters.run.checkpoint_folders import newest_usable
 from self_healing.adapters.transformers import SelfHealingTrainer
 from self_healing.drills.tiny_training import tiny_trainer
+from self_healing.snapshots.checkpoint_check import check
 
 pytestmark = pytest.mark.torch
 
@@ -125,7 +126,10 @@ def test_no_checkpoint_is_made_of_weights_that_are_not_finite(tmp_path):
     trainer.model.register_forward_pre_hook(fail)
     with pytest.raises(KeyError, match="mine"):
         SelfHealingTrainer(trainer).train()
-    assert newest_usable(tmp_path, None)[0] is None
+    written = newest_usable(tmp_path, None)[0]
+    assert written.step < 7, "the newest sound state in memory"
+    assert check(written.path, finite=True).problems == ()
+    assert len(list(tmp_path.glob("checkpoint-*"))) == 1
 
 
 @pytest.mark.parametrize("ending", ["completed", "exception", "unrecoverable", "sigterm"])

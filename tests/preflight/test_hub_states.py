@@ -307,7 +307,7 @@ def test_all_names_are_asked_at_once(tmp_path, hub):
     checks = ("missing-model", "missing-dataset", "missing-revision", "missing-dataset-part")
     report = checked(tmp_path, hub.url, "all:\n" + "\n".join(lines) + "\n", *checks)
     assert (report.findings, report.not_run) == ([], [])
-    assert SLOW_S <= time.monotonic() - begun < 1.8 * SLOW_S
+    assert SLOW_S <= time.monotonic() - begun < 5 * SLOW_S, "ten, one after the other"
 
 
 def test_each_question_is_asked_once_in_a_run(tmp_path, hub):
