@@ -15,12 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..core.errors import DeviceLost, UnrecoverableError, give_up, say_given_up
+from ..core.errors import DeviceLost, UnrecoverableError, say_given_up
 from ..core.failure import Mode
 from ..core.goodput import TimeAccount
 from ..core.run_directory import DRILL
 from .ending.device_errors import is_device_lost
-from .ending.leaving import answer_interrupt, asked_to_end, is_put_down_to, leave_as_asked, lose_device
+from .ending.leaving import answer_interrupt, asked_to_end, end_as_planned, is_put_down_to, leave_as_asked, lose_device
 from .ending.raising import is_the_end, raised
 from .exceptions import came_from_a_callback, is_pruning
 from .family import weights_were_changed
@@ -197,9 +197,7 @@ def _train_in_session(
             session, at_once=True
         )  # one that came after the last step: what has been trained is saved all the same
         if session.abilities.stop_reason is not None:
-            if not trainer.args.load_best_model_at_end:  # else the weights are those of a checkpoint
-                session.note("emergency", session.emergency_checkpoint())
-            give_up(session.abilities.stop_reason, None)
+            end_as_planned(session, saves=not trainer.args.load_best_model_at_end)  # which has loaded a checkpoint
         session.ended("completed" if session.interrupted_by is None else session.interrupted_by.name.lower(), None)
         output = _with_figures(trained, session)
     except BaseException as error:
@@ -256,12 +254,11 @@ def _train_until_done(
 
 def _answer(session: TrainerSession, error: Exception) -> Resume | None:
     """Have an exception that has left the loop looked at; None where it is to be raised again."""
-    if is_pruning(error):
+    if is_pruning(error) or is_the_end(session, error):
         return None
     if session.mode is Mode.HEAL and is_device_lost(error):  # whoever has met it first, be it a callback
         lose_device(session, error)
-    # How a plan ends the run; a decision of the callback's owner, or a fault that no training of ours can mend.
-    if is_the_end(session, error) or came_from_a_callback(error):
+    if came_from_a_callback(error):  # a decision of its owner, or a fault that no training of ours can mend
         if session.mode is Mode.HEAL:
             session.note("emergency", session.emergency_checkpoint())
         return None

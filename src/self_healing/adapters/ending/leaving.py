@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, NoReturn
 
 from ...core.capability import capabilities_of
-from ...core.errors import DeviceLost, Preempted, UnrecoverableError
+from ...core.errors import DeviceLost, Preempted, UnrecoverableError, give_up
 from ..rollback.guard_state import is_settled
 from ..rollback.host_checkpoint import newest_whole, write_from_memory
 from .device_errors import DeadDevice
@@ -155,6 +155,17 @@ def save_from_memory(session: Session, *, within_s: float) -> tuple[str, bool]:
         session.checkpoints.was_written(folder, verdict)
     session.mark_saved(snapshot.step, was_written=True)
     return f"{name} was written from host memory", True
+
+
+def end_as_planned(session: Session, *, saves: bool = True) -> NoReturn:
+    """End a run that a plan gives up, with what it ends with on disk.
+
+    Not where there are several processes: the first that ends has the others ended, whatever they are writing.
+    """
+    assert session.abilities.stop_reason is not None, "a plan has asked for the end"
+    if saves and not session.surroundings.is_one_of_several:
+        session.note("emergency", session.emergency_checkpoint())
+    give_up(session.abilities.stop_reason, None)
 
 
 def lose_device(session: Session, error: Exception) -> NoReturn:

@@ -6,10 +6,9 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...core.errors import give_up
 from ...core.failure import Mode
 from ...core.goodput import TimeAccount
-from ..ending.leaving import save_as_asked
+from ..ending.leaving import end_as_planned, save_as_asked
 from ..ending.raising import raised_in_the_loop
 from ..engines import Surroundings
 from ..ranks.trainer_ranks import TrainerRanks
@@ -160,7 +159,7 @@ class TrainerSession(Session):
         """Take the state before the step where it is time; end here where a plan says so: no step follows the last state."""
         super().begin_of_step()
         if self.abilities.stop_reason is not None:
-            give_up(self.abilities.stop_reason, None)
+            end_as_planned(self)
 
     def end_of_step(self) -> None:
         """Read what the device said, make up what it skipped, and let the healer look at it; vote with the other processes."""
