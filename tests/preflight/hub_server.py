@@ -58,6 +58,8 @@ class HubServer:
     """Method, path and authorization of every request."""
     elsewhere: str = ""
     """Where acme/answers-elsewhere is passed on to."""
+    together: threading.Barrier = field(default_factory=lambda: threading.Barrier(1))
+    """How many questions of acme/answers-together-* must be under way for any of them to be answered."""
 
     def paths(self):
         return [path for _, path, _ in self.asked]
@@ -263,8 +265,18 @@ class _Handler(BaseHTTPRequestHandler):
         if which.startswith("slow"):
             time.sleep(SLOW_S)
             self.send({"id": f"acme/answers-{which}"})
+        elif which.startswith("together"):
+            self.answer_together(which)
         else:
             answers.get(which, lambda: self.refuse(404, "RepoNotFound", "Repository not found"))()
+
+    def answer_together(self, which):
+        try:
+            self.server.hub.together.wait(20)
+        except threading.BrokenBarrierError:
+            self.send({"error": "the others have not been asked"}, 503)
+        else:
+            self.send({"id": f"acme/answers-{which}"})
 
     def without_end(self, pause_s):
         self.send_response(200)
