@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +52,9 @@ class CheckpointCare:
         self.trainer = trainer
         self._guard = guard
         self.together = SaveTogether(trainer)
-        self.disk = DiskTier(ManifestWriter(is_complete=self.together.has_all_parts))
+        # By its own thread, which training does not wait for; the ledger takes lines of any.
+        tell = partial(desk.note, "manifest-not-written")
+        self.disk = DiskTier(ManifestWriter(tell, is_complete=self.together.has_all_parts))
         self.failed: BaseException | None = None
         """Why the last checkpoint was not written; None where it was."""
         self.not_written: dict[int, str] = {}
