@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .manifest import FolderChangingError, ManifestError, describe, promote, withdraw, write_manifest
+from .manifest import FolderChangingError, ManifestError, describe, lift, promote, withdraw, write_manifest
 from .verdicts import StateVerdict
 
 logger = logging.getLogger("self_healing.snapshots")
@@ -36,6 +36,8 @@ class _Job:
     """False where only the verdict of a manifest changes."""
     is_void: bool = False
     """The folder is written over: what is read of it while this is done is of no checkpoint."""
+    lifts: StateVerdict | None = None
+    """The mark of a sick one that the verdict takes the place of; None where none may be."""
     is_last_try: bool = False
 
 
@@ -93,12 +95,25 @@ class ManifestWriter:
             self._mark(folder, verdict)
             return
         with self._changed:
-            job = self._waiting.get(folder)
-            if job is None:
-                self._waiting[folder] = _Job(None, verdict, is_hashed=False)
-            else:
-                job.verdict = verdict
+            self._job_for(folder, verdict)
             self._begin()
+
+    def lift(self, folder: Path, was: StateVerdict, verdict: StateVerdict) -> None:
+        """Have the mark of a folder taken back that has turned out not to be sick.
+
+        It is on disk until another verdict takes its place: a process that is killed before leaves it, which is the safe side.
+        """
+        with self._changed:
+            self._sick.pop(folder, None)
+            self._unmarked.discard(folder)
+            self._job_for(folder, verdict).lifts = was
+            self._begin()
+
+    def _job_for(self, folder: Path, verdict: StateVerdict) -> _Job:
+        """Return what waits to be done for a folder, with this as its verdict."""
+        job = self._waiting.setdefault(folder, _Job(None, verdict, is_hashed=False))
+        job.verdict = verdict
+        return job
 
     def _mark(self, folder: Path, verdict: StateVerdict) -> None:
         """Write down that a folder is sick, here and now: a process that is killed must not leave it for a sound one."""
@@ -194,7 +209,11 @@ class ManifestWriter:
 
     def _judge(self, folder: Path, job: _Job) -> None:
         with self._placing:
-            if not job.is_void:
+            if job.is_void:
+                return
+            if job.lifts is not None and folder not in self._sick:  # else it was found sick once more
+                lift(folder, job.lifts, job.verdict)
+            else:
                 promote(folder, job.verdict)
 
     def _hash(self, folder: Path, job: _Job) -> None:

@@ -19,6 +19,7 @@ from ..data.trainer_data import TrainerData
 from ..ending.grace import GraceWatch
 from ..ending.interrupts import interrupts_of, nobody_listens
 from ..ending.leaving import emergency_checkpoint, leave_at_once, secure_in_time
+from ..ending.sick_last import sick_last_checkpoint
 from ..ending.unwritten import unwritten_checkpoints
 from ..memory.memory_care import MemoryCare, why_whole
 from ..rollback.checkpoint_care import CheckpointCare
@@ -168,6 +169,9 @@ class Session:
         unwritten = unwritten_checkpoints(self)
         if unwritten is not None:
             self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
+        sick = sick_last_checkpoint(self) if exit_reason == "completed" else None
+        if sick is not None:
+            self.note("last-checkpoint-sick", sick)
         self.rollback.ended(exit_reason, is_unsaved=unwritten is not None and unwritten.is_unsaved)
         self.spent.account.steps_over()
         self.spent.tell(self.desk)
