@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from self_healing import HealingConfig, SelfHealingTrainer
+from self_healing.actions.scale_learning_rate import ScaleLearningRate
 from self_healing.core.ledger import read_ledger
 from self_healing.drills.fault import on_training_forward, once_before_forward, with_loss_times
 from self_healing.drills.tiny_training import tiny_trainer
@@ -184,7 +185,9 @@ def test_sick_checkpoints_make_room_before_sound_ones_when_the_trouble_is_over(t
         trainer.add_callback(
             at("on_save", step, lambda _model, look=look: look(sorted(p.name for p in tmp_path.glob("ch*"))))
         )
-    SelfHealingTrainer(trainer, HealingConfig(loss_spike_factor=3.0)).train()
+    config = HealingConfig(loss_spike_factor=3.0)
+    config = config.with_hook(lambda _incident, plan, _run: plan.then(ScaleLearningRate()), "loss-spike")
+    SelfHealingTrainer(trainer, config).train()
     assert there[48] == ["checkpoint-24", "checkpoint-32", "checkpoint-40", "checkpoint-48"]
     assert there[56] == ["checkpoint-32", "checkpoint-56"], "the newest sound one of before, too"
 

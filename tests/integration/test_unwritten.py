@@ -158,3 +158,15 @@ def test_a_run_that_is_asked_to_end_and_cannot_be_saved_does_not_say_that_it_is(
         SelfHealingTrainer(trainer).train()
     (advice,) = read_postmortem(folder / "postmortem.json").advice
     assert "2 checkpoints could not be written (of steps 4, 7)" in advice
+
+
+def test_a_manifest_that_is_refused_to_the_last_is_told_in_the_ledger_and_costs_nothing(tmp_path):
+    (tmp_path / "run" / "checkpoint-4" / "healing_manifest.json").mkdir(parents=True)  # no file takes its place
+    trainer = tiny_trainer(tmp_path / "run", **SAVING)
+    SelfHealingTrainer(trainer).train()
+    assert trainer.state.global_step == 12
+    told = [each for each in read_ledger(tmp_path / "run/healing/ledger.jsonl").entries if each.kind == "note"]
+    said, *_ = (each.body["text"] for each in told if each.name == "manifest-not-written")
+    assert said.startswith("checkpoint-4: it cannot be hashed, or its manifest not be written: ")
+    assert "Is a directory" in said
+    assert read_manifest(tmp_path / "run/checkpoint-12").files

@@ -9,7 +9,7 @@ from typing import Protocol
 from .failure import Effect, Severity
 from .history import History
 from .incident import Incident
-from .lifecycle import QUIET_AFTER, Case, Key, OpenCases, Phase, key_of
+from .lifecycle import QUIET_AFTER, RECOVERED, Case, Key, OpenCases, Phase, key_of
 from .memory import Memory
 from .plan import Outcome, Plan, merge
 from .policy import Policy
@@ -182,7 +182,7 @@ class Care:
         else:
             self._conclude(case, VerdictKind.RECOVERED, f"no {plan.failure} for {case.watched} observations")
         self.undos.helped(plan.failure)
-        self._close(case, "recovered")
+        self._close(case, RECOVERED)
 
     # -- recipe changes on trial ---------------------------------------------------------------------
 
@@ -208,11 +208,15 @@ class Care:
         Where a return was only asked for, the watch begins when the run has returned.
         """
         plan = outcome.plan
+        if plan.effect is Effect.RECIPE:  # whichever incident it answers, and however much of it was done
+            for each in self.cases:
+                each.was_acted_on = True
         if plan.is_undo:
             if not self.undos.tried(outcome):
                 self._undone_by_another(plan)
             return
         case = self._case_of(plan)
+        case.was_acted_on |= plan.effect is Effect.RECIPE
         if case.phase is Phase.WATCHING:  # another rank's plan overtook the one being watched here
             case.reopen()
         if case.phase is Phase.OPEN or case.plan != plan:  # the user's hook may have put another in its place
@@ -336,7 +340,7 @@ class Care:
             if plan is not None and plan.hold_longest is None and case.has_stayed_away() and not case.is_worse():
                 again = f"no {plan.failure} when the run came to step {plan.step} again"
                 self._conclude(case, VerdictKind.RECOVERED, f"{again}, nor until it was completed at step {step}")
-                self._close(case, "recovered")
+                self._close(case, RECOVERED)
 
     # -- small steps ---------------------------------------------------------------------------------
 
@@ -361,6 +365,7 @@ class Care:
 
     def _close(self, case: Case, reason: str, *, release: bool = True) -> None:
         self.cases.remove(case)
+        case.ending = reason
         self.office.record_case(case, "closed", reason=reason, firings=case.firings, opened_step=case.opened_step)
         if release and case.incident.metric is not None and case.incident.metric not in self.cases.held_metrics():
             self.office.history.release(case.incident.metric)

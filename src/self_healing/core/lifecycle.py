@@ -16,6 +16,8 @@ RECENT = 8
 """Newest values of the watched metric that are compared with the reference."""
 QUIET_AFTER = 8
 """Observations without a firing after which an incident nobody is acting on has passed."""
+RECOVERED = "recovered"
+"""The ending of an incident whose plan was watched to its end without seeing it again."""
 YOUNG = 32
 """Observations for which a case that nobody acts on is watched closely all the same."""
 
@@ -85,6 +87,10 @@ class Case:
     """Observations without a firing since the run has come past where the trouble was found before the return."""
     acted_s: float = 0.0
     """When the plan was carried out, by the adapter's clock."""
+    was_acted_on: bool = False
+    """The run was returned or its recipe changed while it was open; to hold still and watch is neither."""
+    ending: str = ""
+    """Why it was closed; empty while it is open."""
     unpaced: int = 0
     """Observations since the metric it is paced by was last reported."""
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
@@ -93,6 +99,11 @@ class Case:
     def key(self) -> Key:
         """Return what tells this case from others."""
         return key_of(self.incident)
+
+    @property
+    def has_healed_by_itself(self) -> bool:
+        """Whether it is over and the run is well again though nothing was done: its weights have led to that."""
+        return self.ending == RECOVERED and not self.was_acted_on
 
     @property
     def asks(self) -> bool:
@@ -172,6 +183,7 @@ class Case:
         self.move(Phase.WATCHING)
         self.acted_s = at_s
         self.has_rewound = rewound
+        self.was_acted_on |= rewound
         assert self.plan is not None
         self.watch = self.plan.watch
         self.beyond_step = self.plan.step if returned_to is not None and returned_to < self.plan.step else None

@@ -56,6 +56,7 @@ _OF_NOTE = {
     "hook-vetoed": Level.INFO,
     "interrupted": Level.WARN,
     "killed": Level.ERROR,
+    "last-checkpoint-sick": Level.WARN,
     "memory-gave-up": Level.ERROR,
     "memory-grown-back": Level.INFO,
     "memory-shrunk": Level.WARN,

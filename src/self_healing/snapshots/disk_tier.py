@@ -20,6 +20,7 @@ from .verdicts import (
     after_incident,
     after_observation,
     after_return,
+    after_trouble,
     verdict_when_taken,
 )
 
@@ -105,13 +106,18 @@ class DiskTier:
             self._open = incident
         self._become(after_incident(self.states, incident))
 
-    def incidents_over(self) -> None:
-        """Trust new checkpoints again: the run has recovered, or has returned to before the trouble."""
+    def incidents_over(self, *, by_themselves: bool = False) -> None:
+        """Trust new checkpoints again: the run has recovered, or has returned to before the trouble.
+
+        Where all of it was over by itself, those that were sick for it alone are trusted again, too.
+        """
         self._open = None
+        if any(state.verdict.but_for_it is not None for state in self.states):
+            self._become(after_trouble(self.states, was_harmless=by_themselves))
 
     def returned(self, to_step: int) -> None:
-        """Forget what is no longer in the run's past."""
-        self.states = after_return(self.states, to_step)
+        """Forget what is no longer in the run's past; what is sick stays so."""
+        self.states = after_trouble(after_return(self.states, to_step), was_harmless=False)
         self._open = None
 
     def close(self, timeout_s: float | None = None) -> bool:
@@ -120,7 +126,9 @@ class DiskTier:
 
     def _become(self, states: tuple[SavedState, ...]) -> None:
         for old, new in zip(self.states, states, strict=True):
-            if new.verdict != old.verdict:
+            if old.verdict.is_sick and not new.verdict.is_sick:
+                self.writer.lift(Path(new.key), old.verdict, new.verdict)
+            elif new.verdict != old.verdict:
                 self.writer.promote(Path(new.key), new.verdict)
         self.states = states
 

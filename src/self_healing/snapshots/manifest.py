@@ -299,7 +299,7 @@ def promote(folder: Path, verdict: StateVerdict) -> bool:
     """Write another verdict into a folder's manifest; say whether it is there now.
 
     A folder without a manifest gets one without files if it is sick: a mark that keeps everybody off is worth more
-    than checksums. Sick is final.
+    than checksums. Sick is final, unless it is lifted.
 
     Raises:
         OSError: it cannot be written.
@@ -314,6 +314,24 @@ def promote(folder: Path, verdict: StateVerdict) -> bool:
         return verdict.is_sick
     if manifest.verdict.is_sick:
         return verdict.is_sick
+    write_manifest(folder, replace(manifest, verdict=verdict))
+    return True
+
+
+def lift(folder: Path, was: StateVerdict, verdict: StateVerdict) -> bool:
+    """Put another verdict in the place of a mark that a folder is sick; say whether it is there now.
+
+    Only of that very mark: what anybody else has marked it for is not known to be over. Until it is in place the mark is.
+
+    Raises:
+        OSError: it cannot be written.
+        FolderChangingError: the folder has gone.
+        ManifestError: the manifest that is there cannot be read.
+
+    """
+    manifest = read_manifest(folder)
+    if manifest is None or manifest.verdict != was:
+        return False
     write_manifest(folder, replace(manifest, verdict=verdict))
     return True
 

@@ -3,6 +3,7 @@
 The thread is started when there is something to do and ends when all is done. It is no daemon, so a process that
 ends in an orderly way waits for it. One that is killed leaves a folder without a manifest, which is unverified and
 still usable; so that a folder is sick is written down at once, by whoever says it, and again until it could be.
+What a disk refuses is tried again as a folder is that does not come to rest, and told where it has failed to the last.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .manifest import FolderChangingError, ManifestError, describe, promote, withdraw, write_manifest
+from .manifest import FolderChangingError, ManifestError, describe, lift, promote, withdraw, write_manifest
 from .verdicts import StateVerdict
 
 logger = logging.getLogger("self_healing.snapshots")
@@ -35,6 +36,9 @@ class _Job:
     """False where only the verdict of a manifest changes."""
     is_void: bool = False
     """The folder is written over: what is read of it while this is done is of no checkpoint."""
+    lifts: StateVerdict | None = None
+    """The mark of a sick one that the verdict takes the place of; None where none may be."""
+    is_last_try: bool = False
 
 
 class ManifestWriter:
@@ -91,12 +95,25 @@ class ManifestWriter:
             self._mark(folder, verdict)
             return
         with self._changed:
-            job = self._waiting.get(folder)
-            if job is None:
-                self._waiting[folder] = _Job(None, verdict, is_hashed=False)
-            else:
-                job.verdict = verdict
+            self._job_for(folder, verdict)
             self._begin()
+
+    def lift(self, folder: Path, was: StateVerdict, verdict: StateVerdict) -> None:
+        """Have the mark of a folder taken back that has turned out not to be sick.
+
+        It is on disk until another verdict takes its place: a process that is killed before leaves it, which is the safe side.
+        """
+        with self._changed:
+            self._sick.pop(folder, None)
+            self._unmarked.discard(folder)
+            self._job_for(folder, verdict).lifts = was
+            self._begin()
+
+    def _job_for(self, folder: Path, verdict: StateVerdict) -> _Job:
+        """Return what waits to be done for a folder, with this as its verdict."""
+        job = self._waiting.setdefault(folder, _Job(None, verdict, is_hashed=False))
+        job.verdict = verdict
+        return job
 
     def _mark(self, folder: Path, verdict: StateVerdict) -> None:
         """Write down that a folder is sick, here and now: a process that is killed must not leave it for a sound one."""
@@ -104,7 +121,7 @@ class ManifestWriter:
         self._unmarked.add(folder)
         self._mark_what_is_not()
 
-    def _mark_what_is_not(self) -> None:
+    def _mark_what_is_not(self, *, is_last_try: bool = False) -> None:
         for folder in tuple(self._unmarked):
             try:
                 with self._placing:
@@ -112,13 +129,14 @@ class ManifestWriter:
             except (FolderChangingError, ManifestError) as error:  # it is gone, or nobody can take it for a sound one
                 logger.info("%s: no mark: %s", folder, error)
             except OSError as error:
-                self._tell(f"{folder.name} is sick, which could not be written down: {error}; it is tried again")
+                then = "nothing on disk says so" if is_last_try else "it is tried again"
+                self._tell(f"{folder.name} is sick, which could not be written down: {error}; {then}")
                 continue
             self._unmarked.discard(folder)
 
     def finish(self, timeout_s: float | None = None) -> bool:
         """Wait until all is written; say whether it is."""
-        self._mark_what_is_not()
+        self._mark_what_is_not(is_last_try=True)
         with self._changed:
             return self._changed.wait_for(lambda: self._thread is None, timeout_s) and not self._unmarked
 
@@ -160,38 +178,48 @@ class ManifestWriter:
         self._changed.notify_all()
 
     def _do(self, folder: Path, job: _Job) -> None:
-        try:
-            if not job.is_hashed or not self._hash(folder, job):
-                with self._placing:
-                    if not job.is_void:
-                        promote(folder, job.verdict)
-        except FolderChangingError as error:
-            logger.info("%s: no manifest: %s", folder, error)
-        except (OSError, ManifestError) as error:
-            self._tell(f"{folder.name}: its manifest could not be written: {error}")
+        failed = self._tried(folder, job, self._hash) if job.is_hashed else None
+        if isinstance(failed, OSError):
+            self._tell(f"{folder.name}: it cannot be hashed, or its manifest not be written: {failed}")
+        elif failed is not None:
+            logger.info("%s: not hashed: %s", folder, failed)
+        if job.is_hashed and failed is None:
+            return
+        failed = self._tried(folder, job, self._judge)
+        if isinstance(failed, FolderChangingError):
+            logger.info("%s: no manifest: %s", folder, failed)
+        elif failed is not None:
+            self._tell(f"{folder.name}: its manifest could not be written: {failed}")
 
-    def _must_be_complete(self, folder: Path) -> None:
-        if not self._is_complete(folder):
-            raise FolderChangingError("somebody has not written his part of it yet")
-
-    def _hash(self, folder: Path, job: _Job) -> bool:
-        """Hash a folder and write its manifest; False where it does not come to rest, so that nothing is known of it."""
+    def _tried(self, folder: Path, job: _Job, write: Callable[[Path, _Job], None]) -> Exception | None:
+        """Write until the folder has come to rest and the disk takes it; return what has kept it from that to the last."""
         for attempt in range(TRIES):
+            job.is_last_try = attempt == TRIES - 1
             try:
-                if attempt < TRIES - 1:
-                    self._must_be_complete(folder)
-                manifest = describe(folder, job.verdict, step=job.step)
-                with self._placing:
-                    if not job.is_void:
-                        write_manifest(folder, replace(manifest, verdict=self._sick.get(folder, manifest.verdict)))
-            except FolderChangingError as error:
-                if job.is_void or not folder.is_dir() or attempt == TRIES - 1:
-                    logger.info("%s: not hashed: %s", folder, error)
-                    return False
+                write(folder, job)
+            except ManifestError as error:  # which stays so
+                return error
+            except (FolderChangingError, OSError) as error:
+                if job.is_void or job.is_last_try or not folder.is_dir():
+                    return error
                 time.sleep(PAUSE_S)
-            except OSError as error:
-                self._tell(f"{folder.name}: it cannot be hashed, or its manifest not be written: {error}")
-                return False
             else:
-                return True
-        return False
+                break
+        return None
+
+    def _judge(self, folder: Path, job: _Job) -> None:
+        with self._placing:
+            if job.is_void:
+                return
+            if job.lifts is not None and folder not in self._sick:  # else it was found sick once more
+                lift(folder, job.lifts, job.verdict)
+            else:
+                promote(folder, job.verdict)
+
+    def _hash(self, folder: Path, job: _Job) -> None:
+        if not job.is_last_try and not self._is_complete(folder):
+            raise FolderChangingError("somebody has not written his part of it yet")
+        manifest = describe(folder, job.verdict, step=job.step)
+        with self._placing:
+            if not job.is_void:
+                write_manifest(folder, replace(manifest, verdict=self._sick.get(folder, manifest.verdict)))

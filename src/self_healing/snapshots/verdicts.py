@@ -2,15 +2,17 @@
 
 A state of step s holds the updates of the steps 1 to s. It is *intact* when nothing speaks against it at the moment
 it is taken, *good* when the observations after it were healthy too, and *sick* when trouble began at or before its
-last step. Sick is final: a state that was ever under suspicion is not worth the risk while another one exists. The
-state before step 1 holds no update that could have harmed it; it is good from the start and stays so.
+last step. Sick is final where the run was returned or changed for that trouble, or the state is broken itself: it is not
+worth the risk while another one exists. Trouble that is over by itself has harmed nothing, for the weights it was seen
+with have led to a healthy run: what was sick for it alone is what it would be without. The state before step 1 holds no
+update that could have harmed it; it is good from the start and stays so.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Self
 
@@ -34,6 +36,8 @@ class StateVerdict:
 
     condition: Condition = Condition.UNKNOWN
     because: str = ""
+    but_for_it: Condition | None = field(default=None, compare=False)
+    """What it would be but for an incident that is open and may be over by itself; None where sick is final."""
 
     @property
     def is_sick(self) -> bool:
@@ -117,7 +121,7 @@ def verdict_when_taken(
         return StateVerdict(Condition.GOOD, "the state before step 1")
     # After a return the run comes by its past once more: a state before the trouble is as good as the first time.
     if open_incident is not None and open_incident.onset <= step:
-        return StateVerdict(Condition.SICK, f"{open_incident.name} began at step {open_incident.onset}")
+        return _suspected(open_incident, Condition.INTACT if norms else Condition.UNKNOWN)
     if not norms:
         return StateVerdict(Condition.UNKNOWN, "its values were not measured")
     return StateVerdict(Condition.INTACT, "finite, norms in range, before any trouble that is known")
@@ -159,13 +163,37 @@ def _observed(state: SavedState, *, healthy: bool, needed: Mapping[Tier, int]) -
 
 def after_incident(states: Iterable[SavedState], incident: OpenIncident) -> tuple[SavedState, ...]:
     """Return the states after an incident was found: those that hold its first step are sick, good ones too."""
-    because = f"{incident.name} began at step {incident.onset}"
     return tuple(
-        state.judged(Condition.SICK, because)
+        replace(state, verdict=_suspected(incident, state.verdict.condition))
         if state.step >= max(1, incident.onset) and not state.verdict.is_sick
         else state
         for state in states
     )
+
+
+def _suspected(incident: OpenIncident, but_for_it: Condition) -> StateVerdict:
+    return StateVerdict(Condition.SICK, f"{incident.name} began at step {incident.onset}", but_for_it)
+
+
+def after_trouble(states: Iterable[SavedState], *, was_harmless: bool) -> tuple[SavedState, ...]:
+    """Return the states after all that was open is over: what was sick for it alone is so for good, or not any more.
+
+    One that is not begins to prove itself: nothing that was observed meanwhile speaks for it.
+    """
+    return tuple(
+        state if state.verdict.but_for_it is None else _cleared(state) if was_harmless else _sick_for_good(state)
+        for state in states
+    )
+
+
+def _cleared(state: SavedState) -> SavedState:
+    assert state.verdict.but_for_it is not None
+    because = f"{state.verdict.because}, and was over by itself"
+    return replace(state, verdict=StateVerdict(state.verdict.but_for_it, because), healthy=0)
+
+
+def _sick_for_good(state: SavedState) -> SavedState:
+    return replace(state, verdict=replace(state.verdict, but_for_it=None))
 
 
 def after_return(states: Iterable[SavedState], to_step: int) -> tuple[SavedState, ...]:

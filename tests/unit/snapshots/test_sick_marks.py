@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 
 import pytest
@@ -102,3 +103,53 @@ def test_what_is_there_under_the_name_of_a_sick_state_keeps_its_verdict_until_it
     DiskTier().marked_first(tmp_path / "checkpoint-31", INTACT)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoint-30"]
     assert promote(folder, SICK)
+
+
+def test_a_mark_is_lifted_and_one_that_somebody_else_has_put_there_is_not(tmp_path):
+    folders = [tmp_path / "checkpoint-30", tmp_path / "checkpoint-31"]
+    writer, other = ManifestWriter(), StateVerdict(Condition.SICK, "rank 1 has found trouble that began before it")
+    for folder, verdict in zip(folders, (SICK, other), strict=True):
+        folder.mkdir()
+        (folder / "file").write_bytes(b"x")
+        writer.request(folder, verdict)
+    assert writer.finish(60)
+    for folder in folders:
+        writer.lift(folder, SICK, INTACT)
+    assert writer.finish(60)
+    assert [read_manifest(folder).verdict for folder in folders] == [INTACT, other]
+    assert set(read_manifest(folders[0]).files) == {"file"}
+
+
+def test_a_mark_that_is_lifted_while_the_folder_is_hashed_does_not_come_back(folder):
+    writer = ManifestWriter()
+    writer.request(folder, SICK)
+    time.sleep(0.05)  # it takes longer than that
+    writer.lift(folder, SICK, INTACT)
+    assert read_manifest(folder).verdict == SICK
+    assert writer.finish(60)
+    assert (read_manifest(folder).verdict, set(read_manifest(folder).files)) == (INTACT, {"large"})
+
+
+def test_what_is_found_sick_again_before_its_mark_was_lifted_stays_sick(folder):
+    writer = ManifestWriter()
+    writer.request(folder, SICK)
+    assert writer.finish(60)
+    with writer.standing_still():
+        writer.lift(folder, SICK, INTACT)
+        writer.promote(folder, StateVerdict(Condition.SICK, "loss-spike began at step 30"))
+    assert writer.finish(60)
+    assert read_manifest(folder).verdict.is_sick
+
+
+def test_a_mark_that_found_no_room_is_not_written_after_it_was_lifted(disk):
+    folder, told = disk / "checkpoint-30", []
+    folder.mkdir()
+    writer = ManifestWriter(told.append)
+    with (disk / "rest").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    writer.promote(folder, SICK)
+    writer.lift(folder, SICK, INTACT)
+    (disk / "rest").unlink()
+    assert writer.finish(60)
+    assert read_manifest(folder) is None

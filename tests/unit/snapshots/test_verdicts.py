@@ -18,6 +18,7 @@ from self_healing.snapshots.verdicts import (
     after_incident,
     after_observation,
     after_return,
+    after_trouble,
     at_depth,
     first_state,
     newest_for_a_crash,
@@ -75,6 +76,33 @@ def test_what_holds_the_first_harmed_step_is_sick_and_what_ends_before_it_is_not
     states = after_incident((first_state("0"), taken(19), taken(20), taken(21)), OpenIncident("loss-divergence", 20))
     assert conditions(states) == [Condition.GOOD, Condition.INTACT, Condition.SICK, Condition.SICK]
     assert states[2].verdict.because == "loss-divergence began at step 20"
+
+
+def test_trouble_that_was_harmless_leaves_sick_only_what_is_broken_itself():
+    incident = OpenIncident("loss-spike", 20)
+    broken = verdict_when_taken(22, norms={"w": math.nan}, open_incident=incident)
+    within = verdict_when_taken(23, norms={"w": 1.0}, open_incident=incident)
+    unseen = verdict_when_taken(24, norms=None, open_incident=incident)
+    states = (taken(19), taken(21), taken(22, verdict=broken), taken(23, verdict=within), taken(24, verdict=unseen))
+    states = after_incident(states, incident)
+    assert conditions(states) == [Condition.INTACT, *[Condition.SICK] * 4]
+    over = after_trouble(states, was_harmless=True)
+    assert conditions(over) == [Condition.INTACT, Condition.INTACT, Condition.SICK, Condition.INTACT, Condition.UNKNOWN]
+    assert over[1].verdict.because == "loss-spike began at step 20, and was over by itself"
+    for_good = after_trouble(states, was_harmless=False)
+    assert conditions(for_good) == conditions(states)
+    assert after_trouble(for_good, was_harmless=True) == states, "what comes later does not lift it"
+
+
+def test_what_is_trusted_again_has_to_prove_itself_from_then_on():
+    states = (taken(10),)
+    for step in range(11, 30):
+        states = after_observation(states, step, healthy=True)
+    states = after_trouble(after_incident(states, OpenIncident("loss-spike", 9)), was_harmless=True)
+    assert states[0].healthy == 0
+    for step in range(30, 30 + GOOD_AFTER[Tier.MEMORY]):
+        states = after_observation(states, step, healthy=True)
+    assert conditions(states) == [Condition.GOOD]
 
 
 def test_the_first_reason_for_being_sick_is_kept():

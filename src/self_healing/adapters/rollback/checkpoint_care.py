@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from ...snapshots.checkpoint_check import LOADED, check, refused_files
 from ...snapshots.disk_tier import DiskTier
 from ...snapshots.file_checks import numbers_allowed
 from ...snapshots.manifest_writer import ManifestWriter
-from ...snapshots.verdicts import NOT_JUDGED, StateVerdict
+from ...snapshots.verdicts import NOT_JUDGED, SavedState, StateVerdict
 from ..disk_trouble import in_words, is_trouble_with_the_disk
 from ..ranks.save_together import SaveTogether, folder_of_now
 from ..run.checkpoint_folders import state_mark
@@ -27,7 +28,7 @@ from ..wrapping import Wrapping
 from .beside_checkpoint import CannotReadError, counts_of, put_back, remove_where_alone, write_beside
 from .best_checkpoint import keeping_all_checkpoints, name_a_best_that_is_there
 from .guard_state import GuardState
-from .harm import harmed_since, is_unhealthy, may_have_harmed
+from .harm import harmed_since, is_unhealthy, may_have_harmed, proved_harmless
 from .left_out import LeftOut
 
 if TYPE_CHECKING:
@@ -51,7 +52,9 @@ class CheckpointCare:
         self.trainer = trainer
         self._guard = guard
         self.together = SaveTogether(trainer)
-        self.disk = DiskTier(ManifestWriter(is_complete=self.together.has_all_parts))
+        # By its own thread, which training does not wait for; the ledger takes lines of any.
+        tell = partial(desk.note, "manifest-not-written")
+        self.disk = DiskTier(ManifestWriter(tell, is_complete=self.together.has_all_parts))
         self.failed: BaseException | None = None
         """Why the last checkpoint was not written; None where it was."""
         self.not_written: dict[int, str] = {}
@@ -68,6 +71,8 @@ class CheckpointCare:
         self.leave_out: Callable[[LeftOut | None], None] = lambda _left_out: None
         """Is given the same of the run that is gone on with."""
         self._is_in_trouble = False
+        self._suspects: dict[int, Case] = {}
+        """What has made checkpoints sick since the run was last well, by identity: whether it was over by itself decides."""
         self._was_tried = False
         """Whether the first checkpoint of this training was looked at for what torch would refuse to load."""
         self._known: StateVerdict | None = None
@@ -95,7 +100,7 @@ class CheckpointCare:
 
     def training_begins(self) -> None:
         """Put back what lies beside the checkpoint that was resumed from."""
-        if self._enters_from is None or int(self.trainer.args.world_size) > 1:
+        if self._enters_from is None or not self._is_alone():
             return
         try:
             beside = put_back(Path(self._enters_from), self.trainer, self._guard, is_first=self._entered == 1)
@@ -108,13 +113,21 @@ class CheckpointCare:
     def steps_end(self, steps: Iterable[int], cases: Iterable[Case]) -> None:
         """Judge the checkpoints by what is open after some steps."""
         known = list(cases)
-        if not self._suspect(known):
-            self.disk.incidents_over()
+        self._judge_by(known)
         # Also while what the run has returned from is watched: if it comes back, what was written since may be sick.
         self._is_in_trouble = any(may_have_harmed(case.incident) for case in known)
         is_healthy = not any(is_unhealthy(case.incident) for case in known)
         for step in steps:
             self.disk.observed(step, is_healthy=is_healthy)
+
+    def _judge_by(self, cases: Iterable[Case]) -> None:
+        """Mark what holds harmed steps; where nothing may have harmed any, conclude what is to be thought of those marked."""
+        if self._suspect(cases):
+            return
+        suspects, self._suspects = self._suspects.values(), {}
+        was_harmless = bool(suspects) and all(proved_harmless(case) for case in suspects)
+        # Of several processes each knows its own troubles alone, and another one may have marked the same checkpoint.
+        self.disk.incidents_over(by_themselves=was_harmless and self._is_alone())
 
     def _suspect(self, cases: Iterable[Case]) -> bool:
         """Mark what holds harmed steps, and whatever is written from now on; say whether anything may have harmed them."""
@@ -122,19 +135,27 @@ class CheckpointCare:
         if harmful:
             self.finish_writing()
         for case, since in harmful:
+            self._suspects[id(case)] = case
             self.disk.incident_opened(case.incident.name, since)
         return bool(harmful)
 
     def returned(self, to_step: int) -> None:
         """Forget the checkpoints of steps that are undone; they stay where they are, and stay sick."""
         self.disk.returned(to_step)
+        self._suspects.clear()
         self.not_written = {step: why for step, why in self.not_written.items() if step <= to_step}
         self._is_in_trouble = False
         # Of several processes only one knows what is kept, and all must know the same best.
-        is_alone = int(self.trainer.args.world_size) == 1
-        told = name_a_best_that_is_there(self.trainer, self.disk.states) if is_alone else None
+        told = name_a_best_that_is_there(self.trainer, self.disk.states) if self._is_alone() else None
         if told is not None:
             self._desk.note("best-checkpoint-gone", told)
+
+    def last_if_sick(self) -> SavedState | None:
+        """Return the newest checkpoint of the run where it is sick by all that is known at its end."""
+        if self._is_alone():  # else there may be a checkpoint to wait for that others have a part in, who have left
+            self._judge_by(self._desk.healer.care.cases)
+        newest = max(self.disk.states, key=lambda state: state.step, default=None)
+        return newest if newest is not None and newest.verdict.is_sick and Path(newest.key).is_dir() else None
 
     @contextmanager
     def saving_what_is(self, known: StateVerdict) -> Iterator[None]:
@@ -272,7 +293,10 @@ class CheckpointCare:
 
     def _writes_beside(self) -> bool:
         """Say whether what is counted belongs to one process, which writes checkpoints."""
-        return int(self.trainer.args.world_size) == 1 and self.together.is_writer
+        return self._is_alone() and self.together.is_writer
+
+    def _is_alone(self) -> bool:
+        return int(self.trainer.args.world_size) == 1
 
     def _make_room(self, folder: Path, *, existed: bool) -> None:
         """Remove what was half written, and what of ours a person could do without."""

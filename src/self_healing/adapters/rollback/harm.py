@@ -42,6 +42,14 @@ def harmed_since(case: Case) -> int | None:
     return None if is_before and is_onset_known(incident) else incident.began
 
 
+def proved_harmless(case: Case) -> bool:
+    """Say whether an incident is over and has harmed nothing: the run is well again with the weights that it was seen with.
+
+    Not of one about the weights themselves: no loss has to show what an audit has found, and it is found only once.
+    """
+    return case.has_healed_by_itself and case.incident.name not in OF_THE_STATE | SEEN_IN_NORMS
+
+
 def may_have_harmed(incident: Incident) -> bool:
     """Say whether the weights are probably not what they should be because of it."""
     return incident.severity >= Severity.ERROR and is_unhealthy(incident)

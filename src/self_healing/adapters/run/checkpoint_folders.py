@@ -34,6 +34,8 @@ class RunCheckpoints:
             there = []
         self._found = {folder.name: state_mark(folder) for folder in there}
         self._past: frozenset[str] = frozenset()
+        self.reported: set[Path] = set()
+        """Those that the core knows as states to return to."""
 
     def goes_on_from(self, folder: Path, *, since_s: float = 0.0) -> None:
         """Count a checkpoint that is resumed from, and those that it may have come from: of earlier steps, and no newer.

@@ -13,17 +13,15 @@ from ...core.failure import Effect, Mode
 from ...core.goodput import Spending
 from ...core.notes import SAVED
 from ...core.run_directory import healing_folder
-from ...core.signal import SnapshotTaken
-from ...snapshots.checkpoint_check import check
 from ..data.bad_rows import BadRows
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..ending.grace import GraceWatch
 from ..ending.interrupts import interrupts_of, nobody_listens
 from ..ending.leaving import emergency_checkpoint, leave_at_once, secure_in_time
+from ..ending.sick_last import sick_last_checkpoint
 from ..ending.unwritten import unwritten_checkpoints
 from ..memory.memory_care import MemoryCare, why_whole
-from ..ranks.save_together import folder_of_now
 from ..rollback.checkpoint_care import CheckpointCare
 from ..step.examination import Examiner
 from ..step.make_up import AppliedStep
@@ -33,6 +31,7 @@ from ..wrapping import Wrapping
 from .log_figures import LogFigures
 from .reflexes import WITH_OTHER_DATA
 from .reflexes import made_up as made_up_reflex
+from .reported_checkpoints import report_checkpoint
 from .run_figures import RunFigures
 from .step_intake import StepIntake
 from .step_profile import StepProfile
@@ -170,6 +169,9 @@ class Session:
         unwritten = unwritten_checkpoints(self)
         if unwritten is not None:
             self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
+        sick = sick_last_checkpoint(self) if exit_reason == "completed" else None
+        if sick is not None:
+            self.note("last-checkpoint-sick", sick)
         self.rollback.ended(exit_reason, is_unsaved=unwritten is not None and unwritten.is_unsaved)
         self.spent.account.steps_over()
         self.spent.tell(self.desk)
@@ -368,17 +370,7 @@ class Session:
 
     def saved(self) -> None:
         """Report a checkpoint: a state that can be returned to."""
-        step = self._step()
-        folder, _ = self.abilities.own_checkpoints.newest_usable(step + 1)
-        if folder is not None and folder.step == step:
-            self._saved_steps.add(step)
-            self.desk.signal(SnapshotTaken(step=folder.step, time_s=time.time(), key=str(folder.path)))
-        elif self._is_saved_as_model():  # as was asked for; it is no state to return to
-            self.mark_saved(step, was_written=True)
-
-    def _is_saved_as_model(self) -> bool:
-        is_wanted = bool(getattr(self.trainer.args, "save_only_model", False))
-        return is_wanted and check(folder_of_now(self.trainer), thorough=False, model_only=True).is_usable
+        report_checkpoint(self)
 
     def _returned(self, arrival: Arrival) -> None:
         """Go on from an earlier state: what is counted since then has not happened."""
