@@ -19,12 +19,14 @@ import argparse
 import dataclasses
 import gc
 import math
+import multiprocessing
 import os
 import random
 import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,7 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 import psutil
 import torch
+from snapshot_limits import GB, Restored, Row, judged, missed, table
 from snapshot_runs import CUDA, DEVICE, KINDS, Run
 
 from self_healing.snapshots.spacing import failures_per_second, steps_between
@@ -42,10 +45,9 @@ from self_healing.tensors.carrying import staged
 from self_healing.tensors.host_slot import HostSlot
 from self_healing.tensors.side_stream import measuring_stream
 
-GB = 1e9
 COPIES = 7
-WANTED_GB_S = 0.8 * 54
-"""Four fifths of what pinned copies reach on an H200."""
+PUT_BACK = ("1B", "tiny"), ("staged", "auto")
+"""The models and the ways of which a state is put back as well."""
 
 
 def synchronize() -> None:
@@ -163,7 +165,7 @@ def _allocated_bytes(which: str) -> int:
     return torch.cuda.memory_stats()[f"allocated_bytes.all.{which}"] if CUDA else 0
 
 
-def measure(name: str, ways: list[str], folder: str | None, rounds: int | None) -> bool:
+def measure(name: str, way: str, folder: str | None, rounds: int | None) -> Row:
     kind = KINDS[name]
     run = Run(kind)
     run.steps(3)
@@ -176,27 +178,24 @@ def measure(name: str, ways: list[str], folder: str | None, rounds: int | None) 
     gc.collect()
     gc.freeze()  # what lives as long as the model need not be looked through before each turn
     slot = HostSlot()
-    _, copies = run.collect(slot, ways[0])
+    _, copies = run.collect(slot, way)
     pin_s = seconds(lambda: slot.reserve(copies.nbytes + (1 << 20), pinned=CUDA))
     copies.start()
     hashed_s = seconds(copies.norms)
-    figures = {}
-    for way in ways:  # one after the other: what a slot knows of its last snapshot is of one way
-        figures[way] = each = copied(run, slot, way)
-        steps = 1 + math.ceil(1.5 * each.copy_s / step_s) if CUDA else 3
-        in_turns(run, slot, way, each, steps, rounds or kind.rounds)
+    figures = copied(run, slot, way)
+    steps = 1 + math.ceil(1.5 * figures.copy_s / step_s) if CUDA else 3
+    in_turns(run, slot, way, figures, steps, rounds or kind.rounds)
     plain = plain_copy()
     print(
         f"\n{name}: {copies.nbytes / GB:.2f} GB kept, {'pinned' if CUDA else 'taken'} once in {pin_s:.2f} s, hashed in "
         f"{hashed_s:.2f} s meanwhile; step {1e3 * step_s:.1f} ms, forward and backward {1e3 * passes_s:.1f} ms; "
         f"one large tensor: {plain / GB:.1f} GB/s"
     )
-    is_fine = True
-    for way, each in figures.items():
-        is_fine &= tell(way, each, copies.nbytes, step_s, passes_s)
-    if name in ("1B", "tiny"):
-        put_back(run, slot, folder)
-    return is_fine
+    row = tell(name, way, figures, copies.nbytes, step_s, passes_s)
+    models, ways = PUT_BACK
+    return (
+        dataclasses.replace(row, restored=put_back(run, slot, way, folder)) if name in models and way in ways else row
+    )
 
 
 def in_turns(run: Run, slot: HostSlot, way: str, figures: Figures, steps: int, rounds: int) -> None:
@@ -238,7 +237,7 @@ def turn(run: Run, slot: HostSlot, way: str, steps: int, kept: list[Any], marks:
     run.steps(steps - 1)
 
 
-def tell(way: str, each: Figures, nbytes: int, step_s: float, passes_s: float) -> bool:
+def tell(name: str, way: str, each: Figures, nbytes: int, step_s: float, passes_s: float) -> Row:
     without = statistics.median(each.without)
     stall_s, scatter_s = difference(each.with_snapshot, each.without)
     by = "of turns"
@@ -248,44 +247,29 @@ def tell(way: str, each: Figures, nbytes: int, step_s: float, passes_s: float) -
         early = difference(each.early_with, each.early_without)
         print(f"  whole turns: stall {1e3 * stall_s:+8.2f} ms, standard error {1e3 * scatter_s:.2f}")
         (stall_s, scatter_s), by = early, "of the first quarter of the next forward pass"
-    gap_s = statistics.median(each.gaps)
-    host = (
-        f"host {1e3 * each.first_host_s:.2f} ms at first, then {1e3 * each.collect_s:.2f} to collect and "
-        f"{1e3 * each.start_s:.2f} to start"
-    )
-    if not CUDA:
-        print(f"  copied and hashed in {1e3 * each.copy_s:.2f} ms; {host}; stall {1e3 * stall_s:+.1f} ms", flush=True)
-        return True
-    limit_s = 0.05 * each.copy_s + (max(0.0, each.copy_s - passes_s) if way == "direct" else 0.0)
-    if stall_s <= limit_s:
-        verdict = "holds"
-    elif stall_s - 2 * scatter_s <= limit_s:
-        verdict = "cannot be told from its limit: turns scatter more"
-    else:
-        verdict = "DOES NOT HOLD"
     rate = failures_per_second(0, 0.0)
     interval = steps_between(stall_s=max(0.0, stall_s), step_s=step_s, failure_rate=rate, max_lost_steps=100)
     share = max(0.0, stall_s) / (interval * without / each.steps)
+    row = Row(name, way, nbytes, each.added_bytes, each.copy_s, passes_s, stall_s, scatter_s, share)
     print(
-        f"  {way:10s} copy {1e3 * each.copy_s:8.1f} ms {nbytes / each.copy_s / GB:6.1f} GB/s "
-        f"{'holds' if nbytes / each.copy_s / GB >= WANTED_GB_S else 'DOES NOT HOLD'}   on the device "
-        f"+{each.added_bytes / GB:5.2f} GB   {host}   staging and norms "
-        f"{1e3 * each.staging_s:.2f} ms of the device   between two steps {1e3 * gap_s:.2f} ms   stall "
-        f"{1e3 * stall_s:+8.2f} ms, standard error {1e3 * scatter_s:.2f}, {by}   limit {1e3 * limit_s:7.2f} ms {verdict}   "
-        f"turns of {each.steps} steps; every {interval} steps: {100 * share:.3f} % of the time",
+        f"  {way:10s} copy {1e3 * each.copy_s:8.2f} ms   host {1e3 * each.first_host_s:.2f} ms at first, then "
+        f"{1e3 * each.collect_s:.2f} to collect and {1e3 * each.start_s:.2f} to start   staging and norms "
+        f"{1e3 * each.staging_s:.2f} ms of the device   between two steps {1e3 * statistics.median(each.gaps):.2f} ms   stall "
+        f"{1e3 * stall_s:+8.2f} ms {by}, turns of {each.steps} steps; a state every {interval} steps",
         flush=True,
     )
-    return verdict != "DOES NOT HOLD" and nbytes / each.copy_s / GB >= WANTED_GB_S
+    return row
 
 
-def put_back(run: Run, slot: HostSlot, folder: str | None) -> None:
+def put_back(run: Run, slot: HostSlot, way: str, folder: str | None) -> Restored:
     """Put a snapshot back, and where a folder is given the same state from a file."""
-    held, copies = run.collect(slot, "staged" if CUDA else "auto")
+    held, copies = run.collect(slot, way)
     copies.start()
     copies.norms()
-    parameter = next(p for p in run.model.parameters() if p.requires_grad)
-    expected = parameter.detach().clone()
+    expected = {name: tensor.clone() for name, tensor in run.tensors()}
     run.steps(1)
+    stepped = [name for name, tensor in run.tensors() if not torch.equal(tensor, expected[name])]
+    assert stepped, "a step has changed nothing, so that nothing can be told by putting it back"
     verify_s = seconds(copies.verify)
 
     def restore() -> None:
@@ -293,12 +277,14 @@ def put_back(run: Run, slot: HostSlot, folder: str | None) -> None:
         copies.after_restore()
 
     restore_s = seconds(restore)
-    is_exact = torch.equal(parameter.detach(), expected)
+    different = tuple(name for name, tensor in run.tensors() if not torch.equal(tensor, expected.pop(name)))
     print(
-        f"  put back: checked {1e3 * verify_s:.0f} ms, copied {1e3 * restore_s:.0f} ms, exact: {is_exact}", flush=True
+        f"  put back: checked {1e3 * verify_s:.0f} ms, copied {1e3 * restore_s:.0f} ms; {len(stepped)} tensors had changed, "
+        f"{len(different)} are different now",
+        flush=True,
     )
     if folder is None:
-        return
+        return Restored(verify_s, restore_s, different)
     with tempfile.TemporaryDirectory(dir=folder) as directory:
         path = Path(directory) / "state.pt"
 
@@ -315,45 +301,64 @@ def put_back(run: Run, slot: HostSlot, folder: str | None) -> None:
         f"  torch.save {save_s:.2f} s, torch.load {load_s:.2f} s ({folder}): {load_s / (verify_s + restore_s):.0f} x as long",
         flush=True,
     )
+    return Restored(verify_s, restore_s, different, load_s)
 
 
-def has_room_for(name: str) -> bool:
+def lacks_room_for(name: str) -> str:
+    """Say what a model needs that is not there; empty where there is room."""
     kind = KINDS[name]
     device = torch.cuda.mem_get_info()[0] / GB if CUDA else 0.0
     host = psutil.virtual_memory().available / GB
     if device >= kind.device_gb and host >= kind.host_gb:
-        return True
-    print(f"{name}: left out, it needs {kind.device_gb:.0f} GB on the device (free: {device:.0f}) and {kind.host_gb:.0f} "
-          f"on the host (free: {host:.0f})")  # fmt: skip
-    return False
+        return ""
+    return (
+        f"{name}: not measured, it needs {kind.device_gb:.0f} GB on the device (free: {device:.0f}) and "
+        f"{kind.host_gb:.0f} on the host (free: {host:.0f})"
+    )
+
+
+def measured(name: str, way: str, folder: str | None, rounds: int | None) -> Row | str:
+    """Measure in a process of its own: a run has one way, and what another has left in a process is no part of it."""
+    if not CUDA:
+        torch.set_num_threads(1)
+    if lacking := lacks_room_for(name):
+        return lacking
+    began = time.perf_counter()
+    row = measure(name, way, folder, rounds)
+    print(f"  ({time.perf_counter() - began:.0f} s)", flush=True)
+    return row
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--models", default="136M,1B,7B-lora,7B" if CUDA else "tiny,narrow")
-    parser.add_argument("--ways", default="staged,direct", help="also: unmeasured (staged, without norms)")
+    parser.add_argument(
+        "--ways", default="staged,direct" if CUDA else "auto", help="also: unmeasured (staged, without norms)"
+    )
     parser.add_argument("--rounds", type=int, help="how many turns with and without a snapshot")
     parser.add_argument("--save", action="store_true", help="compare with torch.save and torch.load too")
     parser.add_argument("--folder", default=tempfile.gettempdir(), help="where torch.save writes to")
     options = parser.parse_args()
     if not CUDA:
-        torch.set_num_threads(1)
         print(
-            "no GPU: a tiny model on the CPU, copied in the training thread; no figure here says anything about a GPU"
+            "no GPU: a tiny model on the CPU, copied in the training thread; no figure here says anything about a GPU",
+            flush=True,
         )
-    is_fine = True
+    folder = options.folder if options.save else None
+    found = []
     for name in options.models.split(","):
-        if has_room_for(name):
-            began = time.perf_counter()
-            folder = options.folder if options.save else None
-            is_fine &= measure(name, options.ways.split(",") if CUDA else ["auto"], folder, options.rounds)
-            gc.unfreeze()
-            gc.collect()
-            if CUDA:
-                torch.cuda.empty_cache()
-            print(f"  ({time.perf_counter() - began:.0f} s)", flush=True)
-    if CUDA and not is_fine:
-        raise SystemExit("a limit does not hold")
+        for way in options.ways.split(","):
+            with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+                found.append(process.submit(measured, name, way, folder, options.rounds).result())
+    rows = [each for each in found if isinstance(each, Row)]
+    print("\n" + table(rows))
+    if not CUDA:
+        return
+    for row in rows:
+        print(*(f"{row.model} {row.way}: {each}" for each in judged(row)), sep="\n")
+    not_measured = [each for each in found if isinstance(each, str)]
+    if problems := not_measured + missed(rows):
+        raise SystemExit("\n".join(problems))
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -124,6 +125,14 @@ class Run:
             self.forward_and_backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
+
+    def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what a state holds: weights, buffers and what the optimizer keeps of each weight."""
+        names = {parameter: name for name, parameter in self.model.named_parameters()}
+        yield from ((name, parameter.detach()) for parameter, name in names.items() if parameter.requires_grad)
+        yield from self.model.named_buffers()
+        for parameter, state in self.optimizer.state.items():
+            yield from ((f"{key} of {names[parameter]}", value) for key, value in state.items())
 
     def look_at_frozen(self) -> None:
         """Begin to look at a share of what does not train, as when a state is taken."""
