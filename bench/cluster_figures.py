@@ -67,7 +67,7 @@ class Measured:
         50.0, "docs/measured.md", "none are further apart than 50", "steps between two states in memory, at most",
     )  # fmt: skip
     overhead: float = measured(
-        0.0014, "docs/measured.md", "| +31.2 +- 2.4 ms | 38.9 ms | 0.14 % |", "stall by states in memory at the default interval, 7B"
+        0.0014, "docs/measured.md", "| +28.8 +- 3.4 ms | 39.6 ms | 0.14 % |", "stall by states in memory at the default interval, 7B"
     )  # fmt: skip
 
 

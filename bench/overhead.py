@@ -139,23 +139,34 @@ def run(trainer: Trainer, way: str):
     return SelfHealingTrainer(trainer, HealingConfig(**configs[way])) if way in configs else trainer
 
 
-def synchronisations(way: str, **what) -> float:
-    """Count what torch's own debug mode calls a synchronising operation, per step, after the first five."""
-    trainer = build(max_steps=15, **what)
-    counted = []
+def synchronisations(way: str, **what) -> tuple[float, int]:
+    """Count what torch's own debug mode calls a synchronising operation: per step after the first five, and at the end."""
+    steps, warm_up = 15, 5
+    trainer = build(max_steps=steps, **what)
 
     class Count(TrainerCallback):
+        in_steps = 0
+
         def on_step_begin(self, args, state, control, **kwargs):
-            if state.global_step == 5:
+            if state.global_step == warm_up:
                 torch.cuda.set_sync_debug_mode("warn")
 
-    trainer.add_callback(Count())
+        def on_step_end(self, args, state, control, **kwargs):
+            if state.global_step == steps:
+                self.in_steps = synchronising(caught)
+
+    count = Count()
+    trainer.add_callback(count)
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("always")
         run(trainer, way).train()
         torch.cuda.set_sync_debug_mode("default")
-        counted = [w for w in caught if "synchroniz" in str(w.message)]
-    return len(counted) / 10
+        at_the_end = synchronising(caught) - count.in_steps
+    return count.in_steps / (steps - warm_up), at_the_end
+
+
+def synchronising(caught: list[warnings.WarningMessage]) -> int:
+    return sum("called a synchronizing" in str(each.message) for each in caught)
 
 
 def quartiles(values: list[float]) -> str:
@@ -167,7 +178,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=240 if CUDA else 60, help="of steps with one micro-batch each")
     parser.add_argument("--ways", default="stock,no filter,guarded,zclip,adagc")
-    parser.add_argument("--models", default="52M,136M" if CUDA else "tiny")
+    parser.add_argument("--models", default="52M,136M" if CUDA else "tiny", help="none: synchronisations alone")
     parser.add_argument("--accumulation", default="1,4")
     parser.add_argument("--no-synchronisations", action="store_true")
     options = parser.parse_args()
@@ -179,13 +190,13 @@ def main() -> None:
         "Medians per step. After a slash: ratio of step times, median [quartiles] over rounds, each within one round,\n"
         "and the processor time the training thread takes more for a step."
     )
-    for size in options.models.split(","):
+    for size in (each for each in options.models.split(",") if each != "none"):
         for accumulation in [int(a) for a in options.accumulation.split(",")]:
             measure(size, accumulation, ways, options.rounds)
     if CUDA and not options.no_synchronisations:
         for way in [w for w in ways if w != "no filter"]:
-            counts = synchronisations(way, size="52M", batch=8, length=1024)
-            print(f"synchronisations per step, {way}: {counts:.1f}")
+            in_a_step, at_the_end = synchronisations(way, size="52M", batch=8, length=1024)
+            print(f"synchronisations per step, {way}: {in_a_step:.1f}, and {at_the_end} after the last one")
 
 
 def measure(size: str, accumulation: int, ways: list[str], rounds: int) -> None:
