@@ -78,6 +78,8 @@ def made(kind, batch_size=None, width=16, accumulate=1, workers=0, rows=None):  
         optimizer = Lookahead(optimizer)
     if kind == "per epoch":
         scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, range(1, 9), gamma=0.5)
+    elif kind == "no schedule":
+        scheduler = None
     else:
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 30)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0, growth_interval=3) if kind == "scaler" else None
@@ -130,7 +132,7 @@ def train(  # noqa: PLR0912  # as people write it
                         (loss if scaler is None else scaler.scale(loss)).backward()
                         if bodies % accumulate == 0:
                             _step(optimizer, scaler)
-                            if not shrinks:
+                            if scheduler is not None and not shrinks:
                                 scheduler.step()
                 if average is not None:
                     average.update()
@@ -146,7 +148,7 @@ def train(  # noqa: PLR0912  # as people write it
         "weights": model.state_dict(),
         "optimizer": optimizer.state_dict().get("state", optimizer.state_dict()),
         "rates": [group["lr"] for group in optimizer.param_groups],
-        "scheduler": repr(scheduler.state_dict()),
+        "scheduler": None if scheduler is None else repr(scheduler.state_dict()),
         "average": None if average is None else average.weights,
         "scaler": None if scaler is None else scaler.state_dict(),
         "draws": torch.rand(2).tolist(),

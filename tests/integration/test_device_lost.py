@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from self_healing import DeviceLost, HealingConfig, SelfHealingTrainer
 from self_healing.adapters.ending.device_errors import is_device_lost
+from self_healing.drills.faults.poisoned_batches import PoisonedBatches
 from self_healing.drills.tiny_training import tiny_trainer
 from self_healing.drills.trained import losses, same
 from self_healing.report.postmortem import read_postmortem
@@ -156,6 +157,26 @@ def equal(one, other):
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(equal(a, b) for a, b in zip(one, other, strict=True))
     return one == other or callable(one)
+
+
+def test_data_that_were_left_out_stay_out(tmp_path):
+    """Some batches of noise are left out, in the epoch in which the device dies."""
+    config = HealingConfig(snapshot_every_steps=5, shared_memory=False)
+
+    def poisoned(folder):
+        trainer = tiny_trainer(folder, max_steps=60, logging_steps=1)
+        PoisonedBatches(at_step=42, count=5).plant(trainer)
+        return trainer
+
+    whole, trainer = poisoned(tmp_path / "whole"), poisoned(tmp_path / "ours")
+    SelfHealingTrainer(whole, config).train()
+    train_until_the_device_dies(trainer, 57, config)
+    assert checkpoints(tmp_path / "ours") == ["checkpoint-57"]
+    again = tiny_trainer(tmp_path / "ours", max_steps=60, logging_steps=1)
+    again.data_collator = trainer.data_collator  # which knows the batches that are noise
+    SelfHealingTrainer(again, config).train(resume_from_checkpoint="auto")
+    assert again.state.global_step == 60
+    assert same(again, whole)
 
 
 def test_ledger_and_postmortem_say_what_happened_and_nothing_is_tried(tmp_path):

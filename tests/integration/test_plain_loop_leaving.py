@@ -146,7 +146,7 @@ def test_a_person_at_the_keyboard_ends_it_with_a_checkpoint(loops, bare_loops, t
     assert result["first"] == 6
 
 
-@pytest.mark.parametrize("kind", ["shuffled", "average"])
+@pytest.mark.parametrize("kind", ["shuffled", "average", "no schedule"])
 def test_a_step_that_does_not_end_in_time_is_left_behind(kind, loops, bare_loops, tmp_path):
     result = loops.run(tmp_path, kill=["hangs", 8], config={"grace_seconds": 1.0}, kind=kind)
     assert os.waitstatus_to_exitcode(loops.status) == 75, result
@@ -156,14 +156,14 @@ def test_a_step_that_does_not_end_in_time_is_left_behind(kind, loops, bare_loops
     assert result["first"] == 6
 
 
-@pytest.mark.parametrize("form", [1, 3])
-def test_a_device_that_is_lost_ends_the_process_with_its_newest_state_on_disk(form, loops, bare_loops, tmp_path):
-    result = loops.run(tmp_path, kill=["device", 8], form=form)
+@pytest.mark.parametrize(("form", "kind"), [(1, "shuffled"), (3, "shuffled"), (1, "no schedule")])
+def test_a_device_that_is_lost_ends_the_process_with_its_newest_state_on_disk(form, kind, loops, bare_loops, tmp_path):
+    result = loops.run(tmp_path, kill=["device", 8], form=form, kind=kind)
     assert result == {"exit": 77}
     assert checkpoints(tmp_path) == ["checkpoint-6"]
     assert ended(tmp_path) == "device_lost"
-    result = gone_on(loops, tmp_path, resume="auto", form=form, config={"shared_memory": False})
-    assert_same(result, bare_loops(form=form))
+    result = gone_on(loops, tmp_path, resume="auto", form=form, kind=kind, config={"shared_memory": False})
+    assert_same(result, bare_loops(form=form, kind=kind))
     assert result["first"] == 6
 
 

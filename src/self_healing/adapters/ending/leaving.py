@@ -148,7 +148,8 @@ def save_from_memory(session: Session, *, within_s: float) -> tuple[str, bool]:
     if session.is_saved(snapshot.step):
         return f"{name}, the newest state that host memory holds, was on disk already", True
     try:
-        folder = write_from_memory(session.trainer, snapshot, session.desk.healer.past_of(snapshot.key))
+        past, left_out = session.desk.healer.past_of(snapshot.key), session.rollback.left_out()
+        folder = write_from_memory(session.trainer, snapshot, past, left_out)
     except Exception as error:  # noqa: BLE001  # the fence: said in the ledger; what started this matters more
         return f"{name} could not be written from host memory: {type(error).__name__}: {error}", False
     if session.checkpoints is not None:

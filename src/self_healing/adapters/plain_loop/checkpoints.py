@@ -18,6 +18,7 @@ from ...snapshots.manifest import FILE_NAME as MANIFEST
 from ...snapshots.resume import written_s
 from ...snapshots.unfinished import writing
 from ...tensors.random_state import RandomState
+from ..rollback.training_files import write_training_files
 from .stand_in import LoopStandIn
 
 RANDOM = "rng_state.pth"
@@ -42,12 +43,13 @@ def write_checkpoint(
         for name in _written_first(folder):
             shutil.copy2(folder / name, unfinished / name)
         stand_in._save(str(unfinished), stand_in.model.state_dict())  # noqa: SLF001  # the stand-in's own
-        torch.save(stand_in.optimizer.state_dict(), unfinished / "optimizer.pt")
-        scheduler = {} if stand_in.lr_scheduler is None else stand_in.lr_scheduler.state_dict()
-        torch.save(scheduler, unfinished / "scheduler.pt")
-        scaler = getattr(stand_in.accelerator, "scaler", None)
-        if scaler is not None:
-            torch.save(scaler.state_dict(), unfinished / "scaler.pt")
+        scheduler, scaler = stand_in.lr_scheduler, getattr(stand_in.accelerator, "scaler", None)
+        write_training_files(
+            unfinished,
+            optimizer=stand_in.optimizer.state_dict(),
+            scheduler=None if scheduler is None else scheduler.state_dict(),
+            scaler=None if scaler is None else scaler.state_dict(),
+        )
         write_place(unfinished, place, random, also)
         stand_in.state.save_to_json(str(unfinished / "trainer_state.json"))
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 from ...snapshots.unfinished import writing
 from ...snapshots.verdicts import StateVerdict, verdict_when_taken
 from .beside_checkpoint import write_beside
+from .training_files import write_training_files
 
 if TYPE_CHECKING:
     from ...tensors.random_state import RandomState
+    from .left_out import LeftOut
     from .memory_snapshots import Snapshot
     from .state_keeper import StateKeeper
     from .trainer_capture import HostValues
@@ -47,10 +49,12 @@ def newest_whole(keeper: StateKeeper, within_s: float) -> tuple[Snapshot, StateV
     return None
 
 
-def write_from_memory(trainer: Any, snapshot: Snapshot, history: Mapping[str, object] | None = None) -> Path:
+def write_from_memory(
+    trainer: Any, snapshot: Snapshot, history: Mapping[str, object] | None, left_out: LeftOut | None
+) -> Path:
     """Write a state to `checkpoint-N` in the trainer's folder, all of it or nothing; return the folder.
 
-    With it goes the history that the rules had then.
+    With it go the history that the rules had then, and the data that the run has left out by now.
 
     May be called from any thread, and while the trainer trains: nothing of it is changed. What it has replaced since,
     such as its tokenizer, is written as it is now.
@@ -69,10 +73,15 @@ def write_from_memory(trainer: Any, snapshot: Snapshot, history: Mapping[str, ob
         guard = values.added.get("GuardState")
         guard = None if guard is None else {**guard, "spare": None}
         accumulation = int(trainer.args.gradient_accumulation_steps)
-        write_beside(unfinished, snapshot.step, values.counts, guard, history, accumulation=accumulation)
+        write_beside(
+            unfinished, snapshot.step, values.counts, guard, history, accumulation=accumulation, left_out=left_out
+        )
         trainer._save(str(unfinished), values.weights)  # noqa: SLF001  # what every save of the trainer comes to
         if not trainer.args.save_only_model:
-            _write_optimizer(unfinished, values)
+            assert values.optimizer is not None, "a state of a training holds its optimizer"
+            write_training_files(
+                unfinished, optimizer=values.optimizer, scheduler=values.scheduler, scaler=values.scaler
+            )
             if hasattr(trainer, "write_place"):  # a loop of somebody's own, which is brought to its data otherwise
                 trainer.write_place(unfinished, snapshot.place, values)
             else:
@@ -93,14 +102,6 @@ def _refuse_what_is_only_on_a_device(model: Any, weights: dict[str, Any]) -> Non
         raise CannotWriteError(
             f"{len(missing)} tensors that do not train, such as {missing[0]}, were never copied to host memory"
         )
-
-
-def _write_optimizer(folder: Path, values: HostValues) -> None:
-    import torch
-
-    for name, content in (("optimizer", values.optimizer), ("scheduler", values.scheduler), ("scaler", values.scaler)):
-        if content is not None:
-            torch.save(content, folder / f"{name}.pt")
 
 
 def _random_state_of(snapshot: Snapshot, values: HostValues) -> RandomState:
