@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -97,6 +97,7 @@ class DiskTier:
 
     def observed(self, step: int, *, is_healthy: bool) -> None:
         """Count an observation."""
+        self.writer.try_again()
         self._become(after_observation(self.states, step, healthy=is_healthy))
 
     def incident_opened(self, name: str, onset: int) -> None:
@@ -115,8 +116,12 @@ class DiskTier:
         if any(state.verdict.but_for_it is not None for state in self.states):
             self._become(after_trouble(self.states, was_harmless=by_themselves))
 
-    def returned(self, to_step: int) -> None:
-        """Forget what is no longer in the run's past; what is sick stays so."""
+    def returned(self, to_step: int, undone: Iterable[Path] = ()) -> None:
+        """Forget what is no longer in the run's past; what is sick stays so, and the other folders say that they are undone."""
+        sick = {state.key for state in self.states if state.verdict.is_sick}
+        for folder in undone:
+            if str(folder) not in sick:
+                self.writer.undone(folder, f"the run has returned from it to step {to_step}")
         self.states = after_trouble(after_return(self.states, to_step), was_harmless=False)
         self._open = None
 
@@ -136,6 +141,7 @@ class DiskTier:
 def _is_told_of(folder: Path) -> bool:
     """Say whether a manifest tells files that were written over from those that it lists; one that nobody can read does."""
     try:
-        return read_manifest(folder) is not None
+        manifest = read_manifest(folder)
+        return manifest is not None and bool(manifest.files)
     except ManifestError:
         return True

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from .manifest import may_name_a_file, opened
+from .file_marks import may_name_a_file, opened
 
 _LONGEST_HEADER = 100_000_000
 """The format allows no more."""

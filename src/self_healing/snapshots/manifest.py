@@ -8,22 +8,19 @@ place. So the folder gets its time back at once. And a folder may be deleted at 
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
 import secrets
 import stat
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from io import BufferedReader
 from pathlib import Path, PurePosixPath
 
-import xxhash
-
 from ..core.errors import SelfHealingError
+from .file_marks import FileMark, FolderChangingError, mark_of, may_name_a_file, opened
 from .verdicts import NOT_JUDGED, Condition, StateVerdict
 
 FILE_NAME = "healing_manifest.json"
@@ -33,31 +30,15 @@ STATE = "trainer_state.json"
 BESIDE = frozenset({"healing_state.json", "healing_state.safetensors"})
 """What we put beside a trainer's own files: a resume without it is a stock one, and no reason to lose a checkpoint."""
 
-_CHUNK = 1 << 20  # the longest time another thread waits for the interpreter's lock: about 0.2 ms of hashing
 _LONGEST = 64 << 20
 _TRAINED = ("model", "pytorch_model", "adapter_model", "optimizer")
 """How the names of files begin that are never the same in two trainings."""
 _FOLDER_NAME = re.compile(r"checkpoint-(\d+)")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0)
-# A pipe under the name of a file must not be waited for.
-_READ = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 
 
 class ManifestError(SelfHealingError, ValueError):
     """A manifest is there and cannot be understood."""
-
-
-class FolderChangingError(SelfHealingError):
-    """A checkpoint folder is being written or deleted, so that what was read of it means nothing."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileMark:
-    """What a file is recognised by."""
-
-    size: int
-    xxh3: str
-    """XXH3 with 128 bits, in hexadecimal digits: against accidents, not against forgery."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +50,8 @@ class Manifest:
     files: Mapping[str, FileMark] = field(default_factory=dict)
     """By path inside the folder; empty where the folder was only judged, not hashed."""
     verdict: StateVerdict = NOT_JUDGED
+    undone: str = ""
+    """Why the run has gone on from before it; empty where it is in the run's past."""
 
     def to_json(self) -> dict[str, object]:
         """Return it as the file holds it."""
@@ -77,6 +60,7 @@ class Manifest:
             "step": self.step,
             "created": self.created,
             "verdict": {"condition": self.verdict.condition.value, "because": self.verdict.because},
+            **({"undone": self.undone} if self.undone else {}),
             "files": {name: {"size": mark.size, "xxh3": mark.xxh3} for name, mark in sorted(self.files.items())},
         }
 
@@ -85,40 +69,6 @@ def step_of(folder: Path) -> int | None:
     """Return the step in the name of a checkpoint folder."""
     found = _FOLDER_NAME.fullmatch(folder.name)
     return int(found.group(1)) if found else None
-
-
-@contextmanager
-def opened(path: Path) -> Iterator[BufferedReader]:
-    """Open a regular file for reading; anything else under its name is an `OSError` instead of a wait or a crash."""
-    descriptor = os.open(path, _READ)
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
-        with os.fdopen(descriptor, "rb", closefd=False) as file:
-            yield file
-    finally:
-        os.close(descriptor)
-
-
-def mark_of(path: Path) -> FileMark:
-    """Hash a file.
-
-    Raises:
-        FolderChangingError: the file changed meanwhile.
-        OSError: it cannot be read, or is no regular file.
-
-    """
-    with opened(path) as file:
-        before = os.fstat(file.fileno())
-        digest, size = xxhash.xxh3_128(), 0
-        buffer = memoryview(bytearray(_CHUNK))
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-            size += count
-        after = os.fstat(file.fileno())
-    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns) or size != after.st_size:
-        raise FolderChangingError(f"{path.name} is being written")
-    return FileMark(size, digest.hexdigest())
 
 
 def describe(folder: Path, verdict: StateVerdict, *, step: int | None = None) -> Manifest:
@@ -234,21 +184,15 @@ def _parsed(data: object) -> Manifest:
             "created": str(created),
             "verdict": {"condition": str(condition), "because": str(because)},
             "files": dict(files),
+            **others,
         } if version == VERSION:
             marks = {name: _mark(name, entry) for name, entry in files.items()}
             verdict = StateVerdict(Condition(condition), because)
-            return Manifest(step=step, created=created, files=marks, verdict=verdict)
+            undone = others.get("undone")  # of no other version, whose checkpoints nobody has undone
+            undone = undone if isinstance(undone, str) else ""
+            return Manifest(step=step, created=created, files=marks, verdict=verdict, undone=undone)
         case _:
             raise ValueError("it does not hold v, step, created, verdict and files")
-
-
-def may_name_a_file(name: str) -> bool:
-    """Say whether the operating system can be asked for a file of this name: JSON may hold what no file is called."""
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:  # half of a pair of surrogates
-        return False
-    return "\0" not in name
 
 
 def _mark(name: str, entry: object) -> FileMark:
@@ -262,15 +206,22 @@ def _mark(name: str, entry: object) -> FileMark:
             raise ValueError(f"no size and checksum of {name!r}")
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: Manifest, *, lacks: Collection[str] = ()) -> None:
     """Put a manifest in place, whole or not at all, and give the folder its modification time back.
 
+    Args:
+        folder: The folder.
+        manifest: What is to be in it.
+        lacks: Listed files that may be missing: a person may have removed one, whoever deletes a folder removes all.
+
     Raises:
-        FolderChangingError: the folder is being deleted; nothing of ours is left in it.
+        FolderChangingError: the folder is being deleted; nothing of what was to be written is left in it.
         OSError: it cannot be written.
 
     """
     content = (json.dumps(manifest.to_json(), indent=1, ensure_ascii=True) + "\n").encode("ascii")
+    if _missing(folder, manifest) - {*lacks}:
+        raise FolderChangingError(f"{folder.name} is being deleted, or no longer whole")
     try:
         before = folder.stat()
         temporary = folder / f".{FILE_NAME}.{secrets.token_hex(4)}.tmp"
@@ -290,9 +241,13 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
             _put_time_back(folder, before)
     except FileNotFoundError as error:
         raise FolderChangingError(f"{folder.name} has been deleted") from error
-    if not all((folder / name).exists() for name in manifest.files):
+    if _missing(folder, manifest) - {*lacks}:
         _leave(folder)
         raise FolderChangingError(f"{folder.name} is being deleted")
+
+
+def _missing(folder: Path, manifest: Manifest) -> set[str]:
+    return {name for name in manifest.files if not (folder / name).exists()}
 
 
 def promote(folder: Path, verdict: StateVerdict) -> bool:
@@ -322,6 +277,8 @@ def lift(folder: Path, was: StateVerdict, verdict: StateVerdict) -> bool:
     """Put another verdict in the place of a mark that a folder is sick; say whether it is there now.
 
     Only of that very mark: what anybody else has marked it for is not known to be over. Until it is in place the mark is.
+    One that lists no files tells nobody whether the folder is whole: it is removed, for a folder of which nothing is said
+    is looked at more closely.
 
     Raises:
         OSError: it cannot be written.
@@ -332,8 +289,11 @@ def lift(folder: Path, was: StateVerdict, verdict: StateVerdict) -> bool:
     manifest = read_manifest(folder)
     if manifest is None or manifest.verdict != was:
         return False
-    write_manifest(folder, replace(manifest, verdict=verdict))
-    return True
+    if manifest.files or manifest.undone:
+        write_manifest(folder, replace(manifest, verdict=verdict))
+        return True
+    withdraw(folder)
+    return False
 
 
 def mark(folder: Path, verdict: StateVerdict) -> None:
@@ -345,6 +305,32 @@ def mark(folder: Path, verdict: StateVerdict) -> None:
 
     """
     write_manifest(folder, Manifest(step=step_of(folder), created=_now(), verdict=verdict))
+
+
+def keep_off(folder: Path, *, sick: StateVerdict | None, over: StateVerdict | None, undone: str) -> None:
+    """Write down what keeps readers off a folder, and nothing of what somebody else has found: that it is sick, or undone.
+
+    Args:
+        folder: The folder.
+        sick: The mark that it is sick; None leaves its verdict.
+        over: A mark of one's own, which the new one takes the place of.
+        undone: Why the run has gone on from before it; empty leaves what is said of that.
+
+    Raises:
+        OSError: it cannot be written.
+        FolderChangingError: the folder has gone.
+        ManifestError: the manifest that is there cannot be read; it keeps readers off by itself.
+
+    """
+    manifest = read_manifest(folder)
+    known = Manifest(step=step_of(folder), created=_now()) if manifest is None else manifest
+    is_to_be_marked = sick is not None and (not known.verdict.is_sick or known.verdict == over)
+    told = replace(
+        known, verdict=sick if sick is not None and is_to_be_marked else known.verdict, undone=undone or known.undone
+    )
+    if told != manifest:
+        # What is written last is read by everybody, and gone where others will be.
+        write_manifest(folder, told, lacks=_missing(folder, told) - {STATE})
 
 
 def withdraw(folder: Path) -> None:

@@ -37,6 +37,8 @@ class Chosen:
     """Newer ones that were not taken."""
     checked: Checked | None = None
     """What was found in the one that was taken."""
+    is_undone: bool = False
+    """Whether the run had gone on from before the one that was taken, and has left no other."""
 
     @property
     def step(self) -> int | None:
@@ -51,8 +53,9 @@ class Chosen:
     def __str__(self) -> str:
         """Say it in a sentence."""
         said = f"{self.path.name} is resumed from" if self.path is not None else "no checkpoint is resumed from"
-        if self.checked is not None and self.checked.remarks:
-            said += f" ({'; '.join(self.checked.remarks)})"
+        remarks = () if self.checked is None else (*self.checked.remarks, *filter(None, [self.checked.undone]))
+        if remarks:
+            said += f" ({'; '.join(remarks)})"
         return f"{said}; passed over: {'; '.join(map(str, self.passed_over))}" if self.passed_over else said
 
 
@@ -83,6 +86,8 @@ def choose(
 ) -> Chosen:
     """Return the newest checkpoint to resume from, and why newer ones were passed over.
 
+    One that the run has gone on from before holds steps that do not count any more: it is taken where there is no other.
+
     Args:
         output_dir: Where the Trainer writes its checkpoints.
         before_step: Only checkpoints from before this step are taken: where trouble began.
@@ -95,6 +100,7 @@ def choose(
 
     """
     passed_over: list[PassedOver] = []
+    undone: list[Checked] = []
     try:
         folders = checkpoints_in(output_dir)
     except OSError as error:
@@ -112,9 +118,15 @@ def choose(
             passed_over.append(PassedOver(folder, because))
             continue
         checked = check(folder, thorough=thorough, finite=finite, model_only=model_only, never_finite=never_finite)
-        if checked.is_usable:
+        if checked.is_usable and not checked.undone:
             return Chosen(path=folder, passed_over=tuple(passed_over), checked=checked)
-        passed_over.append(PassedOver(folder, "; ".join(checked.why_not)))
+        if checked.is_usable:
+            undone.append(checked)
+        passed_over.append(PassedOver(folder, checked.undone if checked.is_usable else "; ".join(checked.why_not)))
+    if undone:
+        newest = undone[0]
+        others = tuple(each for each in passed_over if each.folder != newest.path)
+        return Chosen(path=newest.path, passed_over=others, checked=newest, is_undone=True)
     return Chosen(passed_over=tuple(passed_over))
 
 

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from .file_checks import is_finite, read_json, why_no_file
-from .manifest import may_name_a_file, opened
+from .file_marks import may_name_a_file, opened
 
 SHARDED = "sharded"
 """The folder in a checkpoint."""

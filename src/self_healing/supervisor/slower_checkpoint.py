@@ -62,15 +62,15 @@ def _describe_copy(source: Path, target: Path) -> None:
 
     What was linked keeps the checksums of the original, so that what has been damaged there is found here too.
     """
-    from ..snapshots import manifest  # noqa: PLC0415  # this file is run by itself too, by a python without it
+    from ..snapshots import file_marks, manifest  # noqa: PLC0415  # this file is run by itself too, by a python without it
 
     manifest.withdraw(target)  # it is the original's, and tells of other files
     try:
         known = manifest.manifest_of_now(source)
         if known is not None:
-            anew = {name: manifest.mark_of(target / name) for name in (OPTIMIZER, SCHEDULER) if name in known.files}
+            anew = {name: file_marks.mark_of(target / name) for name in (OPTIMIZER, SCHEDULER) if name in known.files}
             manifest.write_manifest(target, replace(known, files={**known.files, **anew}))
-    except (manifest.ManifestError, manifest.FolderChangingError, OSError) as error:
+    except (manifest.ManifestError, file_marks.FolderChangingError, OSError) as error:
         logger.warning("the copy %s has no manifest, and only its structure can be looked at: %s", target, error)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...snapshots.checkpoint_check import PLACE
+from ...snapshots.checkpoint_structure import PLACE
 from ...snapshots.file_checks import numbers_allowed, read_place, why_refused
 from ...snapshots.manifest import BESIDE, STATE
 from ...snapshots.manifest import FILE_NAME as MANIFEST

@@ -28,7 +28,7 @@ from ..wrapping import Wrapping
 from .beside_checkpoint import CannotReadError, counts_of, put_back, remove_where_alone, write_beside
 from .best_checkpoint import keeping_all_checkpoints, name_a_best_that_is_there
 from .guard_state import GuardState
-from .harm import harmed_since, is_unhealthy, may_have_harmed, proved_harmless
+from .harm import harmed_since, is_unhealthy, proved_harmless
 from .left_out import LeftOut
 
 if TYPE_CHECKING:
@@ -114,11 +114,12 @@ class CheckpointCare:
         """Judge the checkpoints by what is open after some steps."""
         known = list(cases)
         self._judge_by(known)
-        # Also while what the run has returned from is watched: if it comes back, what was written since may be sick.
-        self._is_in_trouble = any(may_have_harmed(case.incident) for case in known)
-        is_healthy = not any(is_unhealthy(case.incident) for case in known)
+        unhealthy = [case for case in known if is_unhealthy(case.incident)]
+        # Also of a mere warning, as long as more may come of it: what turns out to be harm began before the newest checkpoint.
+        # And while what the run has returned from is watched: if it comes back, what was written since may be sick.
+        self._is_in_trouble = any(case.is_under_way for case in unhealthy)
         for step in steps:
-            self.disk.observed(step, is_healthy=is_healthy)
+            self.disk.observed(step, is_healthy=not unhealthy)
 
     def _judge_by(self, cases: Iterable[Case]) -> None:
         """Mark what holds harmed steps; where nothing may have harmed any, conclude what is to be thought of those marked."""
@@ -139,9 +140,9 @@ class CheckpointCare:
             self.disk.incident_opened(case.incident.name, since)
         return bool(harmful)
 
-    def returned(self, to_step: int) -> None:
-        """Forget the checkpoints of steps that are undone; they stay where they are, and stay sick."""
-        self.disk.returned(to_step)
+    def returned(self, to_step: int, undone: Iterable[Path]) -> None:
+        """Forget the checkpoints of steps that are undone; they stay where they are, and stay sick, or say what they are."""
+        self.disk.returned(to_step, undone if self.together.is_writer else ())
         self._suspects.clear()
         self.not_written = {step: why for step, why in self.not_written.items() if step <= to_step}
         self._is_in_trouble = False
@@ -154,6 +155,8 @@ class CheckpointCare:
         """Return the newest checkpoint of the run where it is sick by all that is known at its end."""
         if self._is_alone():  # else there may be a checkpoint to wait for that others have a part in, who have left
             self._judge_by(self._desk.healer.care.cases)
+        if self.disk.writer.takes_marks_back:  # whoever is told where to go on from looks at the disk
+            self.disk.close(CLOSING_S)
         newest = max(self.disk.states, key=lambda state: state.step, default=None)
         return newest if newest is not None and newest.verdict.is_sick and Path(newest.key).is_dir() else None
 

@@ -144,7 +144,7 @@ class GoingOn:
     def _enter(self, session: Session) -> str | None:
         left, newest = self._next, self._newest_folder()
         disk = self._on_disk() if left is None or newest > left.step else None
-        if left is not None and (disk is None or disk.path is None or (disk.step or 0) <= left.step):
+        if left is not None and (disk is None or disk.path is None or disk.is_undone or (disk.step or 0) <= left.step):
             others = [*self.passed_over, *self._newer_on_disk(left), *self._otherwise]
             session.note("resuming", "; ".join([self._told(left), *others]), level=self._level(is_as_wanted=not others))
             session.abilities.own_checkpoints.goes_on_at(left.step, since_s=self._since_s)

@@ -58,6 +58,14 @@ class RunCheckpoints:
         """Yield the folders from before this training that count, as far as they are there."""
         return (folder for name in sorted(self._past) if (folder := self._output_dir / name).is_dir())
 
+    def after(self, step: int) -> list[Path]:
+        """Return the folders of this training, and of what it goes on from, that hold more than so many steps."""
+        try:
+            there = checkpoints_in(self._output_dir)
+        except OSError:  # nobody can read them then
+            return []
+        return [folder for folder in there if (step_of(folder) or 0) > step and self.why_not(folder) is None]
+
     def why_not(self, folder: Path) -> str | None:
         """Say why a folder is none of this training's; None where it is."""
         name = folder.name

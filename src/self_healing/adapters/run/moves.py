@@ -111,6 +111,11 @@ class PendingMove:
         return isinstance(self.asked, ReturnTo)
 
     @property
+    def goes_back_on_disk(self) -> bool:
+        """Whether `train()` is being entered for a checkpoint of an earlier step than the run was at."""
+        return isinstance(self.under_way, Resume) and self.under_way.left_at is not None
+
+    @property
     def stop_reason(self) -> str | None:
         """Why training is to end at this step, if it is."""
         return self.asked.reason if isinstance(self.asked, Stop) else None

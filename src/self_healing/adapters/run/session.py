@@ -376,15 +376,19 @@ class Session:
         """Go on from an earlier state: what is counted since then has not happened."""
         to_step = arrival.snapshot.step
         self.spent.account.returned(to_step)
-        self.intake.ended.clear()
-        self._saved_steps = {step for step in self._saved_steps if step <= to_step}
+        self._forget_what_is_undone(to_step)
         self.log_figures.begin()
-        self.figures.returned(to_step)
-        if self.checkpoints is not None:
-            self.checkpoints.returned(to_step)
         self.ranks.begins_at(to_step, has_returned=True)
         self.pending.arrived(arrival.move, step=to_step, from_step=arrival.from_step)
         self._step_began = time.perf_counter()
+
+    def _forget_what_is_undone(self, to_step: int) -> None:
+        """Count nothing any more of the steps after one that the run has gone back to, be it in memory or on disk."""
+        self.intake.ended.clear()
+        self._saved_steps = {step for step in self._saved_steps if step <= to_step}
+        self.figures.returned(to_step)
+        if self.checkpoints is not None:
+            self.checkpoints.returned(to_step, self.abilities.own_checkpoints.after(to_step))
 
     def _step(self) -> int:
         return int(self.trainer.state.global_step)

@@ -99,6 +99,7 @@ class MakeUp:
 
     def begins_at(self, step: int) -> None:
         """Take note that training goes on from a step: those after it are trained anew, whatever became of them."""
+        self.applied = [each for each in self.applied if each.step <= step]
         self.left_out = [each for each in self.left_out if each <= step]
         if self.may_replace:  # else a loop was given other data, and is given them again
             self.replaced = [each for each in self.replaced if each <= step]

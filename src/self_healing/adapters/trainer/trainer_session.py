@@ -140,6 +140,8 @@ class TrainerSession(Session):
         if self.desk.resumes and self._step() and not self.rollback.enters_from_memory():
             self._saved_steps.add(self._step())
         self.intake.ended.clear()
+        if self.pending.goes_back_on_disk:
+            self._forget_what_is_undone(self._step())
         self.ranks.meet(self.desk, self.config, self.rollback.keeper)
         way = self.guard.attach_optimizer()
         if self.checkpoints is not None:
