@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from contextlib import suppress
 
@@ -87,3 +88,37 @@ def test_a_folder_that_is_deleted_meanwhile_is_not_waited_for(folder):
     rest.unlink()
     assert not folder.exists()
     assert not told, "nobody misses the manifest of what is gone"
+
+
+def test_a_mark_whose_lifting_found_no_room_is_lifted_when_there_is_some_and_that_is_said(folder, monkeypatch):
+    monkeypatch.setattr(manifest_writer, "AGAIN_S", 0.0)
+    monkeypatch.setattr(manifest_writer, "PAUSE_S", 0.0)
+    told, sick = [], StateVerdict(Condition.SICK, "loss-spike began at step 25")
+    writer = ManifestWriter(told.append)
+    writer.request(folder, sick)
+    assert writer.finish(60)
+    rest = fill(folder.parent)
+    writer.lift(folder, sick, INTACT)
+    assert writer.takes_marks_back
+    assert writer.finish(60), "all of it was tried"
+    writer.try_again()
+    assert writer.finish(60)
+    (said,) = told
+    assert said.endswith("until it can be, it stays marked sick (loss-spike began at step 25)")
+    assert read_manifest(folder).verdict == sick
+    rest.unlink()
+    writer.try_again()
+    assert writer.finish(60)
+    assert (read_manifest(folder).verdict, writer.takes_marks_back) == (INTACT, False)
+
+
+def test_a_checkpoint_is_read_once_however_often_the_disk_refuses_its_manifest(folder, monkeypatch):
+    monkeypatch.setattr(manifest_writer, "PAUSE_S", 0.0)
+    fill(folder.parent)
+    writer, reads = ManifestWriter(), []
+    opened = str(folder / "model.safetensors")
+    sys.addaudithook(lambda event, values: reads.append(1) if event == "open" and values[0] == opened else None)
+    writer.request(folder, INTACT)
+    assert writer.finish(60)
+    assert read_manifest(folder) is None
+    assert len(reads) == 1

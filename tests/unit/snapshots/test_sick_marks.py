@@ -9,7 +9,7 @@ import pytest
 
 from self_healing.drills.disk_faults import CannotMountError, small_disk
 from self_healing.snapshots.disk_tier import DiskTier
-from self_healing.snapshots.manifest import promote, read_manifest
+from self_healing.snapshots.manifest import mark, promote, read_manifest
 from self_healing.snapshots.manifest_writer import ManifestWriter
 from self_healing.snapshots.resume import choose
 from self_healing.snapshots.verdicts import Condition, StateVerdict
@@ -153,3 +153,72 @@ def test_a_mark_that_found_no_room_is_not_written_after_it_was_lifted(disk):
     (disk / "rest").unlink()
     assert writer.finish(60)
     assert read_manifest(folder) is None
+
+
+def test_a_file_that_a_person_has_removed_keeps_no_mark_off(tmp_path):
+    folder, writer = tmp_path / "checkpoint-30", ManifestWriter()
+    folder.mkdir()
+    for name in ("trainer_state.json", "training_args.bin"):
+        (folder / name).write_bytes(b"x")
+    writer.request(folder, INTACT)
+    assert writer.finish(60)
+    (folder / "training_args.bin").unlink()
+    writer.promote(folder, SICK)
+    found = read_manifest(folder)
+    assert (found.verdict, set(found.files)) == (SICK, {"trainer_state.json", "training_args.bin"})
+
+
+def test_a_folder_that_has_no_state_left_gets_no_mark_for_it_is_being_deleted(tmp_path):
+    folder, writer = tmp_path / "checkpoint-30", ManifestWriter()
+    folder.mkdir()
+    (folder / "trainer_state.json").write_bytes(b"x")
+    writer.request(folder, INTACT)
+    assert writer.finish(60)
+    (folder / "trainer_state.json").unlink()
+    writer.promote(folder, SICK)
+    assert read_manifest(folder).verdict == INTACT
+
+
+def test_a_mark_that_lists_no_files_leaves_none_that_would_vouch_for_them(tmp_path):
+    folder, writer = tmp_path / "checkpoint-30", ManifestWriter()
+    folder.mkdir()
+    (folder / "file").write_bytes(b"x")
+    writer.promote(folder, SICK)
+    assert read_manifest(folder).verdict == SICK
+    writer.lift(folder, SICK, INTACT)
+    assert writer.finish(60)
+    assert read_manifest(folder) is None
+    mark(folder, INTACT)
+    DiskTier(writer).marked_first(folder, INTACT, writes_over=True)
+    assert read_manifest(folder).verdict.is_sick, "what is written over now is told from a checkpoint by nothing else"
+
+
+def test_a_mark_that_found_no_room_is_written_while_the_run_goes_on(disk, monkeypatch):
+    monkeypatch.setattr("self_healing.snapshots.manifest_writer.AGAIN_S", 0.0)
+    folder, told = disk / "checkpoint-30", []
+    folder.mkdir()
+    tier = DiskTier(ManifestWriter(told.append))
+    with (disk / "rest").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    tier.saved(folder, INTACT, has_manifest=True)
+    tier.incident_opened("loss-spike", 25)
+    tier.observed(31, is_healthy=False)
+    assert read_manifest(folder) is None
+    assert len(told) == 1
+    (disk / "rest").unlink()
+    tier.observed(32, is_healthy=False)
+    assert read_manifest(folder).verdict.because == "loss-spike began at step 25"
+
+
+def test_a_second_mark_that_comes_before_the_first_was_lifted_can_be_lifted_too(folder):
+    writer, again = ManifestWriter(), StateVerdict(Condition.SICK, "loss-divergence began at step 20")
+    writer.request(folder, SICK)
+    assert writer.finish(60)
+    with writer.standing_still():
+        writer.lift(folder, SICK, INTACT)
+        writer.promote(folder, again)
+        assert read_manifest(folder).verdict == again
+    writer.lift(folder, again, INTACT)
+    assert writer.finish(60)
+    assert read_manifest(folder).verdict == INTACT
