@@ -108,11 +108,8 @@ class Loop:
                 if key in self.optimizer.state[p]:
                     named.append((f"{name}/{key}", name, kind, self.optimizer.state[p][key]))
         return [
-            TensorNorm(
-                name=name, of=of, kind=kind, size=x.numel(), norm=x.norm().item(), largest=x.abs().max().item()
-            )
-            for name, of, kind, x in named
-        ]  # fmt: skip
+            TensorNorm(name=name, of=of, kind=kind, size=x.numel(), norm=x.norm().item()) for name, of, kind, x in named
+        ]
 
     def _one_step(self):
         ids = self.rows[self.position]

@@ -16,13 +16,13 @@ what an optimizer can do in a number of steps is bounded by its own arithmetic:
   for itself: the first gradients after a block was multiplied are large, and would explain it had all been like them.
 * Adafactor (without `beta1`) clips its update to a root mean square of 1, times that of the weight where it scales by
   it; Muon's is an orthogonal matrix, about 1 as well, and the parameters it leaves to Adam move as above. For both the
-  weights alone are judged, and a single element only by the bound of its whole tensor.
+  weights alone are judged.
 * Any other optimizer (8-bit ones too, whose rounding no bound covers): a weight is named only if its root mean square is
   a thousand times that of the largest weight there was, while most others grew less than twofold.
 
 A run that diverges by itself is explained: its rates and its gradients are in the bounds. What is not finite is always
 a finding, and so is a change of a tensor that nothing trains. Not to be seen in norms: a changed sign, values that
-moved within a tensor, a weight that became zero or changed by less than training may change it.
+moved within a tensor, a single weight that became zero or changed by less than training may change the norm it is in.
 
 Code that changes weights beside the optimizer (merging adapters, resetting units, pruning, an averaged copy that is kept
 among the parameters) looks like corruption: its tensors have the kind `other`, or their snapshot before is left out.
@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
@@ -68,8 +68,6 @@ class TensorNorm:
     """Number of elements."""
     norm: float
     """The 2-norm."""
-    largest: float | None = None
-    """The largest absolute value, where it was measured: far sharper for a single element of a large tensor."""
     bits: int = 32
     """Bits of an element."""
     of: str = ""
@@ -95,8 +93,6 @@ class Between:
     rates: Sequence[float] = ()
     norms: Sequence[float] = ()
     """The rate and that norm of each step, in their order, where all of them are known."""
-    gradients: Mapping[str, float] = field(default_factory=dict)
-    """The same for single parameters by their names, where it was measured: sharper for moments and for SGD."""
     betas: tuple[float, float] = (0.9, 0.999)
     """Of Adam and what is like it."""
     momentum: float = 0.0
@@ -143,17 +139,9 @@ def unexplained(
 
 
 def _not_finite(tensor: TensorNorm) -> str:
-    if math.isfinite(tensor.norm) and (tensor.largest is None or math.isfinite(tensor.largest)):
+    if math.isfinite(tensor.norm):
         return ""
     return "it holds values that are not finite, or too large for their norm to be"
-
-
-@dataclass(frozen=True, slots=True)
-class _Reach:
-    """How far an optimizer can have moved a weight: its norm, and its largest element."""
-
-    norm: float
-    element: float
 
 
 class _Audit:
@@ -186,52 +174,42 @@ class _Audit:
     # -- weights -------------------------------------------------------------------------------------
 
     def _judge_weight(self, before: TensorNorm, now: TensorNorm, between: Between) -> str:
-        reaches = self._reach(before, now, between)
-        if reaches is None:
+        reach = self._reach(before, now, between)
+        if reach is None:
             return self._outgrown(before, now)
-        decay = min(1.0, between.rate_sum * between.weight_decay)
+        was, decay = before.norm, min(1.0, between.rate_sum * between.weight_decay)
         slack, rounding = _tolerance(now.bits)
-        for what, was, is_now, reach in (
-            ("norm", before.norm, now.norm, reaches.norm),
-            ("largest element", before.largest, now.largest, reaches.element),
-        ):
-            if was is None or is_now is None:
-                continue
-            allowed = slack * reach + rounding * max(was, is_now) + TINY
-            least = 0.0 if now.is_shortened else was - allowed - slack * decay * was
-            if least <= is_now <= was + allowed:
-                continue
-            return (
-                f"its {what} went from {was:.4g} to {is_now:.4g}; {between.steps} steps of {between.optimizer} at a "
-                f"summed rate of {between.rate_sum:.3g} move it by at most {reach:.3g}"
-            )
-        return ""
+        allowed = slack * reach + rounding * max(was, now.norm) + TINY
+        least = 0.0 if now.is_shortened else was - allowed - slack * decay * was
+        if least <= now.norm <= was + allowed:
+            return ""
+        return (
+            f"its norm went from {was:.4g} to {now.norm:.4g}; {between.steps} steps of {between.optimizer} at a "
+            f"summed rate of {between.rate_sum:.3g} move it by at most {reach:.3g}"
+        )
 
-    def _reach(self, before: TensorNorm, now: TensorNorm, between: Between) -> _Reach | None:
-        """Return how far the optimizer can have moved a weight, or None where that is not known."""
+    def _reach(self, before: TensorNorm, now: TensorNorm, between: Between) -> float | None:
+        """Return how far the optimizer can have moved the norm of a weight, or None where that is not known."""
         rates, wide = between.rate_sum, math.sqrt(now.size)
         if not math.isfinite(rates):
             return None
         ratio = _adam_ratio(between.betas)
         match between.family:
             case "adam" | "adamw":
-                return None if ratio is None else _Reach(rates * ratio * wide, rates * ratio)
+                return None if ratio is None else rates * ratio * wide
             case "lion":
-                return _Reach(rates * wide, rates)
+                return rates * wide
             case "muon":
-                step = None if ratio is None else max(ORTHOGONAL, ratio)
-                return None if step is None else _Reach(rates * step * wide, rates * step * wide)
+                return None if ratio is None else rates * max(ORTHOGONAL, ratio) * wide
             case "adafactor":
-                scaled = max(between.smallest_scale, _root_mean_square(before), _root_mean_square(now))
-                return _Reach(rates * scaled * wide, rates * scaled * wide)
+                return rates * max(between.smallest_scale, _root_mean_square(before), _root_mean_square(now)) * wide
             case "sgd":
-                far = self._pushed(now, between)
-                return None if far is None else _Reach(far, far)
+                return self._pushed(now, between)
         return None
 
     def _pushed(self, now: TensorNorm, between: Between) -> float | None:
         """Return how far SGD can have moved a weight; None where nobody measured its gradients."""
-        largest = self._gradient(now, between)
+        largest = self._gradient(between)
         if largest is None:
             return None
         buffer = self._buffers.get(now.name, max(self._buffers.values(), default=0.0))
@@ -254,7 +232,7 @@ class _Audit:
     # -- moments -------------------------------------------------------------------------------------
 
     def _judge_moment(self, before: TensorNorm, now: TensorNorm, between: Between) -> str:
-        gradient = self._gradient(now, between)
+        gradient = self._gradient(between)
         slack, _ = _tolerance(now.bits)
         kept, most = _mean_of_gradients(now, between, gradient)
         if now.kind == "second-moment" and between.family in ("adam", "adamw"):
@@ -276,9 +254,9 @@ class _Audit:
             f"{gradient or 0.0:.3g} bring it to {reach:.3g} at most"
         )
 
-    def _gradient(self, now: TensorNorm, between: Between) -> float | None:
-        """Return the largest gradient that the optimizer used for a tensor, with the decay that some add to it."""
-        gradient = between.gradients.get(now.of or now.name, between.largest_gradient)
+    def _gradient(self, between: Between) -> float | None:
+        """Return the largest gradient that the optimizer used, with the decay that some add to it."""
+        gradient = between.largest_gradient
         if gradient is None or not math.isfinite(gradient) or between.momentum >= 1.0:
             return None
         return gradient + self._decay(between)
@@ -331,13 +309,9 @@ def _adam_ratio(betas: tuple[float, float]) -> float | None:
 def _changed(before: TensorNorm, now: TensorNorm, because: str) -> str:
     """Say that a tensor changed that had to stay as it was; empty where it did."""
     _, rounding = _tolerance(now.bits)
-    pairs = [("norm", before.norm, now.norm)]
-    if before.largest is not None and now.largest is not None:
-        pairs.append(("largest element", before.largest, now.largest))
-    for what, was, is_now in pairs:
-        if abs(is_now - was) > rounding * max(was, is_now) + TINY:
-            return f"its {what} went from {was:.6g} to {is_now:.6g}, and {because}"
-    return ""
+    if abs(now.norm - before.norm) <= rounding * max(before.norm, now.norm) + TINY:
+        return ""
+    return f"its norm went from {before.norm:.6g} to {now.norm:.6g}, and {because}"
 
 
 def _tolerance(bits: int) -> tuple[float, float]:

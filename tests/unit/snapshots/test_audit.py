@@ -72,10 +72,7 @@ class Reference:
         listed = [("w", "", "weight", self.weights), ("w/first", "w", "first-moment", self.first)]
         if self.optimizer.startswith("Adam"):
             listed.append(("w/second", "w", "second-moment", self.second))
-        return [
-            TensorNorm(name=name, of=of, kind=kind, size=len(x), norm=norm_of(x), largest=max(map(abs, x)))
-            for name, of, kind, x in listed
-        ]
+        return [TensorNorm(name=name, of=of, kind=kind, size=len(x), norm=norm_of(x)) for name, of, kind, x in listed]
 
     def between(self, steps):
         if steps == 0:
@@ -134,13 +131,11 @@ def test_gradients_that_grow_at_every_step_move_adam_the_farthest_and_are_explai
         run.step(1e-3, [1e-10] * 2)
     for number in range(160):
         run.step(1e-3, [1e-10 * growth**number] * 2)
-    before = run.norms()
+    before, was = run.norms(), run.weights[0]
     for number in range(160, 200):
         run.step(1e-3, [1e-10 * growth**number] * 2)
-    now = run.norms()
-    moved = abs(now[0].largest - before[0].largest) / (40 * 1e-3)
-    assert 4.0 < moved < 7.3
-    assert unexplained(before, now, run.between(40)) == []
+    assert 4.0 < abs(run.weights[0] - was) / (40 * 1e-3) < 7.3
+    assert unexplained(before, run.norms(), run.between(40)) == []
 
 
 def trained(optimizer="AdamW", steps=100, rate=1e-3, **more):
@@ -161,7 +156,7 @@ def test_weights_times_minus_30_are_found(optimizer, steps):
     before = run.norms()
     run.weights = [-30 * w for w in run.weights]
     for number in range(steps):
-        run.step(1e-3, [0.01 * math.cos(i + number) for i in range(64)])
+        run.step(5e-4, [0.01 * math.cos(i + number) for i in range(64)])
     assert "w" in found(before, run.norms(), run.between(steps))
 
 
@@ -178,29 +173,19 @@ def test_a_moment_that_was_overwritten_is_found(moment, factor, name, steps):
     assert name in found(before, run.norms(), run.between(steps))
 
 
-def test_a_single_element_of_a_large_tensor_is_found_by_its_size_and_not_by_the_norm():
-    tensor = TensorNorm(name="w", kind="weight", size=4096 * 4096, norm=82.0, largest=0.11)
-    flipped = replace(tensor, norm=math.hypot(82.0, 0.32), largest=0.32)
-    between = Between(optimizer="AdamW", steps=16, rate_sum=16 * 3e-4)
-    assert found([tensor], [flipped], between) == ["w"]
-    alone = [replace(each, largest=None) for each in (tensor, flipped)]
-    assert found(alone[:1], alone[1:], between) == []
-
-
 @pytest.mark.parametrize("kind", ["weight", "frozen", "first-moment", "second-moment", "other"])
 @pytest.mark.parametrize("optimizer", ["AdamW", "SomethingNew"])
 def test_what_is_not_finite_is_always_a_finding(kind, optimizer):
     between = Between(optimizer=optimizer, steps=1, rate_sum=1e-3)
-    for sizes in ({"norm": math.nan}, {"norm": math.inf}, {"norm": 1.0, "largest": math.inf}):
-        assert found([], [TensorNorm(name="w", kind=kind, size=4, **sizes)], between) == ["w"]
+    for norm in (math.nan, math.inf):
+        assert found([], [TensorNorm(name="w", kind=kind, size=4, norm=norm)], between) == ["w"]
 
 
 def test_a_frozen_tensor_may_not_change_at_all_and_rounding_is_no_change():
-    frozen = TensorNorm(name="w", kind="frozen", size=1000, norm=20.0, largest=0.5)
+    frozen = TensorNorm(name="w", kind="frozen", size=1000, norm=20.0)
     between = Between(optimizer="AdamW", steps=50, rate_sum=50.0)
     assert found([frozen], [replace(frozen, norm=20.0002)], between) == []
     assert found([frozen], [replace(frozen, norm=20.02)], between) == ["w"]
-    assert found([frozen], [replace(frozen, largest=0.6)], between) == ["w"]
 
 
 def test_without_a_step_or_a_rate_weights_stay_as_they_are():
@@ -222,9 +207,9 @@ def test_tensors_that_are_new_or_have_another_size_are_not_compared():
 
 def test_a_tensor_that_begins_at_zero_may_begin_to_move():
     between = Between(optimizer="AdamW", steps=1, rate_sum=1e-3)
-    zero = TensorNorm(name="lora_B", kind="weight", size=64, norm=0.0, largest=0.0)
-    assert found([zero], [replace(zero, norm=8e-3, largest=1e-3)], between) == []
-    assert found([zero], [replace(zero, norm=8.0, largest=1.0)], between) == ["lora_B"]
+    zero = TensorNorm(name="lora_B", kind="weight", size=64, norm=0.0)
+    assert found([zero], [replace(zero, norm=8e-3)], between) == []
+    assert found([zero], [replace(zero, norm=8.0)], between) == ["lora_B"]
 
 
 def test_decay_explains_a_fall_and_no_rise():
@@ -236,9 +221,9 @@ def test_decay_explains_a_fall_and_no_rise():
 
 
 def test_16_bits_round_an_update_to_twice_its_size():
-    weight = TensorNorm(name="w", kind="weight", size=1, norm=1.0, largest=1.0)
+    weight = TensorNorm(name="w", kind="weight", size=1, norm=1.0)
     between = Between(optimizer="Lion", steps=8, rate_sum=8 * 0.004)  # each step is rounded up to a unit of 2^-7
-    moved = replace(weight, norm=1.0 + 8 * 2**-7, largest=1.0 + 8 * 2**-7)
+    moved = replace(weight, norm=1.0 + 8 * 2**-7)
     assert found([weight], [moved], between) == ["w"]
     assert found([replace(weight, bits=16)], [replace(moved, bits=16)], between) == []
 
@@ -291,15 +276,6 @@ def test_without_a_measured_gradient_moments_are_judged_only_by_what_needs_none(
         assert found(before, now, replace(run.between(1), largest_gradient=unusable)) == ["w/second"]
 
 
-def test_the_gradient_of_its_own_parameter_is_sharper_than_that_of_all():
-    run = trained()
-    before = run.norms()
-    now = [*before[:2], replace(before[2], norm=20 * before[2].norm)]
-    between = replace(run.between(1), largest_gradient=10.0)
-    assert found(before, now, between) == []
-    assert found(before, now, replace(between, gradients={"w": run.gradients[-1]})) == ["w/second"]
-
-
 def test_moments_too_small_to_be_squared_in_32_bits_may_seem_to_vanish():
     between = Between(optimizer="AdamW", steps=1, rate_sum=1e-3)
     small = TensorNorm(name="w/second", of="w", kind="second-moment", size=10**6, norm=1e-15)
@@ -327,14 +303,13 @@ def test_of_an_unknown_optimizer_only_a_weight_far_beyond_all_others_is_found(op
 
 
 def test_adafactor_and_muon_are_judged_by_their_whole_tensors():
-    weight = TensorNorm(name="w", kind="weight", size=100, norm=1.0, largest=0.2)
+    weight = TensorNorm(name="w", kind="weight", size=100, norm=1.0)
     moment = TensorNorm(name="w/momentum_buffer", of="w", kind="first-moment", size=100, norm=1.0)
     for optimizer, far in (("Adafactor", 0.1), ("Muon", 0.7)):
         between = Between(optimizer=optimizer, steps=10, rate_sum=1e-2, largest_gradient=1e-3)
         near, off = replace(weight, norm=1.0 + far), replace(weight, norm=1.0 + 2 * far)
         assert found([weight, moment], [near, replace(moment, norm=50.0)], between) == []
         assert found([weight, moment], [off, moment], between) == ["w"]
-        assert found([weight], [replace(weight, largest=0.2 + far)], between) == []
 
 
 def test_adafactor_may_scale_its_steps_by_the_size_of_the_weight():

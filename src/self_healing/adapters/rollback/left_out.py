@@ -27,7 +27,7 @@ def that_follow(first: Batch, many: int, length: int) -> list[Batch]:
 
 
 def left_out_of(data: DataWindows) -> frozenset[Batch]:
-    """Return the batches that are left out for good, those that are about to be included."""
+    """Return the batches that are left out for good, including those about to be left out."""
     if not data.epochs or not data.epochs[-1].left_out_next:
         return frozenset(data.left_out)
     epoch = data.epochs[-1]
