@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from self_healing.drills.disk_faults import cut_short, flip_bit
-from self_healing.snapshots.manifest import describe, promote, write_manifest
+from self_healing.snapshots.manifest import describe, keep_off, promote, write_manifest
 from self_healing.snapshots.verdicts import NOT_JUDGED, Condition, StateVerdict
 from self_healing.supervisor.checkpoints import newest_sound, written
 
@@ -50,6 +50,18 @@ def aged(path, seconds):
 
 def name(found):
     return found.path.name if found.path is not None else None
+
+
+def test_what_the_run_has_gone_on_from_before_is_taken_for_want_of_another(run):
+    keep_off(run / "checkpoint-12", sick=None, over=None, undone="the run has returned from it to step 6")
+    found = newest_sound(run)
+    assert (found.path, found.passed_over) == (
+        run / "checkpoint-8",
+        ("checkpoint-12: the run has returned from it to step 6",),
+    )
+    for step in (4, 8):
+        promote(run / f"checkpoint-{step}", StateVerdict(Condition.SICK, "loss-spike began at step 3"))
+    assert newest_sound(run).path == run / "checkpoint-12"
 
 
 def test_the_newest_is_taken(run):

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from ..snapshots.checkpoint_check import check
 from ..snapshots.file_checks import problem_of_torch_file, read_json, safetensors_names, why_no_file
-from ..snapshots.manifest import FILE_NAME, step_of
+from ..snapshots.manifest import FILE_NAME, ManifestError, manifest_of_now, step_of
 
 DEEPEST = 3
 """Folders below the run directory in which checkpoints are looked for."""
@@ -83,6 +83,7 @@ def newest_sound(folder: Path, before_s: float | None = None, *, older: Mapping[
 
     """
     passed: list[str] = []
+    undone: Path | None = None
     try:
         found = sorted(_found(folder), key=lambda each: (each.step, each.written_s), reverse=True)
     except OSError as error:
@@ -91,11 +92,23 @@ def newest_sound(folder: Path, before_s: float | None = None, *, older: Mapping[
         is_older = (older or {}).get(candidate.path) == candidate.written_s
         why_not = "it is older than this job" if is_older else _why_not(candidate, before_s)
         if why_not is None:
-            return Sound(candidate.path, tuple(passed))
+            why_not = _undone(candidate)
+            if not why_not:
+                return Sound(candidate.path, tuple(passed))
+            undone = undone or candidate.path
         passed.append(f"{candidate.path.name}: {why_not}")
         if len(passed) == MOST_REASONS:
             break
-    return Sound(None, tuple(passed))
+    return Sound(undone, tuple(passed))  # for want of another
+
+
+def _undone(candidate: _Candidate) -> str:
+    """Say why the run has gone on from before it; empty where it has not, or nobody knows."""
+    try:
+        manifest = manifest_of_now(candidate.path) if candidate.step >= 0 else None
+    except ManifestError:  # which is why it is not taken
+        return ""
+    return "" if manifest is None else manifest.undone
 
 
 def _of_one_trainer(folder: Path, found: list[_Candidate]) -> list[_Candidate]:
