@@ -36,7 +36,8 @@ def kept(monkeypatch):
 
 def train(folder, **settings):
     trainer = tiny_trainer(folder, max_steps=30, save_strategy="steps", save_steps=3, **settings)
-    SelfHealingTrainer(trainer, HealingConfig()).train()
+    # Its gradient has a spike at step 22: while that is watched one checkpoint more is kept.
+    SelfHealingTrainer(trainer, HealingConfig(ignore=("gradient-explosion",))).train()
 
 
 def test_the_past_of_a_checkpoint_that_was_rotated_away_is_kept_no_longer(tmp_path, kept):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -108,4 +110,21 @@ def test_while_a_spike_is_watched_the_last_sound_checkpoint_is_not_rotated_away(
     assert there[27] == ["checkpoint-25"]
     assert there[31] == ["checkpoint-25", "checkpoint-30"]
     assert len(list(tmp_path.glob("checkpoint-*"))) == 1, "what is over is rotated away"
-    assert all(bool(torch.isfinite(p).all()) for p in trainer.model.parameters())
+
+
+def test_what_was_not_deleted_meanwhile_makes_room_before_the_next_one_is_written(tmp_path):
+    """A disk with room for as many as the user allows, and the next one, has none for one more."""
+    trainer, saves = tiny_trainer(tmp_path, save_total_limit=1, **SAVING), []
+    PoisonedBatches(at_step=27).plant(trainer)
+    original = trainer._save
+
+    def _save(folder, *args):
+        others = sorted(path.name for path in tmp_path.glob("checkpoint-*") if path != Path(folder))
+        saves.append((Path(folder).name, others))
+        return original(folder, *args)
+
+    trainer._save = _save
+    SelfHealingTrainer(trainer, HealingConfig(backoff_base_s=0.0)).train()
+    *_, before, last = saves
+    assert len(before[1]) > 2, "it is still watched"
+    assert last == ("checkpoint-60", ["checkpoint-55"])

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,22 +13,11 @@ from ...snapshots.verdicts import NOT_JUDGED, Condition, SavedState, StateVerdic
 from ..wrapping import Wrapping
 from .harm import may_have_harmed
 from .memory_snapshots import MemorySnapshots
+from .rotation import keeping_all_checkpoints
 
 if TYPE_CHECKING:
     from ..run.checkpoint_folders import RunCheckpoints
     from ..run.session import Session
-
-
-@contextmanager
-def keeping_all_checkpoints(trainer: Any, *, where: bool = True) -> Iterator[None]:
-    """Have the trainer delete no checkpoint to make room for another inside the block."""
-    keeps_all = Wrapping()
-    if where and hasattr(trainer.args, "save_total_limit"):
-        keeps_all.replace(trainer.args, "save_total_limit", None)
-    try:
-        yield
-    finally:
-        keeps_all.restore()
 
 
 def name_a_best_that_is_there(trainer: Any, kept: Iterable[SavedState]) -> str | None:

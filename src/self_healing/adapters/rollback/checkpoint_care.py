@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,10 +26,11 @@ from ..run.checkpoint_folders import state_mark
 from ..run.reflexes import Reflex
 from ..wrapping import Wrapping
 from .beside_checkpoint import CannotReadError, counts_of, put_back, remove_where_alone, write_beside
-from .best_checkpoint import keeping_all_checkpoints, name_a_best_that_is_there
+from .best_checkpoint import name_a_best_that_is_there
 from .guard_state import GuardState
-from .harm import harmed_since, is_unhealthy, proved_harmless
+from .harm import harmed_since, is_unhealthy, may_have_harmed, proved_harmless
 from .left_out import LeftOut
+from .rotation import Rotation
 
 if TYPE_CHECKING:
     from ..run.run_desk import RunDesk
@@ -70,7 +71,7 @@ class CheckpointCare:
         """Says which data the run has left out, of a trainer that goes by the number of steps when it is resumed."""
         self.leave_out: Callable[[LeftOut | None], None] = lambda _left_out: None
         """Is given the same of the run that is gone on with."""
-        self._is_in_trouble = False
+        self.rotation = Rotation(trainer)
         self._suspects: dict[int, Case] = {}
         """What has made checkpoints sick since the run was last well, by identity: whether it was over by itself decides."""
         self._was_tried = False
@@ -114,10 +115,11 @@ class CheckpointCare:
         """Judge the checkpoints by what is open after some steps."""
         known = list(cases)
         self._judge_by(known)
+        # Also while what the run has returned from is watched: if it comes back, what was written since may be sick.
+        self.rotation.is_in_trouble = any(may_have_harmed(case.incident) for case in known)
         unhealthy = [case for case in known if is_unhealthy(case.incident)]
-        # Also of a mere warning, as long as more may come of it: what turns out to be harm began before the newest checkpoint.
-        # And while what the run has returned from is watched: if it comes back, what was written since may be sick.
-        self._is_in_trouble = any(case.is_under_way for case in unhealthy)
+        still = (case.incident.began for case in unhealthy if case.is_under_way)
+        self.rotation.suspicious_since = min(still, default=None)
         for step in steps:
             self.disk.observed(step, is_healthy=not unhealthy)
 
@@ -145,7 +147,7 @@ class CheckpointCare:
         self.disk.returned(to_step, undone if self.together.is_writer else ())
         self._suspects.clear()
         self.not_written = {step: why for step, why in self.not_written.items() if step <= to_step}
-        self._is_in_trouble = False
+        self.rotation.is_in_trouble, self.rotation.suspicious_since = False, None
         # Of several processes only one knows what is kept, and all must know the same best.
         told = name_a_best_that_is_there(self.trainer, self.disk.states) if self._is_alone() else None
         if told is not None:
@@ -242,10 +244,12 @@ class CheckpointCare:
 
     def _save(self, save: Callable[[], Any], folder: Path, verdict: StateVerdict) -> Any:
         is_sick = verdict.is_sick
-        with self.disk.saving(), keeping_all_checkpoints(self.trainer, where=self._is_in_trouble or is_sick):
+        with ExitStack() as around:
+            around.enter_context(self.disk.saving())
+            if self.together.is_writer and getattr(self.trainer.args, "save_total_limit", None):
+                self.disk.sick_ones_go_first()
+            around.enter_context(self.rotation.around_save(folder, is_sick=is_sick))
             if self.together.is_writer:
-                if getattr(self.trainer.args, "save_total_limit", None):
-                    self.disk.sick_ones_go_first()
                 # A loop puts a whole folder into the place of another.
                 self.disk.marked_first(folder, verdict, writes_over=not hasattr(self.trainer, "write_place"))
             if self._writes_beside():
