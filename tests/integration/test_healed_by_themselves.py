@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import signal
 import subprocess
@@ -96,6 +97,32 @@ def test_a_completed_run_whose_last_checkpoint_is_sick_says_so(tmp_path, caplog)
     assert choose(tmp_path).path == tmp_path / "checkpoint-48"
     assert read_postmortem(tmp_path / "postmortem.json").advice[0] == told
     assert told in caplog.messages
+
+
+def test_a_completed_run_that_saves_the_model_only_names_the_newest_sound_checkpoint_too(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=60, save_only_model=True, **SAVING)
+    spike_at(trainer, 49)
+    SelfHealingTrainer(trainer, CONFIG).train()
+    (told,) = notes(tmp_path, "last-checkpoint-sick")
+    assert "the newest before it that is not is checkpoint-48" in told
+    assert choose(tmp_path, model_only=True).path == tmp_path / "checkpoint-48"
+
+
+def test_a_checkpoint_whose_mark_the_disk_does_not_hold_is_named_to_nobody_as_sound(tmp_path):
+    trainer = tiny_trainer(tmp_path, max_steps=60, **SAVING)
+    spike_at(trainer, 49)
+
+    def lose_the_mark(_model):
+        manifest = tmp_path / "checkpoint-56/healing_manifest.json"
+        told = json.loads(manifest.read_text())
+        assert told["verdict"]["condition"] == "sick"
+        manifest.write_text(json.dumps({**told, "verdict": verdict_of(tmp_path / "checkpoint-48")}))
+
+    trainer.add_callback(at("on_train_end", 60, lose_the_mark))
+    SelfHealingTrainer(trainer, CONFIG).train()
+    assert verdicts(tmp_path)[56] != "sick"
+    (told,) = notes(tmp_path, "last-checkpoint-sick")
+    assert "the newest before it that is not is checkpoint-48" in told
 
 
 @pytest.mark.parametrize(("steps", "last"), [(64, "intact"), (48, "sick")], ids=["over", "open"])

@@ -179,6 +179,18 @@ def test_batches_in_a_row_that_are_never_finite_are_left_out_and_nothing_else_is
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_as_many_batches_in_a_row_are_left_out_as_the_configuration_says_whatever_the_loop_gives_to_backward(
+    form, tmp_path
+):
+    loop = make(dropout=0.0, norm=False)
+    loop.loader = Listed(listed(12, 13, 14, count=40))
+    run = guarded(loop, tmp_path, form, epochs=1, config=settings(max_consecutive_skips=3))
+    assert run.step_number == 40
+    making_up = run._session.guard.making_up
+    assert (making_up.replaced_steps, making_up.skipped_steps) == (3, 0)
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_steps_that_are_skipped_without_end_end_the_run(form, tmp_path):
     loop = make(dropout=0.0, norm=False)
     loop.loader = Listed(listed(*range(5, 40), count=40))

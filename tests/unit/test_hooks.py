@@ -10,6 +10,8 @@ import pytest
 
 from self_healing.actions.alert import Alert
 from self_healing.actions.rewarm_learning_rate import RewarmLearningRate
+from self_healing.actions.roll_back import RollBack
+from self_healing.actions.stop_run import StopRun
 from self_healing.core.action import Action, Done
 from self_healing.core.errors import CatalogueError
 from self_healing.core.failure import Effect, FailureType
@@ -149,3 +151,23 @@ def test_a_hook_whose_action_fails_is_not_asked_again_for_the_plan_that_follows(
 
     training = nan_in(Training(LossNotFinite(action="raise"), hooks=[(None, hook)]))
     assert (asked, training.run.asked) == (["stop-run"], ["stop_run"])
+
+
+@pytest.mark.parametrize("how", ["then", "instead", "instead because"])
+def test_what_a_hook_leaves_open_in_an_action_is_taken_from_what_it_answers(how):
+    def answer(incident, plan, run):
+        match how:
+            case "then":
+                return plan.then(StopRun(), RollBack())
+            case "instead":
+                return plan.instead(StopRun(), RollBack())
+        return plan.instead(StopRun(), RollBack(), because="I have seen enough")
+
+    training = nan_in(Training(LossNotFinite(action="raise"), hooks=[(None, answer)]))
+    (outcome,) = [entry for entry in training.ledger.entries if entry.kind == "outcome"]
+    because, onset = outcome.body["plan"]["because"], outcome.body["plan"]["onset_step"]
+    *_, stop, back = outcome.body["plan"]["actions"]
+    assert stop["reason"] == because != ""
+    assert ("I have seen enough" in because) == (how == "instead because")
+    assert back["before_step"] == onset
+    assert onset is not None

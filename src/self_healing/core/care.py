@@ -337,7 +337,7 @@ class Care:
         """
         for case in self.cases:
             plan = case.plan
-            if plan is not None and plan.hold_longest is None and case.has_stayed_away() and not case.is_worse():
+            if plan is not None and case.is_over_if_completed():
                 again = f"no {plan.failure} when the run came to step {plan.step} again"
                 self._conclude(case, VerdictKind.RECOVERED, f"{again}, nor until it was completed at step {step}")
                 self._close(case, RECOVERED)

@@ -71,6 +71,9 @@ def _consult(
     answer = replace(
         answer, incident=plan.incident, failure=plan.failure, step=plan.step, rank=plan.rank,
         hold_longest=max(longest for _, longest in holds) if holds else None,
-        actions=tuple(action.filled(settings) for action in answer.actions),
+        actions=tuple(
+            action.filled(settings).for_incident(onset_step=plan.onset_step, because=answer.because)
+            for action in answer.actions
+        ),
     )  # fmt: skip
     return answer, HookNote("hook-replaced", f"on_instability replaced {plan.rung} by {answer.rung or 'its own plan'}")

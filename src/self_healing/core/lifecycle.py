@@ -205,6 +205,11 @@ class Case:
         is_there = self.looked_at is not None and self.plan is not None and self.looked_at >= self.plan.step
         return self.phase is Phase.WATCHING and self.returned_to is not None and is_there
 
+    def is_over_if_completed(self) -> bool:
+        """Say whether the end of a completed run closes it: a few observations have to do where no more can follow."""
+        is_held = self.plan is None or self.plan.hold_longest is not None
+        return not is_held and self.has_stayed_away() and not self.is_worse()
+
     def is_worse(self) -> bool:
         """Say whether the metric is clearly worse than what a changed recipe is judged by."""
         if self.plan is None or self.plan.effect is not Effect.RECIPE or self.reference is None:

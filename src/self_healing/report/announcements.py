@@ -49,6 +49,7 @@ _OF_NOTE = {
     "checkpoints-not-written": Level.ERROR,
     "device-lost": Level.ERROR,
     "emergency": Level.WARN,
+    "ended-in-trouble": Level.WARN,
     "healer-crashed": Level.ERROR,
     "hook-crashed": Level.WARN,
     "hook-misused": Level.WARN,

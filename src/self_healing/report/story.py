@@ -301,7 +301,7 @@ class Story:
                 self.pages[self._clean.line(entry.body.get("tracker", ""))] = self._clean.line(
                     entry.body.get("page", "")
                 )
-            case "checkpoints-not-written" | "last-checkpoint-sick" | "not-pushed":
+            case "checkpoints-not-written" | "ended-in-trouble" | "last-checkpoint-sick" | "not-pushed":
                 self._left_to_do.append(self._clean.line(entry.body.get("text", "")))
             case "killed":
                 self._take_kill(entry)

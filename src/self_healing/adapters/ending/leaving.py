@@ -95,7 +95,14 @@ def emergency_checkpoint(session: Session, *, as_it_is: bool = False) -> str:
     if not is_finite:
         return f"checkpoint-{step} was written as it is: {SICK}"
     session.saved()
-    return f"checkpoint-{step} was written"
+    return f"checkpoint-{step} was written{_if_sick(session, step)}"
+
+
+def _if_sick(session: Session, step: int) -> str:
+    """Say that the checkpoint of a step is marked sick, and why; nothing where it is not: whoever is told of it may use it."""
+    states = session.checkpoints.disk.states if session.checkpoints is not None else ()
+    sick = next((each.verdict for each in states if each.step == step and each.verdict.is_sick), None)
+    return "" if sick is None else f', and is marked sick ({sick.because}), so that "auto" passes over it'
 
 
 def _write_now(session: Session, *, as_it_is: bool) -> tuple[str | None, bool]:

@@ -19,11 +19,15 @@ def sick_last_checkpoint(session: Session) -> str | None:
     last = checkpoints.last_if_sick()
     if last is None:
         return None
-    sound, _ = session.abilities.own_checkpoints.newest_usable(last.step)
+    sound = session.abilities.own_checkpoints.newest_sound(
+        last.step,
+        model_only=bool(getattr(session.trainer.args, "save_only_model", False)),
+        sick={Path(state.key).name for state in checkpoints.disk.states if state.verdict.is_sick},
+    )
     there = (
         "no other of this training is on disk"
         if sound is None
-        else f"the newest before it that is not is {sound.path.name}, and {how_to_resume(session)} goes on from there"
+        else f"the newest before it that is not is {sound.name}, and {how_to_resume(session)} goes on from there"
     )
     return (
         f"{Path(last.key).name}, the last of this run, is marked sick ({last.verdict.because}): {there}. "

@@ -68,7 +68,8 @@ class DoingAgain:
         times = self._count(step, "unsound")
         # What we have run again ourselves is unsound every time; what the loop has run was only unsound once so far.
         # Not for ever: where so many batches are never finite in a row, it is not the data that are to blame.
-        may_go_on = times <= session.config.max_consecutive_skips and self._given_up != step - 1
+        bad_batches = times if can_be_run(window) else times - 1  # to hand the first out again has left none out
+        may_go_on = bad_batches <= session.config.max_consecutive_skips and self._given_up != step - 1
         without = session.may_leave_out and may_go_on and (can_be_run(window) or times > 1)
         if window.stood is None or (times > 1 and not without):
             self.leave_out(window)

@@ -13,6 +13,7 @@ from ..run.moves import Resume, ReturnTo
 from ..step.learning_rate import LearningRateScale
 from .best_checkpoint import NotWrittenError
 from .frozen_audit import BrokenWeights
+from .furthest import return_to_the_furthest
 from .state_keeper import StateKeeper
 
 
@@ -59,7 +60,7 @@ class RollbackAbilities(TrainerAbilities):
             # Before anything is put back, for it is written from memory as well.
             told = reason if str(broken) in reason else f"{reason}; {broken}"
             reason = f"{told}. {self._save_now()}. {self._how_to_load_anew(broken)}"
-        further = self.keeper.return_to_the_furthest()
+        further = return_to_the_furthest(self.keeper)
         text, step = f"{super().stop_run(reason)}{further}", int(self.loop.state.global_step)
         if step == before:
             return text

@@ -4,10 +4,56 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from ...snapshots.verdicts import SavedState
 from ..ending.device_errors import is_device_lost
 from .memory_snapshots import Furthest, MemorySnapshots
+
+if TYPE_CHECKING:
+    from .state_keeper import StateKeeper
+
+
+def return_to_the_furthest(keeper: StateKeeper) -> str:
+    """Put the furthest sound state back where the run ends before it has come as far again; say so."""
+    if keeper.common is not None:  # each process alone knows which that is, and all must end with the same weights
+        return ""
+    is_sound = _is_sound(keeper) and keeper.audit.is_finite_now()
+    if not is_sound:
+        keep_the_furthest(keeper)
+    furthest = keeper.loop.snapshots.furthest
+    if furthest is None or (is_sound and furthest.updates <= keeper.updates) or not furthest.capture.copies.verify():
+        return ""
+    if keeper.loop.guard is not None:
+        keeper.loop.guard.abandon_step()  # now: what it would put back later belongs to the state that is left
+    furthest.capture.restore()
+    keeper.updates = furthest.updates
+    keeper.is_unexplained = False
+    keeper.audit.returned(furthest.step, furthest.capture.copies.norms())  # no training has led here since the return
+    return f"; the weights are those of step {furthest.step}, the last that were sound"
+
+
+def keep_the_furthest(keeper: StateKeeper) -> None:
+    """Keep the furthest sound state, in case the run ends before it has come as far again."""
+    is_sound = _is_sound(keeper)  # which has the states judged, too
+    keeper.loop.snapshots.furthest = furthest_sound(
+        keeper.loop.snapshots,
+        keeper.states,
+        step=int(keeper.trainer.state.global_step),
+        updates=keeper.updates,
+        is_sound=is_sound,
+        of_interest=keeper.audit.buffers.without,
+        tell=keeper.note,
+    )
+
+
+def _is_sound(keeper: StateKeeper) -> bool:
+    """Say whether nothing is known to have harmed the weights, by what is open at this moment.
+
+    What has just asked for the end, or for the return, was seen since a step was judged at its end.
+    """
+    keeper.known.suspect(keeper.cases())
+    return keeper.known.open is None and not keeper.is_unexplained
 
 
 def furthest_sound(

@@ -52,10 +52,7 @@ class KnownStates:
         What the run has returned from makes no state sick any more, but while it is watched none has proved itself either.
         """
         known = list(cases)
-        harmful = [(case, since) for case in known if (since := harmed_since(case)) is not None]
-        for case, since in harmful:
-            self._suspect(case, since)
-        if not harmful:
+        if not self.suspect(known):
             self.open = None
         healthy = not any(is_unhealthy(case.incident) for case in known)
         self.states = after_observation(self.states, step, healthy=healthy, needed={Tier.MEMORY: good_after})
@@ -91,5 +88,9 @@ class KnownStates:
             self.open = OpenIncident(name, onset, is_onset_known=is_onset_known)
             self.states = after_incident(self.states, self.open)
 
-    def _suspect(self, case: Case, since: int) -> None:
-        self.harmed_since(since, case.incident.name, is_onset_known=is_onset_known(case.incident))
+    def suspect(self, cases: Iterable[Case]) -> bool:
+        """Take note of what may have harmed states by now; say whether anything may."""
+        harmful = [(case, since) for case in cases if (since := harmed_since(case)) is not None]
+        for case, since in harmful:
+            self.harmed_since(since, case.incident.name, is_onset_known=is_onset_known(case.incident))
+        return bool(harmful)

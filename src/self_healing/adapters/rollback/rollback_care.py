@@ -99,6 +99,7 @@ class RollbackCare:
             return
         keeper.signal, keeper.note, keeper.look, keeper.on_return = desk.signal, desk.note, desk.look, self._returned
         keeper.shared.past_of = desk.healer.past_of
+        keeper.cases = lambda: desk.healer.care.cases
         desk.brought_to_light = keeper.brought_to_light
         keeper.loop.on_error = lambda error: self._answer(error, raised)
         keeper.loop.on_epoch_over = epoch_is_over

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...core.lifecycle import Case
@@ -17,7 +18,7 @@ from ..run.moves import ReturnTo
 from .best_checkpoint import written_from_memory
 from .first_losses import FirstLosses
 from .frozen_audit import BrokenWeights, FrozenAudit
-from .furthest import furthest_sound
+from .furthest import keep_the_furthest
 from .in_loop import RollbackLoop
 from .known_states import KnownStates
 from .memory_snapshots import Snapshot
@@ -53,12 +54,14 @@ class StateKeeper:
             on_return=self._returned,
         )
         self.loop.choose_instead = self._older_than
-        self.loop.before_return = self.about_to_return
+        self.loop.before_return = partial(keep_the_furthest, self)
         self.shared = SharedStates(trainer, settings, self._tell, self.loop)
         self.loop.snapshots.backing = self.shared.slot
         self.known = KnownStates()
         self.on_return: Callable[[Arrival], None] = lambda _arrival: None
         """Is told that the run has returned."""
+        self.cases: Callable[[], Iterable[Case]] = tuple
+        """Says what is open at this moment."""
         self.is_on = settings.snapshot_memory_fraction > 0
         self.signal: Callable[[Signal], object] = lambda _signal: None
         self.note: Callable[[str, str], None] = lambda _name, _text: None
@@ -73,7 +76,7 @@ class StateKeeper:
         """What was found out while a plan was carried out."""
         self.updates = 0
         """Updates that the weights of this moment hold."""
-        self._is_unexplained = False
+        self.is_unexplained = False
         """The last audit has found something that training cannot have done."""
         self._unmeasured: list[str] = []
         """States whose norms are on their way."""
@@ -245,7 +248,7 @@ class StateKeeper:
             verdict = StateVerdict(Condition.GOOD, "the state this training began with")
         self.known.judged(snapshot.key, verdict)
         if findings and snapshot.key == self.states[0].key and not self.loop.returns:
-            self._is_unexplained = True
+            self.is_unexplained = True
             self.began_broken([finding.name for finding in findings])
         else:
             self._tell_of_audit(step, before, findings)
@@ -272,7 +275,7 @@ class StateKeeper:
         known, step = self.frozen.broken, self._step()
         broken = self.frozen.look_at_all(step) if now else self.frozen.found(step)
         if broken is not None and known is None:
-            self._is_unexplained = True
+            self.is_unexplained = True
             self.note("frozen-weight-broken", f"{broken}; no state of this run holds it, so that none can put it back")
             self.known.harmed_since(broken.since + 1, "unexplained-state")
             self._share()
@@ -286,7 +289,7 @@ class StateKeeper:
         return broken
 
     def _tell_of_audit(self, step: int, before: int, findings: Sequence[Finding]) -> None:
-        self._is_unexplained = bool(findings) or self.frozen.broken is not None
+        self.is_unexplained = bool(findings) or self.frozen.broken is not None
         if findings:
             told = f"{len(findings)} tensors of the state of step {step}, such as {findings[0].name}: {findings[0].because}"
             self.note("state-unexplained", told)
@@ -322,38 +325,6 @@ class StateKeeper:
         """Return what is known of a state."""
         return self.known.get(key)
 
-    def return_to_the_furthest(self) -> str:
-        """Put the furthest sound state back where the run ends before it has come as far again; say so."""
-        if self.common is not None:  # each process alone knows which that is, and all must end with the same weights
-            return ""
-        # What has just ended the run may not have been judged by yet.
-        is_sound = self.known.open is None and not self._is_unexplained and self.audit.is_finite_now()
-        if not is_sound:
-            self.about_to_return()  # which finds the furthest sound one
-        furthest = self.loop.snapshots.furthest
-        if furthest is None or (is_sound and furthest.updates <= self.updates) or not furthest.capture.copies.verify():
-            return ""
-        if self.loop.guard is not None:
-            self.loop.guard.abandon_step()  # now: what it would put back later belongs to the state that is left
-        furthest.capture.restore()
-        self.updates = furthest.updates
-        self._is_unexplained = False
-        self.audit.returned(furthest.step, furthest.capture.copies.norms())  # no training has led here since the return
-        return f"; the weights are those of step {furthest.step}, the last that were sound"
-
-    def about_to_return(self) -> None:
-        """Keep the furthest sound state, in case the run ends before it has come as far again."""
-        is_sound = self.known.open is None and not self._is_unexplained
-        self.loop.snapshots.furthest = furthest_sound(
-            self.loop.snapshots,
-            self.states,
-            step=self._step(),
-            updates=self.updates,
-            is_sound=is_sound,
-            of_interest=self.audit.buffers.without,
-            tell=self._tell,
-        )
-
     def choose(self, *, before_step: int | None, depth: int, min_steps: int | None) -> SavedState | None:
         """Return the state to go back to, None where memory holds none that will do."""
         if self.common is not None:
@@ -385,7 +356,7 @@ class StateKeeper:
     def _returned(self, arrival: Arrival) -> None:
         snapshot = arrival.snapshot
         self.updates = snapshot.updates
-        self._is_unexplained = False
+        self.is_unexplained = False
         self.frozen.returned(snapshot.step)
         gone = self._what_is_gone()  # those after it belong to what is undone
         self.known.open = None

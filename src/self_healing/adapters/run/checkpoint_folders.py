@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +10,7 @@ from ...snapshots.manifest import STATE, ManifestError, manifest_of_now, step_of
 from ...snapshots.resume import checkpoints_in, choose, written_s
 
 NOT_OURS = "it was there when this training began, which does not go on from it"
+KNOWN_SICK = "this training knows it to be sick"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +78,21 @@ class RunCheckpoints:
     ) -> tuple[CheckpointFolder | None, list[str]]:
         """Return the newest usable checkpoint of this training, see below."""
         return newest_usable(self._output_dir, before_step, thorough=thorough, own=self)
+
+    def newest_sound(self, before_step: int, *, model_only: bool, sick: Collection[str]) -> Path | None:
+        """Return the newest checkpoint of this training from before a step that a person can use; None where there is none.
+
+        Args:
+            before_step: It is from before this step.
+            model_only: The run saves the model only, so that no more is asked of it.
+            sick: Folders, by name, that are known to be sick, whatever the disk says: it may have refused the mark.
+
+        """
+
+        def why_not(folder: Path) -> str | None:
+            return KNOWN_SICK if folder.name in sick else self.why_not(folder)
+
+        return choose(self._output_dir, before_step, thorough=False, model_only=model_only, why_not=why_not).path
 
     def _up_to(self, newest: Path, since_s: float) -> Iterator[Path]:
         for name in self._found:

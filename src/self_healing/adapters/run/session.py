@@ -17,6 +17,7 @@ from ..data.bad_rows import BadRows
 from ..data.quarantine import Limit
 from ..data.trainer_data import TrainerData
 from ..ending.grace import GraceWatch
+from ..ending.in_trouble import trouble_at_the_end
 from ..ending.interrupts import interrupts_of, nobody_listens
 from ..ending.leaving import emergency_checkpoint, leave_at_once, secure_in_time
 from ..ending.sick_last import sick_last_checkpoint
@@ -172,6 +173,9 @@ class Session:
         sick = sick_last_checkpoint(self) if exit_reason == "completed" else None
         if sick is not None:
             self.note("last-checkpoint-sick", sick)
+        trouble = trouble_at_the_end(self, is_said=sick is not None) if exit_reason == "completed" else None
+        if trouble is not None:
+            self.note("ended-in-trouble", trouble)
         self.rollback.ended(exit_reason, is_unsaved=unwritten is not None and unwritten.is_unsaved)
         self.spent.account.steps_over()
         self.spent.tell(self.desk)
