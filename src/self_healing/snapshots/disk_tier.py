@@ -44,12 +44,12 @@ class DiskTier:
         norms = None if is_finite is None else {"weights": 1.0 if is_finite else math.nan}
         return verdict_when_taken(step, norms=norms, open_incident=self._open)
 
-    def sick_ones_go_first(self) -> None:
-        """Have whoever deletes the oldest checkpoints, by the times of their folders, begin with those that are sick."""
-        sick = {Path(state.key) for state in self.states if state.verdict.is_sick}
-        for folder in sick:
+    def least_wanted_go_first(self) -> None:
+        """Have whoever deletes the oldest checkpoints, by the times of their folders, begin with those that are sick or undone."""
+        unwanted = {Path(state.key) for state in self.states if state.verdict.is_sick} | self.writer.undone_ones
+        for folder in unwanted:
             with suppress(OSError):  # it is gone, or its times are not ours to change
-                others_s = [each.stat().st_mtime for each in checkpoints_in(folder.parent) if each not in sick]
+                others_s = [each.stat().st_mtime for each in checkpoints_in(folder.parent) if each not in unwanted]
                 if folder.stat().st_mtime >= (oldest_s := min(others_s, default=math.inf)):
                     os.utime(folder, (oldest_s - 1, oldest_s - 1))
 

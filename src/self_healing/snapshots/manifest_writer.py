@@ -194,6 +194,11 @@ class ManifestWriter:
             self._unmarked.discard(folder)
 
     @property
+    def undone_ones(self) -> set[Path]:
+        """The folders that the run has gone on from before."""
+        return {folder for folder, mark in self._marks.items() if mark.undone}
+
+    @property
     def takes_marks_back(self) -> bool:
         """Whether a folder is about to be no longer marked sick."""
         with self._changed:

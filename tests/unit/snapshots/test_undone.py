@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 from self_healing.drills.disk_faults import CannotMountError, small_disk
@@ -90,3 +93,14 @@ def test_what_the_disk_refuses_is_tried_again(tmp_path, monkeypatch):
             assert read_manifest(folder) is None
     except CannotMountError as error:
         pytest.skip(str(error))
+
+
+def test_it_goes_before_older_ones_where_room_is_made(checkpoint):
+    tier, folders = DiskTier(), [checkpoint(step) for step in (10, 20, 30)]
+    for age, folder in zip((300, 200, 100), folders, strict=True):
+        os.utime(folder, (time.time() - age,) * 2)
+        tier.saved(folder, INTACT)
+    tier.returned(16, undone=folders[1:2])
+    tier.least_wanted_go_first()
+    assert tier.close(60)
+    assert min(folders, key=lambda folder: folder.stat().st_mtime) == folders[1]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,7 +71,7 @@ class CheckpointCare:
         """Says which data the run has left out, of a trainer that goes by the number of steps when it is resumed."""
         self.leave_out: Callable[[LeftOut | None], None] = lambda _left_out: None
         """Is given the same of the run that is gone on with."""
-        self.rotation = Rotation(trainer)
+        self.rotation = Rotation(trainer, self.disk.least_wanted_go_first)
         self._suspects: dict[int, Case] = {}
         """What has made checkpoints sick since the run was last well, by identity: whether it was over by itself decides."""
         self._was_tried = False
@@ -153,12 +153,18 @@ class CheckpointCare:
         if told is not None:
             self._desk.note("best-checkpoint-gone", told)
 
-    def last_if_sick(self) -> SavedState | None:
-        """Return the newest checkpoint of the run where it is sick by all that is known at its end."""
+    def settle(self) -> None:
+        """Judge the checkpoints by all that is known at the end, and wait for marks that are taken back by that.
+
+        What is said of the end is looked up on disk.
+        """
         if self._is_alone():  # else there may be a checkpoint to wait for that others have a part in, who have left
             self._judge_by(self._desk.healer.care.cases)
-        if self.disk.writer.takes_marks_back:  # whoever is told where to go on from looks at the disk
+        if self.disk.writer.takes_marks_back:
             self.disk.close(CLOSING_S)
+
+    def last_if_sick(self) -> SavedState | None:
+        """Return the newest checkpoint of the run where it is sick by all that is known."""
         newest = max(self.disk.states, key=lambda state: state.step, default=None)
         return newest if newest is not None and newest.verdict.is_sick and Path(newest.key).is_dir() else None
 
@@ -244,11 +250,7 @@ class CheckpointCare:
 
     def _save(self, save: Callable[[], Any], folder: Path, verdict: StateVerdict) -> Any:
         is_sick = verdict.is_sick
-        with ExitStack() as around:
-            around.enter_context(self.disk.saving())
-            if self.together.is_writer and getattr(self.trainer.args, "save_total_limit", None):
-                self.disk.sick_ones_go_first()
-            around.enter_context(self.rotation.around_save(folder, is_sick=is_sick))
+        with self.disk.saving(), self.rotation.around_save(folder, is_sick=is_sick):
             if self.together.is_writer:
                 # A loop puts a whole folder into the place of another.
                 self.disk.marked_first(folder, verdict, writes_over=not hasattr(self.trainer, "write_place"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from ..wrapping import Wrapping
 class Rotation:
     """Holds the deleting of checkpoints back, and has it made up before the next one is written."""
 
-    def __init__(self, trainer: Any) -> None:
+    def __init__(self, trainer: Any, least_wanted_go_first: Callable[[], None]) -> None:
         self._trainer = trainer
+        self._least_wanted_go_first = least_wanted_go_first
         self.is_in_trouble = False
         self.suspicious_since: int | None = None
         """The first step of what is only a warning, as long as more may come of it."""
@@ -29,8 +30,10 @@ class Rotation:
         What was put off is done first: a disk that has room for as many as the user allows has none for more.
         """
         keeps_all = is_sick or self._keeps_all(folder.parent)
-        if self._was_put_off and not keeps_all:
-            self._rotate(folder.parent)
+        if not keeps_all and self._limit and self._trainer.args.should_save:
+            self._least_wanted_go_first()
+            if self._was_put_off:
+                self._rotate(folder.parent, self._limit)
         self._was_put_off = keeps_all
         with keeping_all_checkpoints(self._trainer, where=keeps_all):
             yield
@@ -40,16 +43,18 @@ class Rotation:
 
         Of a mere warning it is one from before it: if it turns out to be harm, that is when it began.
         """
-        limit, since = getattr(self._trainer.args, "save_total_limit", None), self.suspicious_since
+        limit, since = self._limit, self.suspicious_since
         if self.is_in_trouble or since is None or not limit:
             return self.is_in_trouble
         left = checkpoints_in(run)[: limit - 1]  # beside the one that is about to be written
         return not any((step_of(folder) or 0) < since for folder in left)
 
-    def _rotate(self, run: Path) -> None:
-        limit = getattr(self._trainer.args, "save_total_limit", None)
-        if not limit or not self._trainer.args.should_save:
-            return
+    @property
+    def _limit(self) -> int | None:
+        limit: int | None = getattr(self._trainer.args, "save_total_limit", None)
+        return limit
+
+    def _rotate(self, run: Path, limit: int) -> None:
         from transformers import trainer_utils
 
         if hasattr(trainer_utils, "rotate_checkpoints"):

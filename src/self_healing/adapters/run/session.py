@@ -167,6 +167,8 @@ class Session:
         not_listed = self.data.records.not_listed()
         if not_listed is not None:
             self.note("rows-not-listed", not_listed)
+        if self.checkpoints is not None and exit_reason == "completed":
+            self.checkpoints.settle()
         unwritten = unwritten_checkpoints(self)
         if unwritten is not None:
             self.note("checkpoints-not-written", unwritten.told, level=logging.ERROR)
