@@ -220,7 +220,10 @@ def write_manifest(folder: Path, manifest: Manifest, *, lacks: Collection[str] =
 
     """
     content = (json.dumps(manifest.to_json(), indent=1, ensure_ascii=True) + "\n").encode("ascii")
-    if _missing(folder, manifest) - {*lacks}:
+    missing = _missing(folder, manifest)
+    if missing - {*lacks}:
+        if len(missing) == len(manifest.files):
+            _leave(folder)
         raise FolderChangingError(f"{folder.name} is being deleted, or no longer whole")
     try:
         before = folder.stat()

@@ -171,7 +171,8 @@ def test_a_file_that_a_person_has_removed_keeps_no_mark_off(tmp_path):
 def test_a_folder_that_has_no_state_left_gets_no_mark_for_it_is_being_deleted(tmp_path):
     folder, writer = tmp_path / "checkpoint-30", ManifestWriter()
     folder.mkdir()
-    (folder / "trainer_state.json").write_bytes(b"x")
+    for name in ("trainer_state.json", "model.safetensors"):
+        (folder / name).write_bytes(b"x")
     writer.request(folder, INTACT)
     assert writer.finish(60)
     (folder / "trainer_state.json").unlink()

@@ -57,11 +57,9 @@ class Rotation:
     def _rotate(self, run: Path, limit: int) -> None:
         from transformers import trainer_utils
 
-        if hasattr(trainer_utils, "rotate_checkpoints"):
-            best = self._trainer.state.best_model_checkpoint
-            trainer_utils.rotate_checkpoints(str(run), limit, best, use_mtime=True)
-        else:  # before transformers 5
-            self._trainer._rotate_checkpoints(use_mtime=True, output_dir=str(run))  # noqa: SLF001  # what the trainer calls
+        rotate = getattr(trainer_utils, "rotate_checkpoints", None)
+        if rotate is not None:  # else, before transformers 5, the trainer does it once the next one is written
+            rotate(str(run), limit, self._trainer.state.best_model_checkpoint, use_mtime=True)
 
 
 @contextmanager
