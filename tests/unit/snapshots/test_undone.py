@@ -101,6 +101,7 @@ def test_it_goes_before_older_ones_where_room_is_made(checkpoint):
         os.utime(folder, (time.time() - age,) * 2)
         tier.saved(folder, INTACT)
     tier.returned(16, undone=folders[1:2])
-    tier.least_wanted_go_first()
+    with tier.saving():  # as when room is made: manifests give a folder its time back
+        tier.least_wanted_go_first()
     assert tier.close(60)
     assert min(folders, key=lambda folder: folder.stat().st_mtime) == folders[1]
